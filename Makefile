@@ -1,0 +1,67 @@
+# Everything from a clean clone: `make demo`, `make test`. Needs make, pip and Python >= 3.11; no GPU, no key.
+#
+# Each install step leaves a stamp in .venv, so a second run installs nothing, and a changed pyproject.toml or
+# constraints.txt installs again. Another interpreter: `make demo PYTHON=python3.12`. Another index for torch:
+# `make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"`.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types ci clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo     train Prompt-R1 in the sandbox, print before and after, write runs/demo/"
+	@echo "make test     run the whole test suite"
+	@echo "make lint     ruff: rules and format"
+	@echo "make types    mypy on src/"
+	@echo "make ci       all of the above, as CI does (.ci/run)"
+	@echo "make install  only create $(VENV) with the package in it"
+	@echo "make clean    remove $(VENV), caches and build files; runs/ stays"
+
+# torch comes first and alone: pip then picks the build that suits the machine, and nothing installed later replaces it.
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than Python 3.11; try: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing torch (once) ..."
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@echo "Installing agentic-prompting (once) ..."
+	$(PIP) -e ".[report]"
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	@echo "Installing agentic-prompting and its test tools (once) ..."
+	$(PIP) -e ".[test,report,math,search]"
+	@touch $@ $(VENV)/.demo  # what the demo needs is in it
+
+install: $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@rm -rf runs/demo
+	$(BIN)/accelerate launch --quiet --config_file examples/accelerate/single.yaml \
+	  examples/train_prompt_r1.py --config examples/configs/sandbox.yaml
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+ci:
+	.ci/run
+
+clean:
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

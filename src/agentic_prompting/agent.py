@@ -1,0 +1,117 @@
+"""A trained agent in use: question in, rollout out, in exactly the form it was trained in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .local import Sampling, TransformersSampler, end_of_turn_tokens
+from .rollout import AgentSpec, ChatFormat, Environment, Rollout, Sampler, rollout_seed, run_rollouts
+
+
+class PromptAgent:
+    """A small agent LLM together with the environment that helps it.
+
+    Args:
+        model (`PreTrainedModel`):
+            The agent. In eval mode; moved nowhere.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer, with a chat template.
+        environment ([`Environment`], *optional*):
+            What it may ask. Without one, an agent that asks ends as `out_of_turns`.
+        spec ([`AgentSpec`], *optional*):
+            Template, grammar and limits. Defaults to plain questions.
+        sampling ([`Sampling`], *optional*):
+            How it samples; defaults to the `spec`'s, that is as in training.
+        max_batch_size (`int`, *optional*, defaults to `64`):
+            Rollouts sampled in one forward pass.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        environment: Environment | None = None,
+        spec: AgentSpec = AgentSpec(),
+        sampling: Sampling | None = None,
+        max_batch_size: int = 64,
+    ):
+        self.environment, self.spec = environment, spec
+        ends = end_of_turn_tokens(model, tokenizer)
+        self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends)
+        self.sampler: Sampler = TransformersSampler(
+            model.eval(),
+            tokenizer,
+            sampling if sampling is not None else Sampling(**spec.sampling),
+            stop_texts=spec.stop_texts,
+            end_of_turn_ids=ends,
+            max_batch_size=max_batch_size,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        environment: Environment | None = None,
+        spec: AgentSpec | None = None,
+        sampling: Sampling | None = None,
+        max_batch_size: int = 64,
+        **model_kwargs: Any,
+    ) -> PromptAgent:
+        """Load what a trainer saved: the model (or LoRA adapter), its tokenizer and `agentic_prompting.json`.
+
+        Args:
+            model (`str` or `Path`): The folder, or a hub id.
+            environment, sampling, max_batch_size: As in [`PromptAgent`].
+            spec ([`AgentSpec`], *optional*): Overrides the saved one; needed for a model that has none.
+            **model_kwargs: Passed to transformers' `from_pretrained` (`dtype`, `device_map`, `revision`, ...).
+
+        Raises:
+            `FileNotFoundError`: If the folder has no `agentic_prompting.json` and no `spec` is given.
+        """
+        from huggingface_hub import snapshot_download
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        folder = Path(model)
+        if not folder.is_dir():
+            folder = Path(snapshot_download(str(model), revision=model_kwargs.pop("revision", None)))
+        spec = spec if spec is not None else AgentSpec.load(folder, getattr(environment, "grammar", None))
+        if (folder / "adapter_config.json").exists():
+            from peft import AutoPeftModelForCausalLM
+
+            loaded = AutoPeftModelForCausalLM.from_pretrained(folder, **model_kwargs)
+        else:
+            loaded = AutoModelForCausalLM.from_pretrained(folder, **model_kwargs)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size)
+
+    def answer(self, question: str, seed: int = 0) -> Rollout:
+        """Answer one question. See [`Rollout`] for what comes back: `.answer`, `.turns`, `.status`, `.error`, ..."""
+        return self.answer_all([question], seed=seed, progress=False)[0]
+
+    def answer_all(
+        self, questions: Sequence[str | Mapping[str, Any]], seed: int = 0, progress: bool = True
+    ) -> list[Rollout]:
+        """Answer many questions concurrently.
+
+        Args:
+            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`).
+            seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
+            progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
+
+        Returns:
+            `list[Rollout]`: In the order of the questions. One that failed has its `error` set; none raises.
+        """
+        from tqdm.auto import tqdm
+
+        rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
+        rollouts = [
+            Rollout(self.chat_format.prompt_ids(self.spec.messages(row)), row=row, seed=rollout_seed(seed, i))
+            for i, row in enumerate(rows)
+        ]
+        with tqdm(total=len(rows), desc="answers", delay=2, disable=not progress, leave=False) as bar:
+            run_rollouts(
+                rollouts, self.sampler, self.environment, self.chat_format, self.spec.limits, lambda _: bar.update()
+            )
+        return rollouts

@@ -1,0 +1,19 @@
+"""What the agent talks to. An environment is any object with `step(rollout) -> Future[Observation] | None`."""
+
+from .llm import CUT_MARK, LLMEnvironment
+from .retrievers import BM25Retriever, ChromaRetriever, Document, HTTPRetriever, Retriever
+from .search import SearchEnvironment, SearchGrammar, read_call, render_documents
+
+__all__ = [
+    "CUT_MARK",
+    "BM25Retriever",
+    "ChromaRetriever",
+    "Document",
+    "HTTPRetriever",
+    "LLMEnvironment",
+    "Retriever",
+    "SearchEnvironment",
+    "SearchGrammar",
+    "read_call",
+    "render_documents",
+]

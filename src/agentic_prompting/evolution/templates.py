@@ -1,0 +1,188 @@
+"""What the reference LLM is asked (the roles of A.2 to A.5 and of Algorithm 2; the wording is ours).
+
+Each template begins with a line `Task: ...` that tells them apart. Variables, all filled in at once by [`fill`], so
+that braces in a problem or an attempt do no harm:
+
+- `{prompt}` (str): the system prompt's text; `{question}`, `{truth}` (str): a problem and its accepted answer;
+- `{attempt}`, `{reward}` (str): one rollout and its reward;
+- `{summaries}`, `{proposals}`, `{sets}` (str): what [`render_summaries`] and its neighbours make;
+- `{max_ops}`, `{max_words}` (int): the limits that are enforced when the edits are applied;
+- `{answer_format}` (str): one of the `*_FORMAT` texts below.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+SUMMARISE = """\
+Task: retell one attempt
+
+A model tried to solve a problem under the instructions below. Retell what it did, so that somebody who will never see \
+the attempt can learn from it.
+
+<instructions>
+{prompt}
+</instructions>
+<problem>
+{question}
+</problem>
+<attempt>
+{attempt}
+</attempt>
+Reward of the attempt: {reward}
+Right answer: {truth}
+
+Write a short numbered list, one item for each step of the attempt: what was done; which of the instructions it \
+follows, by id where they have one; and where it was a detour or a mistake, what exactly went wrong. End with the \
+result that the attempt arrived at. Quote literally whatever the attempt was told from outside that would help \
+somebody else: names, formats, words that were demanded. Report only what is there."""
+
+CRITIQUE = """\
+Task: draw lessons from the attempts at one problem
+
+A model works under these instructions, the same for every problem it gets:
+<instructions>
+{prompt}
+</instructions>
+
+Several attempts at one problem under these instructions:
+<problem>
+{question}
+</problem>
+Right answer: {truth}
+{summaries}
+
+Think it through first: What did the better attempts do that the others did not? Which mistake keeps coming back, and \
+which guidance would have prevented it? Is there an instruction that covers it but is unclear, wrong or not followed?
+
+Then propose changes to the instructions, {max_ops} at most, fewer if fewer are worth it. A change must help with \
+problems that are not this one: a strategy, a check, a fact or a format of the task, never this problem's own numbers \
+or answer.
+
+{answer_format}"""
+
+CONSOLIDATE = """\
+Task: turn many proposed changes into one revision
+
+These are the instructions of a model. Changes to them were proposed after its attempts at several problems, each by a \
+reader who saw only one of the problems.
+<instructions>
+{prompt}
+</instructions>
+<proposals>
+{proposals}
+</proposals>
+
+Make one coherent revision of it. Where proposals agree, the point is important: state it once, in its best form. \
+Where they contradict each other, keep what is safe in general. Unite instructions that say nearly the same in a more \
+general one. Every instruction should be short, abstract and about how to proceed.
+
+{answer_format}"""
+
+CROSSOVER = """\
+Task: let one set of instructions learn from others
+
+The same model worked on the same problems under different sets of instructions. For each set you see the problems on \
+which it alone did best. Set A did best over all.
+
+{sets}
+
+Compare the sets: what in a set explains its success on its problems, and does set A lack it? Take over into set A \
+what the others do better, sharpen what is vague in it, and remove what the results speak against. Change nothing \
+without evidence in the problems above.
+
+{answer_format}"""
+
+_JSON_RULES = """\
+Ids are those in the instructions. A text has at most {max_words} words, on one line, and does not begin with an id. \
+If nothing should change, the list is empty: []"""
+
+CRITIQUE_FORMAT = (
+    """\
+End your reply with one JSON list in a ```json block. Its items are of these two forms:
+{"op": "add", "text": "a new instruction"}
+{"op": "modify", "id": "G2", "text": "the new wording of an instruction that exists"}
+"""
+    + _JSON_RULES
+)
+
+CONSOLIDATE_FORMAT = (
+    """\
+The instructions above have the proposals applied already, one after another: those with the highest ids are new. End \
+your reply with one JSON list in a ```json block that revises them. Its items are of these two forms:
+{"op": "modify", "id": "G2", "text": "the new wording"}
+{"op": "merge", "ids": ["G1", "G4"], "text": "one instruction in place of all of these"}
+What you do not mention stays as it is. """
+    + _JSON_RULES
+)
+
+CROSSOVER_FORMAT = (
+    """\
+End your reply with one JSON list in a ```json block, with changes to set A. Its items are of these three forms:
+{"op": "add", "text": "a new instruction", "reason": "the set and the problem that speak for it"}
+{"op": "modify", "id": "A.G2", "text": "the new wording", "reason": "..."}
+{"op": "remove", "id": "A.G5", "reason": "..."}
+"""
+    + _JSON_RULES
+)
+
+_BLOCK_RULES = """\
+Write each change as a block of this form:
+<<<<<<< SEARCH
+lines copied from the text, character by character
+=======
+the lines that take their place
+>>>>>>> REPLACE
+The lines under SEARCH must occur exactly once in the text, or the change is lost. To add something, search for the \
+line it should follow and repeat that line in the replacement. If nothing should change, write the line: NO CHANGE"""
+
+CRITIQUE_TEXT_FORMAT = _BLOCK_RULES
+CONSOLIDATE_TEXT_FORMAT = (
+    "None of the proposals is applied yet: write every change of the revision yourself. The blocks are applied one "
+    "after another.\n" + _BLOCK_RULES
+)
+CROSSOVER_TEXT_FORMAT = "All changes are changes to the text of set A.\n" + _BLOCK_RULES
+
+NO_CHANGE = "NO CHANGE"
+"""What stands for an empty list where the edits are search and replace blocks."""
+
+
+def fill(template: str, **values: object) -> str:
+    """Put values into a template, all at once: what looks like a variable inside of a value stays as it is."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
+
+
+def render_summaries(summaries: Iterable[tuple[float, str]]) -> str:
+    """The attempts at one problem, best first: `(reward, summary)`."""
+    ordered = sorted(summaries, key=lambda item: -item[0])
+    return "\n".join(f'<attempt reward="{reward:g}">\n{summary}\n</attempt>' for reward, summary in ordered)
+
+
+def render_proposals(proposals: Iterable[Sequence[str]]) -> str:
+    """The proposed changes, problem by problem, each as text."""
+    lines = []
+    for number, changes in enumerate(proposals, 1):
+        lines += [f"From problem {number}:", *(f"- {change}" for change in changes)]
+    return "\n".join(lines)
+
+
+def render_sets(sets: Iterable[tuple[str, str, float, Sequence[tuple[str, str]]]]) -> str:
+    """The sets of a crossover: letter, text, mean reward, and the (problem, right answer) pairs that it alone won."""
+    parts = []
+    for letter, text, value, wins in sets:
+        won = "".join(f"<problem>\n{question}\nRight answer: {truth}\n</problem>\n" for question, truth in wins)
+        parts.append(
+            f'<set name="{letter}" mean_reward="{value:.3f}">\n<instructions>\n{text}\n</instructions>\n'
+            f"It alone did best on {len(wins)} of the problems.\n{won}</set>"
+        )
+    return "\n".join(parts)
+
+
+def shorten(text: str, limit: int) -> str:
+    """At most about `limit` characters, the middle left out: how an attempt begins and ends says most."""
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[len(text) - half :]}"

@@ -1,0 +1,44 @@
+"""The large-LLM side: everything that is asked through text. Imports neither torch nor transformers nor trl."""
+
+from .cache import ReplayCache
+from .errors import (
+    BadReply,
+    BadRequest,
+    BudgetExceeded,
+    Closed,
+    LLMError,
+    Misconfigured,
+    RateLimited,
+    Refused,
+    ServerFailed,
+    TimedOut,
+    Unreachable,
+)
+from .openai_chat import OpenAIChat
+from .routing import RoutedChat
+from .scripted import ScriptedChat
+from .types import ChatModel, Message, Reply, Usage, complete, with_system
+
+__all__ = [
+    "BadReply",
+    "BadRequest",
+    "BudgetExceeded",
+    "ChatModel",
+    "Closed",
+    "LLMError",
+    "Message",
+    "Misconfigured",
+    "OpenAIChat",
+    "RateLimited",
+    "Refused",
+    "ReplayCache",
+    "Reply",
+    "RoutedChat",
+    "ScriptedChat",
+    "ServerFailed",
+    "TimedOut",
+    "Unreachable",
+    "Usage",
+    "complete",
+    "with_system",
+]

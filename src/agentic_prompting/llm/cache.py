@@ -1,0 +1,208 @@
+"""Record and replay of replies: a run can be repeated without paying twice, or without a server at all.
+
+One SQLite file. Each reply is committed as it arrives, so that a run that is killed loses none, and several processes
+may write at once. What is in it: a hash of each request, the reply, its token counts. What is not: the request, the
+address it went to (a recording is replayed without the server), and any key.
+
+Failures are never recorded: the next run asks again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from .errors import Misconfigured
+from .types import Message, Reply
+
+Mode = Literal["record", "replay", "off"]
+
+# The key comes first in one clustered tree: a look-up is one descent, whatever the number of entries.
+_TABLE = """
+CREATE TABLE IF NOT EXISTS replies (
+    key BLOB NOT NULL, repeat INTEGER NOT NULL, model TEXT NOT NULL,
+    text TEXT NOT NULL, finish_reason TEXT NOT NULL,
+    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, recorded_at REAL NOT NULL,
+    PRIMARY KEY (key, repeat)
+) WITHOUT ROWID
+"""
+_BUSY_SECONDS = 30.0
+
+
+class CacheKey(NamedTuple):
+    """One sample of one request.
+
+    Args:
+        digest (`bytes`): SHA-256 of the request, 32 bytes.
+        repeat (`int`): Which sample of it, from 0.
+        model (`str`): The model asked, for people who look into the file.
+        label (`str`): The beginning of the last message, for error messages; not recorded.
+    """
+
+    digest: bytes
+    repeat: int
+    model: str
+    label: str
+
+
+class ReplayCache:
+    """Replies on disk, one per request and repeat.
+
+    Args:
+        path (`str` or `Path`): The file; made, with its folders, where it is missing and `mode` is `"record"`. On a
+            local disk: SQLite's write-ahead log does not work over network file systems such as NFS.
+        mode (`str`, *optional*, defaults to `"record"`):
+            `"record"`: what is there is used, what is not is asked and added. `"replay"`: what is not there is an
+            error, nothing is ever asked. `"off"`: as if there were no cache.
+
+    Raises:
+        `ValueError`: `mode` is none of these, or the file is no recording.
+        `FileNotFoundError`: There is nothing to replay at `path`.
+    """
+
+    def __init__(self, path: str | Path, mode: Mode = "record"):
+        if mode not in ("record", "replay", "off"):
+            raise ValueError(f'mode must be "record", "replay" or "off", not {mode!r}')
+        self.path, self.mode = Path(path), mode
+        self._lock = threading.RLock()
+        self._asked: dict[bytes, int] = {}
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+        self._left_by_fork: list[sqlite3.Connection] = []
+        if mode != "off":
+            self._connected()  # a wrong path fails here, not hours into the run
+
+    def key(
+        self, model: str, messages: Sequence[Message], sampling: Mapping[str, Any], repeat: int | None = None
+    ) -> CacheKey:
+        """The key of one request. Asking for it counts: with `repeat=None` the n-th call gives sample n - 1.
+
+        Args:
+            model (`str`): The model asked.
+            messages (`Sequence[Message]`): The whole conversation, system prompt included.
+            sampling (`Mapping`): Every parameter that goes to the endpoint.
+            repeat (`int`, *optional*): Which sample of this request.
+
+        Raises:
+            `TypeError`, `ValueError`: Something in the request is not JSON.
+        """
+        request = {"model": model, "messages": list(messages), "sampling": _plain(sampling)}
+        canonical = json.dumps(request, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        digest = hashlib.sha256(canonical.encode()).digest()
+        if repeat is None:
+            with self._lock:
+                repeat = self._asked.get(digest, 0)
+                self._asked[digest] = repeat + 1
+        return CacheKey(digest, repeat, model, str(messages[-1]["content"])[:60] if messages else "")
+
+    def get(self, key: CacheKey) -> Reply | None:
+        """The recorded reply, `None` where there is none; in replay mode that is a [`Misconfigured`] reply instead."""
+        if self.mode == "off":
+            return None
+        query = "SELECT text, finish_reason FROM replies WHERE key = ? AND repeat = ?"
+        with self._lock:
+            row = self._connected().execute(query, key[:2]).fetchone()
+        if row is not None:
+            return Reply(text=row[0], finish_reason=row[1], cached=True, attempts=0)
+        if self.mode == "record":
+            return None
+        what = (
+            f"replay: no recorded reply for sample {key.repeat} of {key.label!r}, recorded file {self.path}: "
+            'record it first (mode="record"), with the same model, prompts and sampling'
+        )
+        return Reply(error=Misconfigured(what, key.model, attempts=0), attempts=0)
+
+    def put(self, key: CacheKey, reply: Reply) -> None:
+        """Record `reply`, on disk when this returns. Errors and empty texts are not recorded; the first one stays."""
+        if self.mode != "record" or reply.error is not None or not reply.text:
+            return
+        usage = reply.usage
+        row = (reply.text, reply.finish_reason, usage.prompt_tokens, usage.completion_tokens, time.time())
+        with self._lock:
+            self._connected().execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", key[:3] + row)
+
+    def __len__(self) -> int:
+        if self.mode == "off":
+            return 0
+        with self._lock:
+            return int(self._connected().execute("SELECT COUNT(*) FROM replies").fetchone()[0])
+
+    def __bool__(self) -> bool:
+        return True  # an empty cache is a cache: `if cache` must not depend on its length
+
+    def close(self) -> None:
+        """Let go of the file. The next use opens it again."""
+        with self._lock:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    def __repr__(self) -> str:
+        return f"ReplayCache({str(self.path)!r}, mode={self.mode!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "mode": self.mode}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]  # a copy in another process starts with its own connection
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None or self._pid != os.getpid():
+            if self._connection is not None:  # SQLite forbids to use or close a connection after a fork: keep it
+                self._left_by_fork.append(self._connection)
+            self._connection, self._pid = _open(self.path, self.mode), os.getpid()
+        return self._connection
+
+
+def _open(path: Path, mode: Mode) -> sqlite3.Connection:
+    if mode == "replay" and not path.is_file():
+        raise FileNotFoundError(f'nothing to replay: {path} does not exist, record it first (mode="record")')
+    try:
+        return _open_replay(path) if mode == "replay" else _open_record(path)
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path} cannot be used as a replay cache: {error}") from error
+
+
+def _open_replay(path: Path) -> sqlite3.Connection:
+    # In a folder that cannot be written SQLite cannot make the files beside a write-ahead log; nobody else can
+    # change the recording there either.
+    fixed = not os.access(path.parent, os.W_OK)
+    uri = f"{path.resolve().as_uri()}?{'immutable=1' if fixed else 'mode=ro'}"
+    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection.execute("SELECT 1 FROM replies LIMIT 1")
+    return connection
+
+
+def _open_record(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            # Of processes that make the file at the same moment one switches the mode, and now and then SQLite fails
+            # another at once instead of letting it wait (seen once in 40 starts of ten processes).
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+    connection.execute("PRAGMA synchronous = NORMAL")  # safe against a killed process, and fast
+    connection.execute(_TABLE)
+    return connection
+
+
+def _plain(value: Any) -> Any:
+    """`value` with 1.0 as 1: a temperature of 0 and of 0.0 is the same request."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

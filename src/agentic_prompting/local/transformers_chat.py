@@ -1,0 +1,278 @@
+"""A transformers model in this process as a greedy [`ChatModel`], with lossless drafting.
+
+One worker thread runs the model. Conversations join its batch as they are submitted and leave it as they are done, so
+that many queries advance together and none waits for the longest.
+
+Conversations of one `session` follow each other: the output of the last one is the draft of the next (`greedy.py`), and
+where only `max_tokens` has grown, decoding goes on from the kept cache. The replies are those of plain greedy decoding.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+
+from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
+from ..rollout import SampleRequest
+from .greedy import GreedyBatch, GreedyRow, can_draft
+from .transformers_sampler import Sampling, TransformersSampler, end_of_turn_tokens
+
+_IGNORED = {"temperature", "seed", "top_p", "top_k", "min_p"}  # without effect on the likeliest token
+
+
+@dataclass
+class _Job:
+    """One submitted conversation on its way."""
+
+    row: GreedyRow
+    session: str | None
+    future: Future[Reply]
+    started: float
+
+
+class TransformersChat:
+    """A local model as a [`ChatModel`]; greedy, whatever `temperature` a call asks for is refused unless it is 0.
+
+    Args:
+        model (`PreTrainedModel`):
+            The model. Not shared with a trainer: it runs on a thread of its own.
+        tokenizer (`PreTrainedTokenizerBase`):
+            Needs a chat template.
+        max_tokens (`int`, *optional*, defaults to `512`):
+            Of a reply, where the call does not say.
+        draft (`bool`, *optional*):
+            Use earlier replies of a session as drafts. By default where the result is provably the same: models with
+            ordinary attention, in float32. In lower precision a pass over several tokens and a pass over one may round
+            a near-tie differently, as may two batch sizes without any drafting; `True` accepts that. `False` decodes
+            every reply from its beginning.
+        look_up (`bool`, *optional*, defaults to `True`):
+            Use a draft beyond its first disagreement.
+        max_batch_size (`int`, *optional*, defaults to `64`):
+            Conversations decoded at once.
+        keep_caches (`int`, *optional*, defaults to `64`):
+            Sessions whose keys and values are kept to go on from. 0 keeps none.
+        system_prompt (`str`, *optional*):
+            Put in front of conversations that have none.
+        chat_template_kwargs (`dict`, *optional*):
+            Passed to the chat template.
+
+    Attributes:
+        passes (`int`): Forward passes so far.
+
+    Raises:
+        `ValueError`: If the tokenizer has no chat template, or `draft=True` and the model's state cannot be cut back.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        max_tokens: int = 512,
+        draft: bool | None = None,
+        look_up: bool = True,
+        max_batch_size: int = 64,
+        keep_caches: int = 64,
+        system_prompt: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
+                "use an instruct model, or set tokenizer.chat_template"
+            )
+        self._cuttable = can_draft(model)
+        if draft and not self._cuttable:
+            raise ValueError("draft=True needs a model whose cache can be cut back; recurrent layers cannot")
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.max_tokens, self.max_batch_size, self.keep_caches = max_tokens, max_batch_size, keep_caches
+        self.draft = self._cuttable and model.dtype == torch.float32 if draft is None else draft
+        self.system_prompt, self.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
+        self.end_ids = end_of_turn_tokens(model, tokenizer)
+        self.context_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._batch = GreedyBatch(self.model, self.end_ids, look_up)
+        self._earlier_passes = 0
+        self._arrived: SimpleQueue[_Job | None] = SimpleQueue()
+        self._last: OrderedDict[str, GreedyRow] = OrderedDict()  # the latest row of each session
+        self._lock = threading.Lock()
+        self._worker: threading.Thread | None = None
+        self._closed = False
+
+    @property
+    def passes(self) -> int:
+        return self._batch.passes + self._earlier_passes
+
+    def submit(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Future[Reply]:
+        """See [`ChatModel`]. `max_tokens` is exact; `finish_reason` is `"length"` where it cut the reply off."""
+        future: Future[Reply] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            row = self._row(messages, sampling)
+        except LLMError as error:
+            future.set_result(Reply(error=error))
+            return future
+        job = _Job(row, session, future, time.perf_counter())
+        with self._lock:
+            if self._closed:
+                future.set_result(Reply(error=Closed("the model is closed", self._where)))
+                return future
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="TransformersChat", daemon=True)
+                self._worker.start()
+            self._arrived.put(job)
+        return future
+
+    def close(self) -> None:
+        """End the worker after what it is doing; later calls get [`Closed`]."""
+        with self._lock:
+            self._closed = True
+        if self._worker is not None:
+            self._arrived.put(None)
+            self._worker.join()
+
+    def __enter__(self) -> TransformersChat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _where(self) -> str:
+        return getattr(self.model.config, "name_or_path", "") or type(self.model).__name__
+
+    def _row(self, messages: Sequence[Message], sampling: dict[str, Any]) -> GreedyRow:
+        limit = sampling.pop("max_tokens", None) or self.max_tokens
+        if sampling.get("temperature"):
+            raise BadRequest(f"greedy only: temperature must be 0, not {sampling['temperature']}", self._where)
+        unknown = set(sampling) - _IGNORED
+        if unknown:
+            raise BadRequest(f"not supported by a local model: {', '.join(sorted(unknown))}", self._where)
+        if limit < 1:
+            raise BadRequest(f"max_tokens must be at least 1, got {limit}", self._where)
+        try:
+            context = self.tokenizer.apply_chat_template(
+                with_system(self.system_prompt, messages),
+                add_generation_prompt=True,
+                return_dict=True,
+                **self.chat_template_kwargs,
+            )["input_ids"]
+        except Exception as error:  # templates raise what they like, for a role they do not know, say
+            raise BadRequest(f"the chat template cannot render this conversation: {error}", self._where) from None
+        room = limit if self.context_length is None else self.context_length - len(context)
+        if room < 1:
+            raise BadRequest(
+                f"the conversation has {len(context)} tokens, the model reads {self.context_length}", self._where
+            )
+        return GreedyRow(list(context), min(limit, room))
+
+    # --- on the worker's thread ----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        jobs: dict[int, _Job] = {}  # by id(row)
+        while True:
+            arrived, closing = self._take(block=not jobs, room=self.max_batch_size - len(jobs))
+            jobs.update({id(job.row): job for job in arrived})
+            try:
+                done = self._advance(arrived)
+            except Exception as error:  # out of memory, say: these conversations fail, the next ones may not
+                failure = ServerFailed(f"the local model raised {type(error).__name__}: {error}"[:300], self._where)
+                self._earlier_passes += self._batch.passes
+                self._batch = GreedyBatch(self.model, self.end_ids, self._batch.look_up)
+                for job in jobs.values():
+                    job.future.set_result(Reply(error=failure))
+                jobs.clear()
+                done = []
+            for row in done:
+                job = jobs.pop(id(row))
+                self._remember(job)
+                job.future.set_result(self._reply(job))
+            if closing:
+                for job in jobs.values():
+                    job.future.set_result(Reply(error=Closed("the model was closed", self._where)))
+                return
+
+    def _take(self, block: bool, room: int) -> tuple[list[_Job], bool]:
+        """What has arrived, at most `room`; waits for the first if `block`. Also whether to close."""
+        jobs: list[_Job] = []
+        while len(jobs) < room:
+            try:
+                job = self._arrived.get() if block and not jobs else self._arrived.get_nowait()
+            except Empty:
+                break
+            if job is None:
+                return jobs, True
+            jobs.append(job)
+        return jobs, False
+
+    def _advance(self, arrived: list[_Job]) -> list[GreedyRow]:
+        """Let new rows join, then one pass for everybody. Returns the rows that are done."""
+        if not self._cuttable:
+            return self._decode_plainly([job.row for job in arrived])
+        for job in arrived:
+            self._look_back(job)
+        rows = [job.row for job in arrived]
+        done = [row for row in rows if row.done]
+        reading = [row for row in rows if not row.done and row.cache is None]
+        for row in rows:
+            if not row.done and row.cache is not None:
+                self._batch.resume(row)
+        if reading:
+            done += self._batch.add(reading)
+        if self._batch.rows:
+            done += self._batch.step()
+        return done
+
+    def _look_back(self, job: _Job) -> None:
+        """Give a row what its session already has: the output itself under the same context, else a draft."""
+        if not self.draft or job.session is None:
+            return
+        row, last = job.row, self._last.get(job.session)
+        row.keep_cache = self.keep_caches > 0
+        if last is None:
+            return
+        enough = last.finished or len(last.ids) >= row.limit
+        if last.context == row.context and (enough or last.cache is not None):
+            row.ids, row.cache = last.ids[: row.limit], last.cache
+            row.finished = last.finished and len(last.ids) <= row.limit
+        else:
+            row.draft = last.ids
+
+    def _remember(self, job: _Job) -> None:
+        if not self.draft or job.session is None:
+            return
+        row = job.row
+        previous = self._last.pop(job.session, None)
+        if previous is not None and previous.context == row.context and len(previous.ids) > len(row.ids):
+            row = previous  # the same conversation, asked for less of it
+        self._last[job.session] = row
+        with_cache = [session for session, kept in self._last.items() if kept.cache is not None]
+        for session in with_cache[: max(len(with_cache) - self.keep_caches, 0)]:
+            self._last[session].cache = None
+        while len(self._last) > 16 * max(self.keep_caches, 64):  # outputs are small, but not for ever
+            self._last.popitem(last=False)
+
+    def _decode_plainly(self, rows: list[GreedyRow]) -> list[GreedyRow]:
+        sampler = TransformersSampler(self.model, self.tokenizer, Sampling(temperature=0), end_of_turn_ids=self.end_ids)
+        samples = sampler([SampleRequest(row.context, row.limit, seed=0) for row in rows])
+        for row, sample in zip(rows, samples, strict=True):
+            row.ids, row.finished = sample.ids, sample.finished
+        self._earlier_passes += max(len(row.ids) for row in rows)
+        return rows
+
+    def _reply(self, job: _Job) -> Reply:
+        row = job.row
+        return Reply(
+            text=self.tokenizer.decode(row.ids, skip_special_tokens=True),
+            finish_reason="stop" if row.finished else "length",
+            usage=Usage(len(row.context), len(row.ids)),
+            seconds=time.perf_counter() - job.started,
+        )

@@ -1,0 +1,274 @@
+"""The policy in this process: a transformers model as a [`Sampler`].
+
+Each continuation has its own randomness. One uniform number per token is drawn from the request's seed and picks the
+token by inverting the cumulative distribution, so a continuation does not depend on what else is in the batch or on
+how often the model was called before. That is what lets the event-driven loop batch whatever is ready, and a resumed
+or replayed run repeat itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from ..rollout import Sample, SampleRequest
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. The defaults change nothing: plain sampling from the model.
+
+    Args:
+        temperature (`float`, *optional*, defaults to `1.0`): 0 takes the likeliest token.
+        top_p (`float`, *optional*, defaults to `1.0`): Nucleus; 1 is off.
+        top_k (`int`, *optional*, defaults to `0`): Only the k likeliest; 0 is off.
+        min_p (`float`, *optional*): Least probability relative to the likeliest; `None` is off.
+        repetition_penalty (`float`, *optional*, defaults to `1.0`): As in transformers; 1 is off.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def warpers(self) -> list[LogitsProcessor]:
+        """The transformers processors that shape the distribution, in transformers' order."""
+        if self.temperature == 0:
+            return []
+        warpers: list[LogitsProcessor] = []
+        if self.temperature != 1.0:
+            warpers.append(TemperatureLogitsWarper(self.temperature))
+        if self.top_k:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        if self.min_p:
+            warpers.append(MinPLogitsWarper(self.min_p))
+        return warpers
+
+
+class TransformersSampler:
+    """Samples turns from a transformers causal LM.
+
+    Args:
+        model (`PreTrainedModel` or `Callable`):
+            The model, or a function that returns a context manager giving it (a trainer unwraps and gathers its
+            weights that way).
+        tokenizer (`PreTrainedTokenizerBase`):
+            Its tokenizer.
+        sampling ([`Sampling`], *optional*):
+            Temperature and the like.
+        stop_texts (`Sequence[str]`, *optional*):
+            A turn also ends right after one of these, so that an agent cannot go on to write the reply itself.
+        end_of_turn_ids (`Sequence[int]`, *optional*):
+            Tokens that end a turn. Defaults to the model's generation config and the tokenizer's end-of-sequence.
+        max_batch_size (`int`, *optional*):
+            Sample at most this many at once; more go in several calls. `None`: all together.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Callable[[], AbstractContextManager[PreTrainedModel]],
+        tokenizer: Any,
+        sampling: Sampling = Sampling(),
+        stop_texts: Sequence[str] = (),
+        end_of_turn_ids: Sequence[int] | None = None,
+        max_batch_size: int | None = None,
+    ):
+        self.tokenizer, self.sampling, self.stop_texts = tokenizer, sampling, tuple(stop_texts)
+        self.max_batch_size = max_batch_size
+        if isinstance(model, torch.nn.Module):
+            self._unwrapped: Callable[[], AbstractContextManager] = partial(nullcontext, model)
+            if end_of_turn_ids is None:
+                end_of_turn_ids = end_of_turn_tokens(model, tokenizer)
+        else:
+            self._unwrapped = model
+        if not end_of_turn_ids:
+            raise ValueError("no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids")
+        self.end_of_turn_ids = list(end_of_turn_ids)
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end_of_turn_ids[0]
+        self._may_stop = _tokens_that_may_stop(tokenizer, self.stop_texts)
+
+    def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        size = self.max_batch_size or max(len(requests), 1)
+        samples: list[Sample] = []
+        with self._unwrapped() as model, torch.no_grad():
+            was_training = model.training
+            model.eval()
+            try:
+                for start in range(0, len(requests), size):
+                    samples += self._generate(model, requests[start : start + size])
+            finally:
+                model.train(was_training)
+        return samples
+
+    def _generate(self, model: PreTrainedModel, requests: Sequence[SampleRequest]) -> list[Sample]:
+        longest = max(len(request.context) for request in requests)
+        rows = [[self.pad_id] * (longest - len(request.context)) + request.context for request in requests]
+        attended = [[0] * (longest - len(request.context)) + [1] * len(request.context) for request in requests]
+        end = TurnEnd(
+            [request.max_new_tokens for request in requests],
+            longest,
+            self.end_of_turn_ids,
+            self.stop_texts,
+            self._may_stop,
+            self.tokenizer,
+        )
+        processors = LogitsProcessorList()
+        if self.sampling.repetition_penalty != 1.0:
+            processors.append(RepetitionPenalty(self.sampling.repetition_penalty, requests))
+        processors += self.sampling.warpers()
+        if self.sampling.temperature > 0:
+            processors.append(SeededChoice(requests, longest))
+        most = max(request.max_new_tokens for request in requests)
+        output = model.generate(
+            input_ids=torch.tensor(rows, device=model.device),
+            attention_mask=torch.tensor(attended, device=model.device),
+            generation_config=self._config(most),
+            logits_processor=processors,
+            stopping_criteria=StoppingCriteriaList([end]),
+        )
+        generated = output[:, longest:].tolist()
+        return [
+            Sample(ids[:length] if length else ids[: request.max_new_tokens], finished=bool(length))
+            for request, ids, length in zip(requests, generated, end.finished_lengths(), strict=True)
+        ]
+
+    def _config(self, max_new_tokens: int) -> GenerationConfig:
+        # `do_sample=False`: the choice is made by SeededChoice, which leaves one token possible.
+        return GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=self.pad_id,
+            bos_token_id=self.tokenizer.bos_token_id,
+            eos_token_id=self.end_of_turn_ids,
+            disable_compile=True,
+        )
+
+
+class RepetitionPenalty(RepetitionPenaltyLogitsProcessor):
+    """transformers' penalty, blind to padding: else the padding token, which may be the end-of-turn token, would be
+    penalised in every row but the longest."""
+
+    def __init__(self, penalty: float, requests: Sequence[SampleRequest]):
+        super().__init__(penalty)
+        lengths = torch.tensor([len(request.context) for request in requests])
+        self.first = (lengths.max() - lengths).unsqueeze(1)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        first = self.first.to(input_ids.device)
+        padding = torch.arange(input_ids.shape[1], device=input_ids.device) < first
+        # A token more often than it stands there makes no difference.
+        return super().__call__(torch.where(padding, input_ids.gather(1, first), input_ids), scores)
+
+
+class SeededChoice(LogitsProcessor):
+    """Draws each row's token with that row's own random numbers, by inverting the cumulative distribution.
+
+    Leaves the drawn token at 0 and everything else at -inf, for the greedy search behind it to pick.
+    """
+
+    def __init__(self, requests: Sequence[SampleRequest], prompt_length: int):
+        self.prompt_length = prompt_length
+        most = max(request.max_new_tokens for request in requests)
+        # NumPy's generators, because one per row is cheap, and the same on every device.
+        self.uniform = np.stack([np.random.default_rng(request.seed).random(most) for request in requests])
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        drawn = torch.from_numpy(self.uniform[:, input_ids.shape[1] - self.prompt_length]).to(scores.device)
+        # Double precision: over 150k tokens a float32 cumulative sum is off by more than a rare token's probability.
+        cumulative = scores.double().softmax(-1).cumsum(-1)
+        target = drawn.unsqueeze(1) * cumulative[:, -1:]
+        tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
+
+
+class TurnEnd(StoppingCriteria):
+    """Ends each row at its end-of-turn token, its stop text or its own token limit, and remembers where.
+
+    Remembering is the point: reading the length off the padding afterwards goes wrong where the padding token is also
+    a real one.
+    """
+
+    def __init__(
+        self,
+        limits: Sequence[int],
+        prompt_length: int,
+        end_ids: Sequence[int],
+        stop_texts: Sequence[str],
+        may_stop: torch.Tensor | None,
+        tokenizer: Any,
+    ):
+        self.limits, self.prompt_length = torch.tensor(limits), prompt_length
+        self.end_ids, self.stop_texts = torch.tensor(list(end_ids)), stop_texts
+        self.may_stop, self.tokenizer = may_stop, tokenizer
+        self.length = torch.zeros(len(limits), dtype=torch.long)  # where a row finished; 0: not, or by its limit
+        self.ended = torch.zeros(len(limits), dtype=torch.bool)
+        # Enough tokens to hold the longest stop text, however it is split: at worst, into single bytes.
+        self.tail = max((len(text.encode()) for text in stop_texts), default=0) + 1
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        length = input_ids.shape[1] - self.prompt_length
+        last = input_ids[:, -1].cpu()
+        finished = torch.isin(last, self.end_ids)
+        if self.may_stop is not None:
+            # A model may have more rows than the tokenizer has tokens; the last entry stands for all of those.
+            candidates = self.may_stop[last.clamp(max=len(self.may_stop) - 1)]
+            for row in (candidates & ~finished & ~self.ended).nonzero().flatten().tolist():
+                finished[row] = self._at_stop_text(input_ids[row, -min(self.tail, length) :].tolist())
+        newly = finished & ~self.ended
+        self.length[newly] = length
+        self.ended |= finished | (self.limits <= length)
+        return self.ended.to(input_ids.device)
+
+    def finished_lengths(self) -> list[int]:
+        """Per row: the number of tokens up to its natural end; 0 where the limit cut it off."""
+        return self.length.tolist()
+
+    def _at_stop_text(self, tail: list[int]) -> bool:
+        text = self.tokenizer.decode(tail, skip_special_tokens=False)
+        # The last token must complete the stop text, but may carry more after it (">\n" is one token in many
+        # vocabularies).
+        before = self.tokenizer.decode(tail[:-1], skip_special_tokens=False) if len(tail) > 1 else ""
+        return any(text.count(stop) > before.count(stop) for stop in self.stop_texts)
+
+
+def _tokens_that_may_stop(tokenizer: Any, stop_texts: Sequence[str]) -> torch.Tensor | None:
+    """Which tokens can complete a stop text: those that hold its last character. Saves decoding at every step."""
+    if not stop_texts:
+        return None
+    last_characters = {text[-1] for text in stop_texts}
+    if not all(character.isascii() for character in last_characters):
+        last_characters.add("\ufffd")  # its last byte may be a token, which decodes to this by itself
+    pieces = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], skip_special_tokens=False)
+    return torch.tensor([*(any(c in piece for c in last_characters) for piece in pieces), False])
+
+
+def end_of_turn_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """Every token id that ends a turn: the model's whole list (an end-of-turn token is often only there), and the
+    tokenizer's end-of-sequence."""
+    declared = model.generation_config.eos_token_id
+    ids = [] if declared is None else [declared] if isinstance(declared, int) else list(declared)
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
+        ids.append(tokenizer.eos_token_id)
+    return ids

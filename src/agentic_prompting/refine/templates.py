@@ -1,0 +1,134 @@
+"""What the four roles of ProRefine are told. The wording is ours; the division of labour is the paper's.
+
+Variables, filled in once and never inside one another's text:
+
+| template | variables |
+|---|---|
+| `task` | `{query}`: the question. The prompt that is being refined is the task model's system message |
+| `feedback` | `{query}`; `{output}`: what the task model wrote so far; `{state}`: whether that is all of it |
+| `optimizer` | `{prompt}`: the prompt so far; `{feedback}`: what the critic said |
+| `verifier` | `{query}`; `{output}`: the first answer, under the prompt as it was given |
+| `complete`, `cut_off` | none: the two texts that `{state}` may be |
+
+The `..._role` texts are system messages and have no variables.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+FEEDBACK_ROLE = """\
+You read over the shoulder of a writer who is answering a question, and you say what goes wrong. Look at the facts, \
+the arithmetic, the steps of the argument, whether the question is understood as it is meant, and whether the answer \
+has the form that was asked for.
+- Say where the trouble is and what kind of trouble it is, so that somebody else can prevent it.
+- Do not write the answer, a corrected version or the next step yourself.
+- Be brief: a few sentences, the most serious point first.
+- If everything that is there is right, reply with the single word CORRECT."""
+
+FEEDBACK = """\
+Question:
+{query}
+
+Output:
+{output}
+
+{state}"""
+
+COMPLETE = "The output is complete."
+CUT_OFF = """\
+The output is not finished: it was stopped here and may break off in the middle of a sentence or a number. Judge what \
+is there, and do not hold against it what is still to come."""
+
+OPTIMIZER_ROLE = """\
+You edit the prompt of a language model. You are given the prompt and a critic's remarks on what the model wrote under \
+it. Change the prompt so that the model avoids these faults.
+- The task stays the same, and so does everything the prompt demands: the form of the answer above all.
+- Turn each remark into advice on how to work. The critic may be wrong about details, so put no answers into the prompt.
+- Keep it short and readable, and take out what no longer helps.
+- If the critic has nothing to improve, give the prompt back word for word.
+Reply with the whole prompt between <IMPROVED_PROMPT> and </IMPROVED_PROMPT>."""
+
+OPTIMIZER = """\
+Prompt:
+{prompt}
+
+Feedback:
+{feedback}"""
+
+VERIFIER_ROLE = """\
+You check answers. Work the question out for yourself, then compare: is the final result of the given answer right? An \
+answer that breaks off before it gives a result is not right. Explain in at most three sentences and end with \
+<ACCURACY>1</ACCURACY> if it is right or <ACCURACY>0</ACCURACY> if it is not."""
+
+VERIFIER = """\
+Question:
+{query}
+
+Prediction:
+{output}"""
+
+DEFAULT_PROMPT = "Answer the question. Think step by step and check each step before you go on to the next."
+
+_LAST_LINE = "Reason step by step. Then write a last line of the form 'Answer: {}'."
+
+START_PROMPTS = {
+    "bbh_object_counting": "You are asked to count things. "
+    + _LAST_LINE.format("N', where N is the number, in digits"),
+    "bbh_word_sorting": "You are asked to sort words. "
+    + _LAST_LINE.format("WORDS', where WORDS are all the words in order, with one space between them"),
+    "gsm8k_dspy": "You are asked a mathematical question. " + _LAST_LINE.format("N', where N is the number, in digits"),
+    "svamp": "You are asked a mathematical question. " + _LAST_LINE.format("N', where N is the number, in digits"),
+    "aqua": "You are asked a mathematical question with five options. "
+    + _LAST_LINE.format("L', where L is the letter of the right option"),
+}
+"""A plain chain-of-thought prompt to begin with for each of the paper's five sets, by the name `load_task` knows."""
+
+
+@dataclass(frozen=True)
+class RolePrompts:
+    """The words of the four roles; see the table at the top of this module for the variables.
+
+    Args:
+        task (`str`, *optional*, defaults to `"{query}"`): The task model's user message.
+        feedback_role (`str`, *optional*), feedback (`str`, *optional*): The critic's system and user message.
+        complete (`str`, *optional*), cut_off (`str`, *optional*): What the critic is told of the output's end.
+        optimizer_role (`str`, *optional*), optimizer (`str`, *optional*): The optimizer's.
+        verifier_role (`str`, *optional*), verifier (`str`, *optional*): The verifier's, where it is a model.
+
+    Raises:
+        `ValueError`: If a template lacks one of its variables (`{state}` may be left out).
+    """
+
+    task: str = "{query}"
+    feedback_role: str = FEEDBACK_ROLE
+    feedback: str = FEEDBACK
+    complete: str = COMPLETE
+    cut_off: str = CUT_OFF
+    optimizer_role: str = OPTIMIZER_ROLE
+    optimizer: str = OPTIMIZER
+    verifier_role: str = VERIFIER_ROLE
+    verifier: str = VERIFIER
+
+    def __post_init__(self):
+        needed = {
+            "task": ("query",),
+            "feedback": ("query", "output"),
+            "optimizer": ("prompt", "feedback"),
+            "verifier": ("query", "output"),
+        }
+        for name, variables in needed.items():
+            missing = [f"{{{variable}}}" for variable in variables if f"{{{variable}}}" not in getattr(self, name)]
+            if missing:
+                raise ValueError(f"the {name} template has no {' and no '.join(missing)}: {getattr(self, name)[:80]!r}")
+
+    def role(self, name: str) -> str:
+        """The system message of a role other than `task`."""
+        return getattr(self, f"{name}_role")
+
+
+def fill(template: str, **values: str) -> str:
+    """Put values into a template, in one pass: braces in the values, and other braces in the template, stay."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], template)

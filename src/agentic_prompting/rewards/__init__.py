@@ -1,0 +1,38 @@
+"""Rewards: pure functions of what happened in a [`Rollout`], with TRL's reward signature."""
+
+from .math import math_equal, math_reward
+from .prompt_r1 import PromptR1Reward, PromptR1Score, prompt_r1_reward, prompt_r1_score
+from .qa import exact_match, exact_match_reward, normalize_answer, scorable, token_f1, token_f1_reward
+from .reasoning import (
+    REASONING_SCORERS,
+    AccuracyJudge,
+    integer_match,
+    letter_match,
+    parse_integer,
+    read_verdict,
+    word_sorting_match,
+)
+from .search import search_reward
+
+__all__ = [
+    "REASONING_SCORERS",
+    "AccuracyJudge",
+    "PromptR1Reward",
+    "PromptR1Score",
+    "exact_match",
+    "exact_match_reward",
+    "integer_match",
+    "letter_match",
+    "math_equal",
+    "math_reward",
+    "normalize_answer",
+    "parse_integer",
+    "prompt_r1_reward",
+    "prompt_r1_score",
+    "read_verdict",
+    "scorable",
+    "search_reward",
+    "token_f1",
+    "token_f1_reward",
+    "word_sorting_match",
+]

@@ -1,0 +1,131 @@
+"""Question answering: exact match and token F1 (Appendix F of the Prompt-R1 paper), as scores and as TRL rewards.
+
+The scores are SQuAD's, pure functions of two texts. What an answer *is* in an episode is not decided here: the rewards
+read [`Rollout.answer`].
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..rollout import Rollout
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize_answer(text: str) -> str:
+    """SQuAD's normalisation: lower case, no (ASCII) punctuation, no articles, white space folded.
+
+    An answer that is nothing but an article or punctuation becomes empty. Option letters are the case to know of:
+    `"A"` normalises to `""`, so score multiple choice by the option's text.
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, answers: Sequence[str]) -> float:
+    """1.0 if the normalised prediction equals one of the normalised answers, else 0.0 (Appendix F, EM).
+
+    Args:
+        prediction (`str`): The answer given.
+        answers (`Sequence[str]`): The accepted answers, at least one; `[""]` for a question without an answer.
+
+    Raises:
+        `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
+    """
+    return _best(_equal, prediction, answers)
+
+
+def token_f1(prediction: str, answers: Sequence[str]) -> float:
+    """Token F1, the best over the accepted answers, in [0, 1] (eq 11-12; Appendix F, F1).
+
+    The overlap counts tokens with multiplicity. Where one side has no token left after normalisation this is SQuAD
+    v2.0's rule: 1.0 if both have none, else 0.0. (v1.1 gives 0.0 in both cases, and would score the right answer to a
+    question without an answer as wrong.)
+
+    Args:
+        prediction (`str`): The answer given.
+        answers (`Sequence[str]`): The accepted answers, at least one; `[""]` for a question without an answer.
+
+    Raises:
+        `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
+    """
+    return _best(_f1, prediction, answers)
+
+
+def exact_match_reward(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    rollout: Sequence[Rollout],
+    answers: Sequence[Sequence[str]],
+    **_: Any,
+) -> list[float | None]:
+    """[`exact_match`] of each rollout's answer, with TRL's reward signature.
+
+    Args:
+        prompts (`Sequence`), completions (`Sequence`): Not read.
+        rollout (`Sequence[Rollout]`): One episode per row.
+        answers (`Sequence[Sequence[str]]`): Accepted answers per row.
+
+    Returns:
+        `list[float | None]`: `None` for a rollout that failed through no fault of the agent, 0.0 without an answer.
+    """
+    return _reward(exact_match, rollout, answers)
+
+
+def token_f1_reward(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    rollout: Sequence[Rollout],
+    answers: Sequence[Sequence[str]],
+    **_: Any,
+) -> list[float | None]:
+    """[`token_f1`] of each rollout's answer, with TRL's reward signature. See [`exact_match_reward`]."""
+    return _reward(token_f1, rollout, answers)
+
+
+def scorable(rollout: Rollout) -> bool:
+    """Whether there is anything of the agent's to score.
+
+    Not if the environment failed, and not if no turn was ever sampled because the prompt alone filled the context:
+    neither is the agent's doing, and a 0.0 would teach it something that is not true.
+    """
+    return rollout.status != "failed" and rollout.error is None and bool(rollout.turns)
+
+
+def _reward(
+    score: Callable[[str, Sequence[str]], float], rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]
+) -> list[float | None]:
+    return [
+        _score_answer(score, rollout, accepted) if scorable(rollout) else None
+        for rollout, accepted in zip(rollouts, answers, strict=True)
+    ]
+
+
+def _score_answer(score: Callable[[str, Sequence[str]], float], rollout: Rollout, accepted: Sequence[str]) -> float:
+    # Not answering is not the same as answering "": the latter is right where there is no answer.
+    return 0.0 if rollout.answer is None else score(rollout.answer, accepted)
+
+
+def _best(score: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
+    if isinstance(answers, str):
+        raise ValueError(f"answers must be a list of strings, got the string {answers[:80]!r}")
+    if not len(answers):
+        raise ValueError("answers is empty: a row without an accepted answer cannot be scored")
+    return max(score(normalize_answer(prediction), normalize_answer(answer)) for answer in answers)
+
+
+def _equal(prediction: str, answer: str) -> float:
+    return float(prediction == answer)
+
+
+def _f1(prediction: str, answer: str) -> float:
+    predicted, expected = prediction.split(), answer.split()
+    if not predicted or not expected:
+        return float(predicted == expected)
+    overlap = (Counter(predicted) & Counter(expected)).total()
+    return 2 * overlap / (len(predicted) + len(expected))

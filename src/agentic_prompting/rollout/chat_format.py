@@ -1,0 +1,157 @@
+"""From chat template to token ids, without ever re-tokenising what was sampled.
+
+A conversation that is rendered anew each turn does not reproduce the tokens the model sampled: tokenisers merge across
+the seam, and templates rewrite history (Qwen3's drops earlier thoughts). So the transcript is append-only: the prompt
+is rendered once, sampled ids are kept as they are, and between two turns come the ids of everything the template puts
+there, around the observation. What the template puts there is found out once, by rendering a conversation of
+placeholders and cutting it at them. Nothing is known of any particular template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..llm import Message
+from .grammar import Grammar, TagGrammar, Turn
+
+# Words that no template rewrites: no spaces to trim, no tags to strip.
+_USER, _AGENT, _REPLY = "QUSERQ", "QAGENTQ", "QREPLYQ"
+
+
+class ChatFormat:
+    """Renders prompts and observations for one tokenizer, and reads turns back.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerBase`):
+            Needs a chat template. Not changed.
+        grammar ([`Grammar`], *optional*):
+            What turns look like. Defaults to Prompt-R1's tags.
+        chat_template_kwargs (`dict`, *optional*):
+            Passed to the template, for example `{"enable_thinking": False}` for Qwen3: then the template itself
+            writes an empty thought before each turn, and the agent's `<think>` is its own. With thinking on (the
+            template's default) the agent opens the thought itself. Both give the same grammar.
+        end_of_turn_ids (`Sequence[int]`, *optional*):
+            Tokens that end a turn when sampled. Defaults to the tokenizer's end-of-sequence token.
+
+    Attributes:
+        turn_prefix (`str`): What the template has already written of the agent's turn when sampling starts: `<think>`
+            where it opens the thought for the agent (as Qwen3-Thinking's does), else empty.
+
+    Raises:
+        `ValueError`: If the tokenizer has no chat template, or one that cannot hold user, assistant and user again.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        grammar: Grammar | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        end_of_turn_ids: Sequence[int] | None = None,
+    ):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
+                "use an instruct model, or set tokenizer.chat_template"
+            )
+        self.tokenizer = tokenizer
+        self.grammar: Grammar = grammar or TagGrammar()
+        self.chat_template_kwargs = chat_template_kwargs or {}
+        if end_of_turn_ids is None:
+            end_of_turn_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.end_of_turn_ids = frozenset(end_of_turn_ids)
+        self._added_tokens = _added_tokens_pattern(tokenizer)
+        before, self._after_reply, self.turn_prefix = self._seams()
+        # What ends the agent's turn, up to and including the end-of-turn token, and what comes after that.
+        ends = [i + 1 for i, token in enumerate(before) if token in self.end_of_turn_ids][:1]
+        self._closing, self._before_reply = before[: sum(ends)], before[sum(ends) :]
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of a conversation, up to where the agent's first turn begins."""
+        return list(self._encode(self._render(list(messages))))
+
+    def turn_ids(self, text: str) -> list[int]:
+        """The ids of a turn written by somebody else (a trace), ended with the template's own end-of-turn token."""
+        return [*self._encode(text.removeprefix(self.turn_prefix)), *self._closing]
+
+    def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
+        """The ids between two turns: end of the agent's turn, the observation in its tags, start of the next turn.
+
+        The observation is plain text whatever it contains: neither special tokens nor the grammar's tags in it have
+        an effect.
+
+        Args:
+            text (`str`): The observation.
+            after (`Sequence[int]`): The ids of the turn before. If the agent ended it with an end-of-turn token, it
+                is not ended twice; a turn that was stopped at its closing tag is ended here.
+        """
+        ended = bool(after) and after[-1] in self.end_of_turn_ids
+        return [
+            *([] if ended else self._closing),
+            *self._before_reply,
+            *self.plain_ids(self.grammar.defuse(text)),
+            *self._after_reply,
+        ]
+
+    def plain_ids(self, text: str) -> list[int]:
+        """Tokenise `text` such that no added token comes out, even where its text occurs.
+
+        The text is cut inside each such place and the pieces are tokenised one by one: same characters, other tokens.
+        """
+        ids: list[int] = []
+        position = 0
+        for match in self._added_tokens.finditer(text):
+            ids += self._encode(text[position : match.start() + 1])
+            position = match.start() + 1
+        return ids + self._encode(text[position:])
+
+    def parse(self, ids: Sequence[int]) -> Turn:
+        """Read the sampled ids of one turn. Ending tokens are dropped, every other special token stays visible."""
+        end = len(ids)
+        while end and ids[end - 1] in self.end_of_turn_ids:
+            end -= 1
+        text = self.tokenizer.decode(list(ids[:end]), skip_special_tokens=False)
+        return self.grammar.parse(self.turn_prefix + text)
+
+    def _render(self, messages: list[Message], generation_prompt: bool = True) -> str:
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=generation_prompt, tokenize=False, **self.chat_template_kwargs
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+
+    def _seams(self) -> tuple[list[int], list[int], str]:
+        """Ids before and after a reply, and what the template writes of the agent's turn."""
+        user: Message = {"role": "user", "content": _USER}
+        agent: Message = {"role": "assistant", "content": _AGENT}
+        reply: Message = {"role": "user", "content": _REPLY}
+        try:
+            rendered = self._render([user, agent, reply])
+            _, rest = rendered.split(_AGENT)
+            before, after = rest.split(_REPLY)
+            generation_prompt = self._render([user]).removeprefix(self._render([user], generation_prompt=False))
+        except Exception as error:
+            raise ValueError(
+                "the chat template cannot render user, assistant, user in this order, each once and unchanged, "
+                f"which a conversation of several turns needs: {error}"
+            ) from error
+        opening, closing = self.grammar.frame
+        # Whether the template leaves a thought open: it then belongs to the agent's text when a turn is read.
+        thought = self.grammar.thought_opening
+        opened = thought and generation_prompt.rstrip().endswith(thought)
+        return self._encode(before + opening), self._encode(closing + after), thought if opened else ""
+
+
+def _added_tokens_pattern(tokenizer: Any) -> re.Pattern[str]:
+    """Matches the text of every added token (special or not) of more than one character.
+
+    A lookahead, so that overlapping occurrences are all found. Case-insensitive, because an added token may be matched
+    after normalisation; cutting at a place too many does no harm.
+    """
+    texts = {str(token) for token in tokenizer.get_added_vocab()} | set(tokenizer.all_special_tokens)
+    texts = {text for text in texts if len(text) > 1}
+    if not texts:
+        return re.compile(r"(?!)")
+    return re.compile("(?=" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")", re.I)

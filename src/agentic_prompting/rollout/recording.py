@@ -1,0 +1,120 @@
+"""Rollouts on disk: one JSON line each, compressed, for the tools that look at a run afterwards.
+
+A batch is appended as one gzip member of its own, so a run that is killed loses at most the batch being written, and
+a reader skips a torn end.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .types import Rollout
+
+logger = logging.getLogger(__name__)
+
+_ROW_KEYS = ("id", "question", "answers", "task")
+
+
+def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
+    """A rollout as JSON-able data.
+
+    Keys: `question`, `answers`, `task` (from the row, where it has them), `status`, `error`, `answer`, `turns` (each
+    `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`), `tokens`
+    (`agent`, `observation`), `cost_usd`, `seed`, and whatever is passed as `extra`.
+    """
+    row: dict[str, Any] = {key: rollout.row[key] for key in _ROW_KEYS if key in rollout.row}
+    return {
+        **extra,
+        **row,
+        "status": rollout.status,
+        "error": None if rollout.error is None else {"kind": rollout.error.kind, "what": str(rollout.error)},
+        "answer": rollout.answer,
+        "turns": [
+            {"text": turn.text, "kind": turn.kind, "well_formed": turn.well_formed, "problem": turn.problem}
+            for turn in rollout.turns
+        ],
+        "observations": [
+            {
+                "text": observation.text,
+                "error": None if observation.error is None else str(observation.error),
+                "seconds": round(observation.seconds, 4),
+                "cached": any(reply.cached for reply in observation.replies),
+            }
+            for observation in rollout.observations
+        ],
+        "tokens": {"agent": sum(rollout.mask), "observation": len(rollout.mask) - sum(rollout.mask)},
+        "cost_usd": sum(reply.usage.cost_usd for reply in rollout.replies),
+        "seed": rollout.seed,
+    }
+
+
+class RolloutLog:
+    """Appends records to `folder/rollouts-<process>-<part>.jsonl.gz`.
+
+    Args:
+        folder (`str` or `Path`): Created when the first record is written.
+        process_index (`int`, *optional*, defaults to `0`): Each process writes files of its own.
+        max_mb (`float`, *optional*, defaults to `1024`): Above this, this process's oldest part is deleted, which is
+            logged. 0 keeps nothing.
+        part_mb (`float`, *optional*, defaults to `32`): A part is closed at this size, or at a quarter of `max_mb`.
+    """
+
+    def __init__(self, folder: str | Path, process_index: int = 0, max_mb: float = 1024, part_mb: float = 32):
+        self.folder, self.process_index = Path(folder), process_index
+        self.max_bytes, self.part_bytes = max_mb * 2**20, min(part_mb, max_mb / 4) * 2**20
+        self._part: Path | None = None  # each log begins one of its own: the last one's end may be torn
+
+    def write(self, records: Iterable[dict[str, Any]]) -> None:
+        """Append one batch."""
+        lines = "".join(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
+        if not lines or not self.max_bytes:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self._current_part(), "ab") as file:
+            file.write(gzip.compress(lines.encode("utf-8", "replace"), compresslevel=6))
+        self._drop_oldest()
+
+    def _parts(self) -> list[Path]:
+        return sorted(self.folder.glob(f"rollouts-{self.process_index:05d}-*.jsonl.gz"))
+
+    def _current_part(self) -> Path:
+        if self._part is None or self._part.stat().st_size >= self.part_bytes:
+            parts = self._parts()
+            number = int(parts[-1].name.split("-")[2].split(".")[0]) + 1 if parts else 0
+            self._part = self.folder / f"rollouts-{self.process_index:05d}-{number:05d}.jsonl.gz"
+        return self._part
+
+    def _drop_oldest(self) -> None:
+        parts = self._parts()
+        while len(parts) > 1 and sum(part.stat().st_size for part in parts) > self.max_bytes:
+            logger.warning("rollout log over %.0f MB: dropping %s", self.max_bytes / 2**20, parts[0].name)
+            parts.pop(0).unlink()
+
+
+def read_rollouts(folder: str | Path) -> Iterator[dict[str, Any]]:
+    """All records under `folder`, oldest first for each process. A torn end of a file is skipped."""
+    for part in sorted(Path(folder).glob("rollouts-*.jsonl.gz")):
+        for line in _whole_lines(part):
+            yield json.loads(line)
+
+
+def _whole_lines(part: Path) -> Iterator[str]:
+    """The lines of all complete gzip members. A member is one batch, written at once."""
+    data = part.read_bytes()
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        try:
+            text = member.decompress(data)
+        except zlib.error:
+            text = b""
+        if not member.eof:
+            logger.warning("%s: skipped the last %d bytes, a batch cut off while being written", part, len(data))
+            return
+        yield from text.decode("utf-8").split("\n")[:-1]
+        data = member.unused_data

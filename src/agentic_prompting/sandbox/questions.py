@@ -1,0 +1,201 @@
+"""Questions over the world, how to write them and how to read them. What a question *is* is two things: where it
+starts, and the chain of relations to follow from there.
+
+`("NBO", ("capital", "name", "currency"))` is "what is the currency of the country whose capital is served by airport
+NBO ?". One relation, one hop. Writing ([`question_text`]) and reading ([`parse_question`]) are inverse to each other.
+Every text is made for a tokenizer that splits at spaces: the question mark stands alone, nothing else is punctuation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .world import Country, World, load_world
+
+LAST_RELATIONS = ("currency", "continent", "language")
+"""The relations a chain may end on once it has reached a country."""
+
+
+def _with_each_relation(before: tuple[str, ...], text: str) -> dict[tuple[str, ...], str]:
+    return {(*before, relation): text.replace("{relation}", relation) for relation in LAST_RELATIONS}
+
+
+# A relation is the field of `Country` that it leads to. Chains of one relation are what the oracle knows.
+TEXTS: dict[tuple[str, ...], str] = {
+    ("capital",): "which city is served by airport {start} ?",
+    ("name",): "which country has the capital {start} ?",
+    ("capital", "name"): "which country has the capital served by airport {start} ?",
+    **_with_each_relation((), "what is the {relation} of {start} ?"),
+    **_with_each_relation(("name",), "what is the {relation} of the country whose capital is {start} ?"),
+    **_with_each_relation(
+        ("capital", "name"), "what is the {relation} of the country whose capital is served by airport {start} ?"
+    ),
+}
+"""The wording of every chain; `{start}` is the airport, city or country it starts from."""
+
+
+@dataclass(frozen=True)
+class ParsedQuestion:
+    """What a question asks for.
+
+    Args:
+        start (`str`): An airport code, a capital or a country, spelled as the world spells it.
+        chain (`tuple[str, ...]`): The relations to follow from there; a key of `TEXTS`.
+    """
+
+    start: str
+    chain: tuple[str, ...]
+
+    @property
+    def hops(self) -> int:
+        return len(self.chain)
+
+    @property
+    def text(self) -> str:
+        return question_text(self.start, self.chain)
+
+    @property
+    def start_field(self) -> str:
+        """The field of [`Country`] that `start` is a value of."""
+        return {"capital": "airport", "name": "capital"}.get(self.chain[0], "name")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answer and the way there.
+
+    Args:
+        text (`str`): The question.
+        answer (`str`): The answer.
+        hops (`int`): How many facts it takes.
+        path (`tuple[tuple[str, str], ...]`): The one-hop questions that solve it, in order, each with its answer; the
+            last answer is the question's.
+    """
+
+    text: str
+    answer: str
+    hops: int
+    path: tuple[tuple[str, str], ...]
+
+
+def question_text(start: str, chain: Sequence[str]) -> str:
+    """The wording of a question.
+
+    Raises:
+        `KeyError`: If there are no such questions.
+    """
+    return TEXTS[tuple(chain)].replace("{start}", start)
+
+
+def parse_question(text: str, world: World | None = None) -> ParsedQuestion | None:
+    """Find a question of the sandbox in a request.
+
+    Case, punctuation, an article before a country and words around the question do not matter; its wording and the
+    spelling of its names do. Of several questions the first one counts, so that a request gets one answer.
+
+    Args:
+        text (`str`): What the agent asked.
+        world ([`World`], *optional*): Whose names to know; the whole world by default.
+
+    Returns:
+        [`ParsedQuestion`] or `None`: `None` if there is no question, or it is about a name the world does not have.
+    """
+    world = world or load_world()
+    request = f" {' '.join(re.findall(r'[a-z0-9-]+', text.lower()))} "
+    found = []
+    for chain, wording in TEXTS.items():
+        before, phrase, after = request.partition(f" {wording.partition(' {start}')[0]} ")
+        start = _leading_name(after, ParsedQuestion("", chain).start_field, world) if phrase else None
+        if start is not None:
+            found.append((len(before), ParsedQuestion(start, chain)))
+    return min(found, key=lambda item: item[0])[1] if found else None
+
+
+def _leading_name(text: str, field: str, world: World) -> str | None:
+    """The longest name at the beginning of `text`, if it is one of this field: Mexico City is a city, not Mexico."""
+    words = text.removeprefix("the ").split(maxsplit=world.longest_name)[: world.longest_name]
+    for length in range(len(words), 0, -1):
+        known = world.names.get(" ".join(words[:length]))
+        if known is not None:
+            return known.get(field)
+    return None
+
+
+def solve(question: ParsedQuestion, world: World | None = None) -> Question:
+    """Answer a question of any number of hops, and say how.
+
+    Raises:
+        `KeyError`: If the world has no such start.
+    """
+    country = _country_of(question, world or load_world())
+    start, path = question.start, []
+    for relation in question.chain:
+        step = question_text(start, (relation,))
+        start = getattr(country, relation)
+        path.append((step, start))
+    return Question(question.text, start, question.hops, tuple(path))
+
+
+def _country_of(question: ParsedQuestion, world: World) -> Country:
+    """The country the whole chain is about: every start belongs to exactly one."""
+    lookup = {"airport": world.by_airport, "capital": world.by_capital, "name": world.by_name}
+    return lookup[question.start_field][question.start]
+
+
+def all_questions(hops: Iterable[int] = (2, 3), world: World | None = None) -> list[Question]:
+    """Every question of these numbers of hops, in a fixed order."""
+    world, wanted = world or load_world(), set(hops)
+    parsed = [
+        ParsedQuestion(start, chain)
+        for chain in TEXTS
+        if len(chain) in wanted
+        for start in world.values[ParsedQuestion("", chain).start_field]
+    ]
+    return [solve(question, world) for question in parsed]
+
+
+def make_split(
+    seed: int, n_test: int = 200, hops: Iterable[int] = (2, 3), world: World | None = None
+) -> tuple[list[Question], list[Question]]:
+    """Shuffle the questions and set some aside.
+
+    Single facts may occur on both sides (the currency of Kenya, say, reached from Nairobi here and from NBO there):
+    what is tested is whether the policy asks well, not whether it knows.
+
+    Args:
+        seed (`int`): The same seed gives the same split.
+        n_test (`int`, *optional*, defaults to `200`): Number of test questions.
+        hops (`Iterable[int]`, *optional*, defaults to `(2, 3)`): Numbers of hops.
+        world ([`World`], *optional*): The whole world by default.
+
+    Returns:
+        `tuple[list[Question], list[Question]]`: Train and test, with no question in both.
+
+    Raises:
+        `ValueError`: If there would be nothing left to train on.
+    """
+    questions = all_questions(hops, world)
+    if not 0 <= n_test < len(questions):
+        raise ValueError(f"n_test={n_test}, but there are {len(questions)} questions in all; keep some to train on")
+    random.Random(seed).shuffle(questions)
+    return questions[n_test:], questions[:n_test]
+
+
+def as_rows(questions: Iterable[Question]) -> list[dict[str, Any]]:
+    """Questions in the schema of every data set here: `id`, `question`, `answers`, `task`, `meta`."""
+    return [
+        {
+            # From the text, so that a question keeps its id in every split.
+            "id": f"sandbox-{hashlib.blake2b(question.text.encode(), digest_size=6).hexdigest()}",
+            "question": question.text,
+            "answers": [question.answer],
+            "task": "sandbox",
+            "meta": {"hops": question.hops},
+        }
+        for question in questions
+    ]

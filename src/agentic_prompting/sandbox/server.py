@@ -1,0 +1,278 @@
+"""The oracle behind an OpenAI-compatible address on this machine, so that the default run takes the real client's path.
+
+`python -m agentic_prompting.sandbox.server --port 8123` runs it in the foreground. Enough of the protocol for chat
+clients: completions (whole and streamed), the list of models, errors in OpenAI's form. Not a server for other machines:
+one thread a connection, no TLS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hmac
+import json
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from ..llm.types import ChatModel, Message, Reply
+from .oracle import Oracle
+
+MODEL = "sandbox-oracle"
+"""The only model there is."""
+
+
+class _Refusal(Exception):
+    """A request that gets an error body instead of a reply."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
+        super().__init__(message)
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class OracleServer:
+    """Serves a [`ChatModel`] on this machine; a context manager.
+
+    Args:
+        oracle ([`ChatModel`], *optional*): Who answers; `Oracle()` by default.
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): Address to listen on.
+        port (`int`, *optional*, defaults to `0`): Port to listen on; 0 takes a free one.
+        api_key (`str`, *optional*): When given, requests without it get a 401.
+
+    Attributes:
+        base_url (`str`): What a client is given, `/v1` included.
+
+    Raises:
+        `OSError`: If the port is taken.
+
+    Example:
+
+    ```python
+    with OracleServer() as server:
+        client = OpenAI(base_url=server.base_url, api_key="any")
+    ```
+    """
+
+    def __init__(
+        self, oracle: ChatModel | None = None, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
+    ):
+        self._http = _Server((host, port), oracle or Oracle(), api_key)
+        self.base_url = f"http://{host}:{self._http.server_address[1]}/v1"
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> OracleServer:
+        """Serve from a thread of its own. `with` does this."""
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+        return self
+
+    def serve_forever(self) -> None:
+        """Serve from this thread until it is interrupted."""
+        self._http.serve_forever()
+
+    def close(self) -> None:
+        """Stop, and break off the connections that are open. Safe to call twice."""
+        if self._thread is not None:
+            self._http.shutdown()
+            self._thread.join()
+            self._thread = None
+        self._http.server_close()
+
+    def __enter__(self) -> OracleServer:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 1024  # a whole batch of rollouts connects at the same moment
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], oracle: ChatModel, api_key: str | None):
+        self.oracle, self.api_key = oracle, api_key
+        self._open: set[socket.socket] = set()
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._open.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        # Kept-alive connections have threads of their own, which would go on answering.
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is no news here; handlers answer everything else themselves."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # keeps connections alive
+    disable_nagle_algorithm = True
+    wbufsize = -1  # head and body leave in one piece
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._handle({"/v1/models": self._models, "/health": self._health})
+
+    def do_POST(self) -> None:
+        self._handle({"/v1/chat/completions": self._chat})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet: thousands of requests a run."""
+
+    def _handle(self, routes: dict[str, Any]) -> None:
+        try:
+            body = self._read_body()  # before anything else, or the next request would start in the middle of it
+            path = self.path.partition("?")[0]
+            if path not in routes:
+                raise _Refusal(404, f"Unknown request: {self.command} {path}")
+            if path != "/health":
+                self._check_key()
+            routes[path](body)
+        except _Refusal as refusal:
+            self._send_json(refusal.status, refusal.body)
+        except ConnectionError:
+            raise
+        except Exception as error:  # a defect here is a server error there, not a connection that breaks
+            self._send_json(500, _Refusal(500, f"{type(error).__name__}: {error}").body)
+
+    def _read_body(self) -> bytes:
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdecimal() or "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # nobody knows where the next request begins
+            raise _Refusal(411, "Send a Content-Length and a body that is not chunked.")
+        return self.rfile.read(int(length))
+
+    def _check_key(self) -> None:
+        expected = self.server.api_key
+        if expected is None:
+            return
+        sent = self.headers.get("Authorization", "")
+        if not hmac.compare_digest(sent.encode(), f"Bearer {expected}".encode()):
+            raise _Refusal(401, "Incorrect API key provided.", code="invalid_api_key")
+
+    def _health(self, body: bytes) -> None:
+        self._send_json(200, {"status": "ok"})
+
+    def _models(self, body: bytes) -> None:
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentic-prompting"}
+        self._send_json(200, {"object": "list", "data": [model]})
+
+    def _chat(self, body: bytes) -> None:
+        request = _read_chat(body)
+        # The seed tells samples of one conversation apart, which is what `repeat` is for.
+        reply = self.server.oracle.submit(request["messages"], repeat=request.get("seed")).result()
+        if reply.error is not None:
+            raise _Refusal(500, str(reply.error), code=reply.error.kind)
+        if request.get("stream"):
+            usage = (request.get("stream_options") or {}).get("include_usage", False)
+            self._send(200, "text/event-stream", _events(reply, usage))
+        else:
+            self._send_json(200, _completion(reply))
+
+    def _send_json(self, status: int, body: dict[str, Any]) -> None:
+        self._send(status, "application/json", json.dumps(body).encode())
+
+    def _send(self, status: int, content_type: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _read_chat(body: bytes) -> dict[str, Any]:
+    """The request, checked as far as the oracle needs it."""
+    try:
+        request = json.loads(body)
+    except ValueError:
+        raise _Refusal(400, "We could not parse the JSON body of your request.") from None
+    if not isinstance(request, dict):
+        raise _Refusal(400, "The body must be a JSON object.")
+    if request.get("model") != MODEL:
+        raise _Refusal(404, f"The model `{request.get('model')}` does not exist.", "model_not_found", "model")
+    if not _are_messages(request.get("messages")):
+        raise _Refusal(400, "`messages` must be a list of objects with a role and a text.", param="messages")
+    if request.get("n", 1) not in (1, None):
+        raise _Refusal(400, "Only one choice a request is offered.", "unsupported_value", "n")
+    return request
+
+
+def _are_messages(messages: Any) -> bool:
+    return (
+        isinstance(messages, list)
+        and bool(messages)
+        and all(isinstance(m, dict) and {type(m.get("role")), type(m.get("content"))} == {str} for m in messages)
+    )
+
+
+def _completion(reply: Reply) -> dict[str, Any]:
+    message: Message = {"role": "assistant", "content": reply.text}
+    return {
+        **_head("chat.completion"),
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}],
+        "usage": _usage(reply),
+    }
+
+
+def _events(reply: Reply, with_usage: bool) -> bytes:
+    """The reply as server-sent events, a word each. It is complete by now, so the stream goes out as one body."""
+    words = [word if i == 0 else f" {word}" for i, word in enumerate(reply.text.split(" "))]
+    deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
+    deltas += [({"content": word}, None) for word in words]
+    deltas += [({}, reply.finish_reason)]
+    head = _head("chat.completion.chunk")
+    chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": reason}]} for d, reason in deltas]
+    if with_usage:
+        chunks.append({**head, "choices": [], "usage": _usage(reply)})
+    return "".join(f"data: {data}\n\n" for data in [*map(json.dumps, chunks), "[DONE]"]).encode()
+
+
+def _head(kind: str) -> dict[str, Any]:
+    now = time.time_ns()
+    return {"id": f"chatcmpl-{now}", "object": kind, "created": now // 10**9, "model": MODEL}
+
+
+def _usage(reply: Reply) -> dict[str, int]:
+    usage = reply.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.tokens,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the oracle's server in the foreground until Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m agentic_prompting.sandbox.server", description=main.__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8123, help="0 takes a free one")
+    parser.add_argument("--noise", type=float, default=0.0, help="probability of a wrong fact")
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds until a reply")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    try:
+        server = OracleServer(Oracle(noise=args.noise, latency=args.latency, seed=args.seed), args.host, args.port)
+    except (OSError, ValueError) as error:
+        parser.error(f"cannot serve on {args.host}:{args.port}: {error}")
+    print(server.base_url, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Supervised traces of mixed quality: what the tiny policy is warm-started on. Text only, no torch.
+
+Mixed, because a policy that has seen nothing but good episodes has nothing left to learn by reward, and one that has
+seen none would never find them by chance. A turn does what its thought says, so that what GRPO has to learn is mostly
+which thought to have.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict
+
+from ..llm.types import ChatModel, Message, complete
+from ..rollout.grammar import TagGrammar
+from .oracle import ANSWER, NOT_UNDERSTOOD, value_of
+from .questions import LAST_RELATIONS, TEXTS, ParsedQuestion, Question, parse_question, question_text
+from .world import World, load_world
+
+DEFAULT_MIX = {"decompose": 0.3, "pass_on": 0.4, "bare": 0.08, "impatient": 0.1, "partial": 0.12}
+"""Share of each kind. Passing the question on is the habit to be unlearned: it is the likeliest first move, so that an
+imitator is mostly wrong whether it samples or takes its likeliest words. About a third of these traces end on the right
+answer."""
+
+SOUGHT = {"capital": "city", "name": "country"}
+"""What a relation's value is called in a thought; the others are called by their own name."""
+
+FIRST, NEXT, PASS_ON, IMPATIENT, DONE = (
+    "first find the {sought}",
+    "now find the {sought}",
+    "ask the whole question",
+    "i know this",
+    "done",
+)
+"""All thoughts there are."""
+
+
+class Trace(TypedDict):
+    """One episode to imitate.
+
+    Args:
+        kind (`str`): A key of `KINDS`.
+        question (`str`): The question.
+        answers (`list[str]`): The right answers, whatever the episode ends on.
+        turns (`list[str]`): What the agent writes, turn by turn; the last one answers.
+        observations (`list[str]`): The replies in between, without tags; one fewer than turns.
+    """
+
+    kind: str
+    question: str
+    answers: list[str]
+    turns: list[str]
+    observations: list[str]
+
+
+class _Episode:
+    """An episode while it is being written: the turns, and the conversation with the oracle that goes with them."""
+
+    def __init__(self, oracle: ChatModel, grammar: TagGrammar):
+        self.oracle, self.grammar = oracle, grammar
+        self.turns: list[str] = []
+        self.messages: list[Message] = []
+
+    def ask(self, thought: str, request: str) -> str:
+        """Write a request; returns the value in the reply."""
+        self.turns.append(f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.act, request)}")
+        self.messages.append({"role": "user", "content": request})
+        reply = complete(self.oracle, self.messages)
+        if reply.error is not None:
+            raise reply.error
+        self.messages.append({"role": "assistant", "content": reply.text})
+        # What cannot be read as an answer is taken whole: these are traces of mixed quality.
+        return value_of(reply.text) or reply.text
+
+    def finish(self, thought: str, answer: str) -> None:
+        self.turns.append(f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.answer, answer)}")
+
+    def drop_last_thought(self) -> None:
+        self.turns[-1] = self.turns[-1].partition(f"</{self.grammar.think}> ")[2]
+
+    @property
+    def observations(self) -> list[str]:
+        return [message["content"] for message in self.messages if message["role"] == "assistant"]
+
+
+def _tagged(tag: str, text: str) -> str:
+    """Spaces around every tag: each is one word to the tokenizer."""
+    return f"<{tag}> {text} </{tag}>"
+
+
+def _find(thought: str, relation: str) -> str:
+    return thought.replace("{sought}", SOUGHT.get(relation, relation))
+
+
+def _decompose(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+    """One fact after the other, each question made from the reply before it."""
+    value = question.start
+    for i, relation in enumerate(question.chain):
+        value = episode.ask(_find(NEXT if i else FIRST, relation), question_text(value, (relation,)))
+    episode.finish(DONE, value)
+
+
+def _pass_on(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+    """The question as it came; the answer is the oracle's guess."""
+    episode.finish(DONE, episode.ask(PASS_ON, question.text))
+
+
+def _bare(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+    """One of the two above that ends without a thought: it can be acted on, but is not well formed."""
+    rng.choice((_decompose, _pass_on))(episode, question, world, rng)
+    episode.drop_last_thought()
+
+
+def _impatient(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+    """A value of the right kind, out of nowhere."""
+    episode.finish(IMPATIENT, rng.choice(world.values[question.chain[-1]]))
+
+
+def _partial(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+    """The first fact, and then astray: it is taken for the answer, or something else is asked than the next hop."""
+    first = question.chain[0]
+    value = episode.ask(_find(FIRST, first), question_text(question.start, (first,)))
+    if rng.random() < 0.5:
+        thought, request = _astray(question, value, rng)
+        value = episode.ask(thought, request)
+    episode.finish(DONE, value)
+
+
+def _astray(question: ParsedQuestion, value: str, rng: random.Random) -> tuple[str, str]:
+    """A thought and a request that do not follow from having found `value` first."""
+    rest = question.chain[1:]
+    if len(rest) == 2:
+        return PASS_ON, question_text(value, rest)
+    if rest[0] in LAST_RELATIONS:
+        wrong = rng.choice([relation for relation in LAST_RELATIONS if relation != rest[0]])
+        return _find(NEXT, wrong), question_text(value, (wrong,))
+    return PASS_ON, question.text
+
+
+KINDS: dict[str, Callable[[_Episode, ParsedQuestion, World, random.Random], None]] = {
+    "decompose": _decompose,
+    "pass_on": _pass_on,
+    "bare": _bare,
+    "impatient": _impatient,
+    "partial": _partial,
+}
+
+
+def make_traces(
+    questions: Sequence[Question],
+    n: int,
+    mix: Mapping[str, float],
+    oracle: ChatModel,
+    rng: random.Random,
+    grammar: TagGrammar = TagGrammar(),
+    world: World | None = None,
+) -> list[Trace]:
+    """Write episodes to imitate.
+
+    Args:
+        questions (`Sequence[Question]`): Of two hops or more; drawn with replacement.
+        n (`int`): Number of traces.
+        mix (`Mapping[str, float]`): How often each kind is drawn, relative to the others; `DEFAULT_MIX`, for example.
+        oracle ([`ChatModel`]): Who is asked. A noisy one makes the good traces worse.
+        rng (`random.Random`): Draws questions, kinds and slips.
+        grammar ([`TagGrammar`], *optional*): The tags to write.
+        world ([`World`], *optional*): What impatient answers are drawn from; the whole world by default.
+
+    Returns:
+        `list[Trace]`: In the order they were drawn.
+
+    Raises:
+        `ValueError`: If `mix` has an unknown kind, or a question is not the sandbox's or has a single hop.
+        `LLMError`: If the oracle fails.
+    """
+    unknown = set(mix) - set(KINDS)
+    if unknown:
+        raise ValueError(f"mix: there is no kind {sorted(unknown)}; the kinds are {list(KINDS)}")
+    world = world or load_world()
+    kinds = rng.choices(list(mix), weights=list(mix.values()), k=n)
+    return [_make_trace(kind, rng.choice(questions), _Episode(oracle, grammar), world, rng) for kind in kinds]
+
+
+def _make_trace(kind: str, question: Question, episode: _Episode, world: World, rng: random.Random) -> Trace:
+    parsed = parse_question(question.text, world)
+    if parsed is None or parsed.hops < 2:
+        raise ValueError(f"traces need questions of the sandbox with two hops or more, got {question.text!r}")
+    KINDS[kind](episode, parsed, world, rng)
+    return {
+        "kind": kind,
+        "question": question.text,
+        "answers": [question.answer],
+        "turns": episode.turns,
+        "observations": episode.observations,
+    }
+
+
+def vocabulary(world: World | None = None, grammar: TagGrammar = TagGrammar()) -> list[str]:
+    """Every word that occurs in a question, a reply, a trace or a name, sorted; names are split at their spaces."""
+    world = world or load_world()
+    fixed = [*TEXTS.values(), ANSWER, NOT_UNDERSTOOD, FIRST, NEXT, PASS_ON, IMPATIENT, DONE, *SOUGHT.values()]
+    tags = [_tagged(tag, "") for tag in (grammar.think, grammar.act, grammar.observation, grammar.answer)]
+    values = [value for of_one_kind in world.values.values() for value in of_one_kind]
+    words = {word for text in [*fixed, *tags, *values, *LAST_RELATIONS] for word in text.split()}
+    return sorted(words - {"{start}", "{value}", "{sought}"})

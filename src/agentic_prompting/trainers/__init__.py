@@ -1,0 +1,19 @@
+"""The trainers. The only room that imports trl."""
+
+from .config import MultiTurnGRPOConfig, PromptR1Config
+from .espl import ESPLTrainer
+from .espl_config import ESPLConfig
+from .multi_turn_grpo import MultiTurnGRPOTrainer, TrainingStopped
+from .prompt_r1 import PromptR1Trainer
+from .warm_start import warm_start
+
+__all__ = [
+    "ESPLConfig",
+    "ESPLTrainer",
+    "MultiTurnGRPOConfig",
+    "MultiTurnGRPOTrainer",
+    "PromptR1Config",
+    "PromptR1Trainer",
+    "TrainingStopped",
+    "warm_start",
+]

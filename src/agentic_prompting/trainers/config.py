@@ -1,0 +1,89 @@
+"""Training arguments: TRL's `GRPOConfig` plus what a conversation needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trl import GRPOConfig
+
+from ..rollout import Limits
+
+
+@dataclass
+class MultiTurnGRPOConfig(GRPOConfig):
+    """Arguments of [`MultiTurnGRPOTrainer`]. Everything of [`~trl.GRPOConfig`] applies; `max_completion_length` is the
+    length of the whole response in tokens, observations included.
+
+    Args:
+        max_turns (`int`, *optional*, defaults to `5`):
+            Turns of the agent, the answering one included.
+        max_turn_tokens (`int`, *optional*, defaults to `1024`):
+            Tokens of one turn.
+        stop_at_tags (`bool`, *optional*, defaults to `True`):
+            End a turn right after a closing request or answer tag, whatever the model would write next.
+        max_failed_share (`float`, *optional*, defaults to `0.5`):
+            If more than this share of the rollouts of the last `failure_window` batches failed (the environment's
+            fault, not the agent's), training saves a checkpoint and stops with an error that names the cause.
+        failure_window (`int`, *optional*, defaults to `3`):
+            Batches that `max_failed_share` looks at.
+        check_environment (`bool`, *optional*, defaults to `True`):
+            Ask the environment once before training starts, so that a wrong key or address is found at once.
+        rollouts_max_mb (`float`, *optional*, defaults to `1024`):
+            Size of `output_dir/rollouts` per process, in MB; the oldest part is dropped above it. 0 keeps none.
+
+    Raises:
+        `ValueError`: If a limit is below 1 or a share is outside [0, 1].
+    """
+
+    max_turns: int = field(default=5, metadata={"help": "Turns of the agent, the answering one included."})
+    max_turn_tokens: int = field(default=1024, metadata={"help": "Tokens of one turn."})
+    stop_at_tags: bool = field(
+        default=True, metadata={"help": "End a turn right after a closing request or answer tag."}
+    )
+    max_failed_share: float = field(
+        default=0.5, metadata={"help": "Stop when more than this share of recent rollouts failed."}
+    )
+    failure_window: int = field(default=3, metadata={"help": "Batches that max_failed_share looks at."})
+    check_environment: bool = field(default=True, metadata={"help": "Ask the environment once before training."})
+    rollouts_max_mb: float = field(
+        default=1024.0, metadata={"help": "Size limit of output_dir/rollouts in MB; 0: none."}
+    )
+
+    def __post_init__(self):
+        self.limits()  # raises for a limit below 1, before TRL looks at anything
+        if not 0 <= self.max_failed_share <= 1:
+            raise ValueError(f"max_failed_share must be between 0 and 1, got {self.max_failed_share}")
+        if self.failure_window < 1:
+            raise ValueError(f"failure_window must be at least 1, got {self.failure_window}")
+        super().__post_init__()
+
+    def limits(self, max_context: int | None = None) -> Limits:
+        """The rollout limits these arguments describe; `max_context` is the model's own, in tokens."""
+        whole = 2**31 if self.max_completion_length is None else self.max_completion_length
+        return Limits(self.max_turns, self.max_turn_tokens, whole, max_context)
+
+
+@dataclass
+class PromptR1Config(MultiTurnGRPOConfig):
+    """Arguments of [`PromptR1Trainer`], with the paper's values (Table 6, Appendix G, eq 14-15) as defaults.
+
+    The batch sizes are not the paper's, which needs eight GPUs: `examples/configs/qwen3_4b.yaml` has those.
+
+    Args:
+        gate (`str`, *optional*, defaults to `"paper"`):
+            How the format reward is capped: `"paper"` (eq 10) or `"strict"`; see [`prompt_r1_score`].
+    """
+
+    gate: str = field(default="paper", metadata={"help": "Format reward: 'paper' (eq 10) or 'strict'."})
+    learning_rate: float = field(default=1e-6, metadata={"help": "Table 6."})
+    beta: float = field(default=0.001, metadata={"help": "KL coefficient (eq 15; value from the released script)."})
+    use_bias_correction_kl: bool = field(default=False, metadata={"help": "eq 15 has the KL term without a ratio."})
+    epsilon: float = field(default=0.2, metadata={"help": "Clip range (eq 15)."})
+    loss_type: str = field(default="grpo", metadata={"help": "Mean over a trajectory's own tokens (eq 15)."})
+    scale_rewards: str = field(default="group", metadata={"help": "Advantages standardised in the group (eq 14)."})
+    num_generations: int = field(default=5, metadata={"help": "Rollouts per question (Table 6)."})
+    num_train_epochs: float = field(default=1.0, metadata={"help": "Table 6."})
+    max_completion_length: int | None = field(default=8192, metadata={"help": "Whole response, tokens (Table 6)."})
+    # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
+    per_device_train_batch_size: int = field(default=10, metadata={"help": "Rollouts per device and backward pass."})
+    per_device_eval_batch_size: int = field(default=10, metadata={"help": "Rollouts per device in evaluation."})

@@ -1,0 +1,286 @@
+"""E-SPL: system prompts evolve while the weights learn (arXiv 2602.14697, Algorithm 1).
+
+Each problem of a batch is attempted N times under each of M system prompts. The rollouts serve twice: TRL's group
+baseline over the N of one (problem, prompt) is the paper's V_i for the policy gradient, and the mean rewards rank the
+prompts, whose ratings and children come of it. The reference LLM reflects on a thread of its own while the weights are
+updated.
+
+Every process holds the same population and does the same to it; only the reference LLM is asked by the first process
+alone, and its children are broadcast.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from datasets import Dataset
+from trl.trainer.utils import RepeatSampler
+
+from ..evolution import (
+    Attempt,
+    Evidence,
+    Outcome,
+    Population,
+    SystemPrompt,
+    Trial,
+)
+from ..llm import ChatModel
+from ..llm.files import write_whole
+from ..rollout import AgentSpec, Environment, FreeText, Grammar, rollout_seed
+from .checks import check_environment
+from .espl_config import ESPLConfig
+from .multi_turn_grpo import MultiTurnGRPOTrainer
+from .reflecting import Reflecting, told_of
+
+POPULATION_FILE, PROMPT_FILE = "population.json", "system_prompt.txt"
+
+
+class ESPLTrainer(MultiTurnGRPOTrainer):
+    """[`MultiTurnGRPOTrainer`] under an evolving population of system prompts.
+
+    Args:
+        model (`str` or `PreTrainedModel`):
+            The policy.
+        reward_funcs (`Callable` or `list[Callable]`):
+            As in [`MultiTurnGRPOTrainer`].
+        reference ([`ChatModel`], *optional*):
+            π_ref: summarises, criticises and edits. Not needed in mode `rl`.
+        args ([`ESPLConfig`], *optional*):
+            Training arguments.
+        train_dataset (`Dataset`):
+            Columns `question` and `answers`.
+        initial_prompt ([`SystemPrompt`] or `str`, *optional*, defaults to `""`):
+            The root of the evolution. A text with lines `[G0]. ...` is read as principles, any other as a preamble
+            that principles are added to; for free text pass `SystemPrompt(text)`.
+        environment ([`Environment`], *optional*):
+            What the policy may ask. Without one each rollout is a single turn, whose text is the answer.
+        grammar ([`Grammar`], *optional*):
+            Defaults to the environment's, else to Prompt-R1's tags; without an environment to free text.
+        **kwargs:
+            As in [`MultiTurnGRPOTrainer`].
+
+    Attributes:
+        population ([`Population`]): Every system prompt that ever lived.
+
+    Raises:
+        `ValueError`: For arguments that cannot work; says which numbers would.
+    """
+
+    _name = "E-SPL"
+
+    def __init__(
+        self,
+        model: Any,
+        reward_funcs: Any,
+        reference: ChatModel | None = None,
+        args: ESPLConfig | None = None,
+        train_dataset: Dataset | None = None,
+        initial_prompt: SystemPrompt | str = "",
+        environment: Environment | None = None,
+        grammar: Grammar | None = None,
+        **kwargs: Any,
+    ):
+        args = args if args is not None else ESPLConfig("espl_output")
+        if reference is None and args.evolves:
+            raise ValueError(f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl'")
+        self.population = Population(
+            _root(initial_prompt),
+            window=1 if args.mode == "reflection" else args.window,
+            rule=args.selection,
+            exploration=args.exploration,
+            delta_sigma=args.delta_sigma,
+            tie_tolerance=args.tie_tolerance,
+            islands=args.islands,
+            migrate_every=args.migrate_every,
+            seed=args.seed,
+        )
+        if reference is not None and args.check_environment and args.process_index == 0:
+            check_environment(reference)
+        self.reference = reference
+        self._playing = [self.population.best()]  # until the first batch draws its own
+        self._pending: list[Reflecting] = []
+        self._batches = 0  # training batches generated so far: the clock of the evolution
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="espl-reflection")
+        super().__init__(
+            model=model,
+            environment=environment,
+            reward_funcs=reward_funcs,
+            args=args,
+            train_dataset=train_dataset,
+            grammar=grammar if grammar is not None else FreeText() if environment is None else None,
+            **kwargs,
+        )
+        if args.baseline == "marginalize":
+            # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
+            self.num_generations = args.prompts_per_step * args.num_generations
+
+    # --- row -> prompt -------------------------------------------------------------------------------------------
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
+        """TRL's sampler with each row repeated M·N times instead of N."""
+        repeats = self.args.prompts_per_step * self.args.num_generations
+        return RepeatSampler(
+            data_source=self.train_dataset if dataset is None else dataset,
+            mini_repeat_count=repeats,
+            batch_size=self.args.generation_batch_size // repeats,
+            repeat_count=self.num_iterations * self.args.steps_per_generation,
+            shuffle=self.shuffle_dataset,
+            seed=self.args.seed,
+        )
+
+    def prompt_messages(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
+        """The row's conversation under the system prompt of its slot; in evaluation under the best one."""
+        prompt = self._playing[self._slot(index)] if self.model.training else self.population.best()
+        return [dict(message) for message in prompt.messages(self.spec.messages(row), self.args.prompt_place)]
+
+    def _slot(self, index: int) -> int:
+        return (index // self.args.num_generations) % self.args.prompts_per_step
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self.model.training:
+            self._let_children_join()
+            self._playing = self.population.select(self.args.prompts_per_step)
+        return super()._generate_and_score_completions(inputs)
+
+    # --- rewards -> ratings -> children --------------------------------------------------------------------------
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.model.training:
+            totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+            totals[rewards.isnan().all(1)] = torch.nan
+            self._evolve([None if reward != reward else reward for reward in totals.tolist()], inputs)
+        return rewards
+
+    def _evolve(self, rewards: Sequence[float | None], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rate the prompts of the batch, and set the reference LLM to work on the next generation."""
+        # Without a reference LLM nobody reads them, and the texts of a batch are megabytes.
+        told = gather_object([told_of(row) for row in rows]) if self.args.evolves else [("", "", "")] * len(rewards)
+        trials = self._trials(rewards, told)
+        values = self.population.record(self._playing, [trial.row for trial in trials])
+        scored = [(value, trial) for value, trial in zip(values, trials, strict=True) if value is not None]
+        self._log_population([value for value, _ in scored])
+        if self.args.evolves and scored:
+            best = max(scored, key=lambda pair: pair[0])[1]
+            # Drawn on every process alike, whether or not there is anything to cross: the generators stay in step.
+            crosses = self.args.mode != "reflection" and self.population.rng.random() < self.args.p_crossover
+            self._reflect(Reflecting(self._batches, self.population.island, best, trials if crosses else None))
+        self._batches += 1
+
+    def _trials(self, rewards: Sequence[float | None], told: Sequence[tuple[str, str, str]]) -> list[Trial]:
+        """The batch as the operators read it: per slot, per problem, the N attempts (the order of the sampler)."""
+        m, n = self.args.prompts_per_step, self.args.num_generations
+        cells: list[list[Evidence]] = [[] for _ in range(m)]
+        for start in range(0, len(rewards), n):
+            attempts = tuple(Attempt(told[i][2], rewards[i]) for i in range(start, start + n))
+            # Said in the same words for every prompt: a row's own `prompt` is rendered with the slot's.
+            question, truth, _ = told[start - start % (m * n)]
+            cells[self._slot(start)].append(Evidence(question, truth, attempts))
+        return [Trial(prompt, tuple(row)) for prompt, row in zip(self._playing, cells, strict=True)]
+
+    def _reflect(self, work: Reflecting) -> None:
+        if self.accelerator.is_main_process and self.reference is not None:
+            seed = rollout_seed(self.args.seed, "reflection", work.batch)
+            work.outcomes = self._thread.submit(work.run, self.reference, self.args.reflection(), repeat=seed)
+        self._pending.append(work)
+
+    def _let_children_join(self) -> None:
+        """Add the children that are due: those of the batch `evolution_lag` before the last one, and older.
+
+        Due by the clock, not by the wall: a run does not depend on how fast the reference LLM is, and training waits
+        where it is slower than `evolution_lag` steps.
+        """
+        while self._pending and self._pending[0].batch < self._batches - self.args.evolution_lag:
+            work = self._pending.pop(0)
+            results: list[Any] = [work.outcomes.result() if work.outcomes is not None else []]
+            broadcast_object_list(results)
+            fatal = next((o.error for o in results[0] if o.error is not None and o.error.fatal), None)
+            if fatal is not None:
+                self._pending.insert(0, work)  # asked for again when training goes on
+                self._stop(f"the reference LLM failed for good with {fatal.kind}: {fatal}")
+            for outcome in results[0]:
+                self._log_outcome(outcome)
+                if outcome.child is not None:
+                    self.population.add(replace(outcome.child, born_at=self._batches), island=work.island)
+
+    # --- logs, saving, resuming ----------------------------------------------------------------------------------
+
+    def _log_population(self, values: Sequence[float]) -> None:
+        best = self.population.rating(self.population.best())
+        metrics = {
+            "population/size": float(len(self.population.members)),
+            "population/diversity": self.population.diversity(),
+            "population/best_mu": best.mu,
+            "population/best_sigma": best.sigma,
+        }
+        if values:
+            metrics |= {"population/value_best": max(values), "population/value_worst": min(values)}
+        for name, value in metrics.items():
+            self._metrics["train"][name].append(value)
+
+    def _log_outcome(self, outcome: Outcome) -> None:
+        logged = self._metrics["train"]
+        logged[f"evolution/{outcome.operator}_children"].append(float(outcome.child is not None))
+        logged[f"evolution/{outcome.operator}_failed"].append(float(outcome.failed))
+        logged["evolution/calls"].append(float(outcome.counts["calls"]))
+        logged["evolution/failed_calls"].append(float(outcome.counts["failed_calls"]))
+        logged["evolution/cost_usd"].append(outcome.usage.cost_usd)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One step; in the modes that train no weights the rollouts and ratings of one, without a backward pass."""
+        if self.args.trains_weights:
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        self._prepare_inputs(inputs)
+        self._step += 1
+        return torch.zeros((), device=self.accelerator.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The evolution as plain JSON: population, clock, and what the reference LLM is still at work on."""
+        return {
+            "population": self.population.state_dict(),
+            "batches": self._batches,
+            "pending": [work.to_json() for work in self._pending],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a [`ESPLTrainer.state_dict`]. Unfinished reflections are asked for again."""
+        self.population.load_state_dict(state["population"])
+        self._batches, self._pending = state["batches"], []
+        for saved in state["pending"]:
+            self._reflect(Reflecting.from_json(saved))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir)
+        best = self.population.best()
+        self._spec_under(best).save(folder)
+        write_whole(folder / PROMPT_FILE, best.text)
+        write_whole(folder / POPULATION_FILE, json.dumps(self.state_dict(), indent=1, ensure_ascii=False))
+
+    def _spec_under(self, prompt: SystemPrompt) -> AgentSpec:
+        """How an agent loaded later is asked: as in evaluation here, under `prompt`."""
+        if not prompt.text:
+            return self.spec
+        if self.args.prompt_place == "user":
+            return replace(self.spec, prompt_template=f"{prompt.text}\n\n{self.spec.prompt_template}")
+        own = self.spec.system_prompt
+        return replace(self.spec, system_prompt=f"{prompt.text}\n\n{own}" if own else prompt.text)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and (Path(checkpoint) / POPULATION_FILE).exists():
+            self.load_state_dict(json.loads((Path(checkpoint) / POPULATION_FILE).read_text(encoding="utf-8")))
+
+
+def _root(prompt: SystemPrompt | str) -> SystemPrompt:
+    if isinstance(prompt, SystemPrompt):
+        return prompt
+    return SystemPrompt.parse(prompt) if "[G0]" in prompt else SystemPrompt(prompt, ())

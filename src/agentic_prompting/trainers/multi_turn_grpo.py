@@ -1,0 +1,275 @@
+"""GRPO over conversations: TRL's `GRPOTrainer` with a multi-turn rollout against an environment.
+
+TRL does what it does: batches, groups, advantages, loss, optimizers, engines. This class renders the prompt of each
+row, plays the rollouts with [`run_rollouts`], hands TRL ids and mask, lets rewards read the rollout, and logs, records
+and watches what came back. The private parts of TRL it touches are listed in `tests/test_trl_contract.py`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import ProgressCallback
+from trl import GRPOTrainer
+
+from ..data import validate_dataset
+from ..rollout import (
+    AgentSpec,
+    ChatFormat,
+    Environment,
+    Grammar,
+    Rollout,
+    RolloutFacts,
+    RolloutLog,
+    TagGrammar,
+    rollout_metrics,
+    rollout_record,
+    rollout_seed,
+    run_rollouts,
+)
+from .checks import check_environment, datasets_of, reject_other_loops
+from .config import MultiTurnGRPOConfig
+from .progress import OneLineProgress
+from .samplers import sampling_of, trainer_sampler
+
+
+class TrainingStopped(RuntimeError):
+    """Training could not go on because of the environment. A checkpoint was saved first; resume from it."""
+
+
+class MultiTurnGRPOTrainer(GRPOTrainer):
+    """Trains an agent that talks to an environment.
+
+    Args:
+        model (`str` or `PreTrainedModel`):
+            As in [`~trl.GRPOTrainer`].
+        environment ([`Environment`]):
+            Answers the agent's requests, for example [`LLMEnvironment`].
+        reward_funcs (`Callable` or `list[Callable]`):
+            TRL reward functions. They get the rollouts as the keyword argument `rollout` (`list[Rollout]`) beside the
+            dataset's columns. What they make of a failed rollout is not used: it has no reward.
+        args ([`MultiTurnGRPOConfig`], *optional*):
+            Training arguments.
+        train_dataset (`Dataset`):
+            Columns `question` and `answers` (`list[str]`), as [`load_task`] gives; or `prompt` (messages or text),
+            which is then used as it is.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
+            The same for evaluation.
+        prompt_template (`str`, *optional*, defaults to `"{question}"`):
+            The agent's user message.
+        system_prompt (`str`, *optional*):
+            The agent's system message.
+        grammar ([`Grammar`], *optional*):
+            What turns look like. Defaults to the environment's `grammar` where it has one, else Prompt-R1's tags.
+        **kwargs:
+            Everything else of [`~trl.GRPOTrainer`]: `processing_class`, `callbacks`, `peft_config`, ...
+
+    Raises:
+        `ValueError`: For a dataset, template or argument that cannot work, before the model is loaded.
+        [`LLMError`]: If the environment cannot be reached or refuses the key (with `args.check_environment`).
+        [`TrainingStopped`]: From `train`, if too many rollouts failed or the environment can never work.
+    """
+
+    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "agentic-prompting"]
+
+    def __init__(
+        self,
+        model: Any,
+        environment: Environment | None,
+        reward_funcs: Any = None,
+        args: MultiTurnGRPOConfig | None = None,
+        train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        prompt_template: str = "{question}",
+        system_prompt: str | None = None,
+        grammar: Grammar | None = None,
+        **kwargs: Any,
+    ):
+        reject_other_loops(kwargs)
+        args = args if args is not None else MultiTurnGRPOConfig("trainer_output")
+        spec = AgentSpec(
+            prompt_template=prompt_template,
+            system_prompt=system_prompt,
+            grammar=grammar or getattr(environment, "grammar", None) or TagGrammar(),
+            limits=args.limits(),
+            chat_template_kwargs=args.chat_template_kwargs or {},
+            stop_at_tags=args.stop_at_tags,
+            sampling=vars(sampling_of(args)),
+        )
+        for dataset in (train_dataset, *datasets_of(eval_dataset)):
+            self._validate(dataset)
+        if args.check_environment and args.process_index == 0:
+            check_environment(environment)
+        if args.use_vllm and args.stop_at_tags:
+            args.generation_kwargs = {
+                "stop": list(spec.stop_texts),
+                "include_stop_str_in_output": True,
+                **(args.generation_kwargs or {}),
+            }
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # which is why trl is pinned
+            super().__init__(
+                model=model,
+                reward_funcs=reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                rollout_func=lambda prompts, trainer: trainer._play(prompts),
+                **kwargs,
+            )
+        if self.pop_callback(ProgressCallback) is not None:  # absent with disable_tqdm
+            self.add_callback(OneLineProgress)
+        self.environment, self.spec = environment, spec
+        self.chat_format = ChatFormat(
+            self._tokenizer, spec.grammar, spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
+        )
+        self.limits = args.limits(_context_length(self))
+        self.sampler = trainer_sampler(self, spec.stop_texts)
+        self.rollout_log = RolloutLog(
+            Path(args.output_dir) / "rollouts", self.accelerator.process_index, args.rollouts_max_mb
+        )
+        # The rows of the batch being generated: TRL passes on the prompts only.
+        self._rows: Sequence[Mapping[str, Any]] = []
+        self._started = int(time.time())  # tells apart the records of several runs in one output_dir
+        self._recent_failures: deque[tuple[int, int]] = deque(maxlen=args.failure_window)
+        self._eval_batches = 0
+
+    @staticmethod
+    def _validate(dataset: Any) -> None:
+        """Rows need a question to fill the template with, or a prompt of their own; the rest is up to the rewards."""
+        own_prompt = "prompt" in (getattr(dataset, "column_names", None) or ())
+        validate_dataset(dataset, columns=("prompt",) if own_prompt else ("question",))
+
+    # --- row -> prompt -> rollouts -------------------------------------------------------------------------------
+
+    def prompt_messages(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
+        """The conversation that a row begins with. For subclasses to change.
+
+        Args:
+            row (`Mapping`): The dataset's row.
+            index (`int`): Its place in the global batch, all processes together.
+        """
+        return [dict(message) for message in self.spec.messages(row)]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        first = self.accelerator.process_index * len(inputs)
+        self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
+        return super()._generate_and_score_completions(self._rows)
+
+    def _play(self, prompts: list[Any]) -> dict[str, Any]:
+        """TRL's `rollout_func`: one rollout per prompt; prompts come already repeated `num_generations` times."""
+        first = self.accelerator.process_index * len(prompts)
+        rollouts = [
+            Rollout(self.chat_format.prompt_ids(prompt), row=dict(row), seed=self._seed(first + i))
+            for i, (prompt, row) in enumerate(zip(prompts, self._rows, strict=True))
+        ]
+        with tqdm(total=len(rollouts), desc="rollouts", leave=False, delay=2, disable=self.args.disable_tqdm) as bar:
+            run_rollouts(
+                rollouts, self.sampler, self.environment, self.chat_format, self.limits, lambda rollout: bar.update()
+            )
+        ends = [self._missing_end(rollout) for rollout in rollouts]
+        logprobs = [
+            [*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)]
+            for rollout, end in zip(rollouts, ends, strict=True)
+        ]
+        return {
+            "prompt_ids": [rollout.prompt_ids for rollout in rollouts],
+            "completion_ids": [[*rollout.ids, *end] for rollout, end in zip(rollouts, ends, strict=True)],
+            "logprobs": logprobs if self.use_vllm else None,
+            "env_mask": [[*rollout.mask, *(0 for _ in end)] for rollout, end in zip(rollouts, ends, strict=True)],
+            "rollout": rollouts,
+        }
+
+    def _missing_end(self, rollout: Rollout) -> list[int]:
+        """The end-of-sequence token for TRL to see, masked out of the loss.
+
+        TRL takes a completion without one for truncated, and cannot take an empty one: a turn that was stopped at its
+        tag has none, and neither has a prompt that filled the context by itself.
+        """
+        stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in self.eos_token_ids
+        return [self.eos_token_ids[0]] if stopped or not rollout.ids else []
+
+    def _seed(self, index: int) -> int:
+        """The seed of the rollout at this position of the global batch: a function of where training stands, so that
+        there is no random state to save. Evaluation always draws the same."""
+        if not self.model.training:
+            return rollout_seed(self.args.seed, "eval", self._eval_batches, index)
+        within = self._step % self.args.gradient_accumulation_steps
+        return rollout_seed(self.args.seed, "train", self.state.global_step, within, index)
+
+    # --- rollouts -> logs ----------------------------------------------------------------------------------------
+
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rollouts = [row["rollout"] for row in inputs]
+        mode = "train" if self.model.training else "eval"
+        facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
+        # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.
+        rewards[torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)] = torch.nan
+        for name, value in rollout_metrics(facts).items():
+            self._metrics[mode][name].append(value)
+        first = self.accelerator.process_index * len(rollouts)
+        own_rewards = rewards[first : first + len(rollouts)].tolist()
+        self.rollout_log.write(
+            rollout_record(
+                rollout,
+                run=self._started,
+                step=self.state.global_step,
+                mode=mode,
+                rewards={
+                    name: None if reward != reward else round(reward, 6)  # NaN: not scored
+                    for name, reward in zip(self.reward_func_names, own, strict=True)
+                },
+            )
+            for rollout, own in zip(rollouts, own_rewards, strict=True)
+        )
+        self._eval_batches += mode == "eval"
+        self._stop_if_hopeless(facts)
+        return rewards
+
+    def _stop_if_hopeless(self, facts: Sequence[RolloutFacts]) -> None:
+        """Save a checkpoint and raise, on every process alike, if the environment is dead."""
+        failed = [fact for fact in facts if fact.status == "failed"]
+        self._recent_failures.append((len(failed), len(facts)))
+        share = sum(n for n, _ in self._recent_failures) / sum(n for _, n in self._recent_failures)
+        fatal = next((fact for fact in failed if fact.fatal), None)
+        full = len(self._recent_failures) == self.args.failure_window
+        if fatal is None and not (full and share > self.args.max_failed_share):
+            return
+        cause = fatal or failed[-1]
+        self._stop(f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}")
+
+    def _stop(self, why: str) -> NoReturn:
+        """End training, to be gone on with later. Must be called on every process alike."""
+        if self.model.training:
+            self._save_checkpoint(self.model, trial=None)
+        raise TrainingStopped(
+            f"stopped at step {self.state.global_step}: {why}. A checkpoint is in {self.args.output_dir}; mend the "
+            "cause and continue with resume_from_checkpoint=True."
+        )
+
+    # --- evaluation and saving -----------------------------------------------------------------------------------
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._eval_batches = 0
+        return super().evaluate(*args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        self.spec.save(output_dir or self.args.output_dir)
+
+
+def _context_length(trainer: GRPOTrainer) -> int | None:
+    """Tokens the policy can read, prompt and response together."""
+    if trainer.use_vllm and trainer.args.vllm_max_model_length:
+        return trainer.args.vllm_max_model_length
+    return getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)

@@ -1,0 +1,52 @@
+"""A supervised warm start: imitate written conversations before learning from reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedModel
+from trl import SFTConfig, SFTTrainer
+
+from ..rollout import Rollout
+
+
+def warm_start(
+    model: PreTrainedModel, tokenizer: Any, rollouts: Sequence[Rollout], output_dir: str | Path, **sft_arguments: Any
+) -> PreTrainedModel:
+    """Train `model` in place on the agent's tokens of `rollouts`; prompts and observations are context only.
+
+    Args:
+        model (`PreTrainedModel`): The agent.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        rollouts (`Sequence[Rollout]`): What to imitate, for example from [`rollout_from_trace`].
+        output_dir (`str` or `Path`): Where TRL may write.
+        **sft_arguments: Of [`~trl.SFTConfig`]: `max_steps`, `learning_rate`, `per_device_train_batch_size`, ... Nothing
+            is saved or reported unless asked for here.
+
+    Returns:
+        `PreTrainedModel`: The same model.
+
+    Raises:
+        `ValueError`: If `rollouts` is empty.
+    """
+    if not rollouts:
+        raise ValueError("warm_start needs at least one rollout to imitate")
+    quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": []}
+    # The tokens are exactly those of the rollouts, so TRL must not prepare or cut them again.
+    fixed = {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None, "packing": False}
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(str(output_dir), **{**quiet, **sft_arguments, **fixed}),
+        train_dataset=Dataset.from_list([_example(rollout) for rollout in rollouts]),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    return model
+
+
+def _example(rollout: Rollout) -> dict[str, list[int]]:
+    labels = [token if own else -100 for token, own in zip(rollout.ids, rollout.mask, strict=True)]
+    return {"input_ids": rollout.context, "labels": [-100] * len(rollout.prompt_ids) + labels}

@@ -1,0 +1,31 @@
+"""What several test files share: a tiny saved policy, and a trainer around it."""
+
+import os
+
+# One thread per process: several processes of these tests run at once on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_policy(tmp_path_factory):
+    """Folder of a randomly initialised sandbox policy with its tokenizer and spec."""
+    from agentic_prompting.sandbox.policy import build_policy, sandbox_spec, save_policy, world_tokenizer
+
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer = world_tokenizer()
+    save_policy(build_policy(tokenizer), tokenizer, sandbox_spec(), folder)
+    return folder
+
+
+@pytest.fixture
+def rows():
+    """Eight sandbox questions as a dataset."""
+    from datasets import Dataset
+
+    from agentic_prompting.sandbox import as_rows, make_split
+
+    return Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))

@@ -1,0 +1,86 @@
+"""Models that follow simple rules, for the tests of `refine/`: what each was asked is written into one common log."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentic_prompting.llm import LLMError, Reply, ServerFailed, Usage
+
+PROMPT, QUERY = "Think step by step.", "How many drums?"
+
+
+@dataclass
+class Log:
+    """Calls of all models in the order they were made: `(role, messages, sampling)`; `fail_at` positions fail."""
+
+    calls: list[tuple[str, list[dict], dict]] = field(default_factory=list)
+    sessions: list[str | None] = field(default_factory=list)
+    fail_at: set[int] = field(default_factory=set)
+    error: LLMError = ServerFailed("scripted failure")
+
+    @property
+    def roles(self) -> list[str]:
+        return [role for role, _, _ in self.calls]
+
+
+class RuleModel:
+    """A [`ChatModel`]: `rule(system, user)` gives the whole text, of which `max_tokens` words are written."""
+
+    def __init__(self, role: str, log: Log, rule):
+        self.role, self.log, self.rule, self.model = role, log, rule, f"{role}-rule"
+
+    def submit(self, messages, *, repeat=None, session=None, **sampling: Any) -> Future[Reply]:
+        number = len(self.log.calls)
+        self.log.calls.append((self.role, [dict(message) for message in messages], sampling))
+        self.log.sessions.append(session)
+        future: Future[Reply] = Future()
+        future.set_result(self._reply(number, messages, sampling))
+        return future
+
+    def _reply(self, number, messages, sampling):
+        if number in self.log.fail_at:
+            return Reply(error=self.log.error)
+        words = self.rule(messages[0]["content"], messages[-1]["content"]).split(" ")
+        limit = sampling.get("max_tokens", 10**9)
+        text, finish = " ".join(words[:limit]), "length" if len(words) > limit else "stop"
+        return Reply(text=text, finish_reason=finish, usage=Usage(7, min(limit, len(words))))
+
+
+def words(count: int, tag: str = "w") -> str:
+    """A text of `count` words: `w0 w1 ...`."""
+    return " ".join(f"{tag}{i}" for i in range(count))
+
+
+def version(prompt: str) -> int:
+    """How often a prompt was improved by [`improve`]."""
+    return len(re.findall(r"\+", prompt))
+
+
+def answer(length: int):
+    """A task model's rule: `length` words that depend on the prompt, then the end of sequence."""
+    return lambda system, user: words(length, f"v{version(system)}w")
+
+
+def critic(system: str, user: str) -> str:
+    return f"Feedback on {len(user)} characters, {'unfinished' if 'not finished' in user else 'complete'}."
+
+
+def improve(system: str, user: str) -> str:
+    """An optimizer's rule: the prompt that it is shown, with a plus sign."""
+    prompt = user.removeprefix("Prompt:\n").split("\n\nFeedback:\n")[0]
+    return f"Here it is. <IMPROVED_PROMPT>{prompt}+</IMPROVED_PROMPT>"
+
+
+def keep(system: str, user: str) -> str:
+    return improve(system, user).replace("+<", "<")
+
+
+def models(log: Log, length: int = 35, optimizer=improve, feedback=critic, verifier=None) -> dict[str, RuleModel]:
+    """Keyword arguments of `ProRefiner`."""
+    rules = {"task": answer(length), "feedback": feedback, "optimizer": optimizer}
+    if verifier is not None:
+        rules["verifier"] = verifier
+    return {role: RuleModel(role, log, rule) for role, rule in rules.items()}

@@ -1,0 +1,156 @@
+"""The house holds: every room imports only from rooms above it, and what is above the torch line needs no torch.
+
+The order is that of docs/architecture.md, as data. Imports are read from the source, so one inside a function counts as
+well; only those under `TYPE_CHECKING` do not.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "agentic_prompting"
+SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
+
+ABOVE_THE_TORCH_LINE = ("llm", "rollout", "environments", "rewards", "evolution", "refine", "data", "evaluation")
+BELOW_THE_TORCH_LINE = ("local", "trainers", "agent", "sandbox", "report", "serve", "cli")
+ROOMS = ABOVE_THE_TORCH_LINE + BELOW_THE_TORCH_LINE
+HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}
+
+MODULES = sorted(
+    path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or path.stem not in ("__init__", "__main__")
+)
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, package: str) -> Iterator[str]:
+    """Absolute names of all that a module imports, names under `TYPE_CHECKING` left out.
+
+    `from .. import llm` gives `agentic_prompting.llm`, and `from torch import nn` gives `torch.nn`: one name too deep
+    does no harm, one too shallow would hide the room.
+    """
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(ast.parse(source)):  # parents come before their children
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for statement in node.body:
+                skipped.update(ast.walk(statement))
+        elif node in skipped:
+            continue
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = [*parents, *([node.module] if node.module else [])]
+            yield from (".".join([*base, alias.name]) for alias in node.names)
+
+
+def imports_of(path: Path) -> list[str]:
+    name = dotted(path)
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return list(imports(path.read_text(encoding="utf-8"), package))
+
+
+def test_the_reading_of_imports():
+    source = (
+        "from __future__ import annotations\nimport a.b, c\nfrom ..llm import Reply\nfrom .. import rollout\n"
+        "from . import other\nif TYPE_CHECKING:\n    import torch\nelse:\n    import d\ndef f():\n    from e import g\n"
+    )
+    expected = ["__future__.annotations", "a.b", "c", "p.llm.Reply", "p.rollout", "p.refine.other", "d", "e.g"]
+    assert list(imports(source, "p.refine")) == expected
+
+
+def test_there_is_a_house():
+    assert MODULES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=dotted)
+def test_imports_come_from_above(path):
+    assert room(path) in ROOMS, f"{path.name} is in no room of the house; give it one here and in docs/architecture.md"
+    own = ROOMS.index(room(path))
+    for name in imports_of(path):
+        if name.split(".")[0] != PACKAGE:
+            continue
+        target = [*name.split("."), ""][1]
+        assert target in ROOMS, (
+            f"{dotted(path)} imports {name}: import from the room, not from the package's front door"
+        )
+        assert ROOMS.index(target) <= own, f"{dotted(path)} imports {name}, which lies below it"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room(path) in ABOVE_THE_TORCH_LINE], ids=dotted)
+def test_no_torch_above_the_line(path):
+    assert not HEAVY & {name.split(".")[0] for name in imports_of(path)}
+
+
+def test_only_the_trainers_import_trl():
+    assert {room(path) for path in MODULES if "trl" in {name.split(".")[0] for name in imports_of(path)}} <= {
+        "trainers"
+    }
+
+
+_BLOCK_AND_IMPORT = f"""
+import importlib, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {sorted(HEAVY)!r}:
+            raise ImportError(name + " is blocked: this is above the torch line")
+
+sys.meta_path.insert(0, Blocked())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def python(code: str, *args: str) -> str:
+    """Run code in a process of its own with the package on its path."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(SOURCE.parent), "PATH": "/usr/bin:/bin"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_everything_above_the_line_imports_without_torch():
+    python(_BLOCK_AND_IMPORT, PACKAGE, *(dotted(path) for path in MODULES if room(path) in ABOVE_THE_TORCH_LINE))
+
+
+def test_the_front_door_is_light():
+    """`import agentic_prompting` is lazy: no torch, under 0.3 s (the best of three, as other work may be running)."""
+    code = (
+        f"import sys, time; start = time.perf_counter(); import {PACKAGE}; seconds = time.perf_counter() - start;"
+        f"print(seconds, *(set({sorted(HEAVY)!r}) & set(sys.modules)))"
+    )
+    runs = [python(code).split() for _ in range(3)]
+    assert all(heavy == [] for _, *heavy in runs), f"loaded by the bare import: {runs[0][1:]}"
+    assert min(float(seconds) for seconds, *_ in runs) < 0.3
+
+
+def test_every_export_is_there_and_typed():
+    """The table of lazy exports, the names themselves, and the block that type checkers read say the same."""
+    import agentic_prompting
+
+    for name in agentic_prompting.__all__:
+        assert getattr(agentic_prompting, name) is not None
+    typed = {
+        alias.asname
+        for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text()))
+        if isinstance(node, ast.ImportFrom) and node.level == 1
+        for alias in node.names
+    }
+    assert typed == set(agentic_prompting.__all__) - {"__version__"}

@@ -1,0 +1,424 @@
+"""`load_task` on small files in each documented shape, on a hub that fails on purpose, and on the released files."""
+
+import hashlib
+import json
+import logging
+import os
+import random
+from pathlib import Path
+
+import datasets
+import pytest
+from datasets import Dataset
+
+from agentic_prompting.data import TASKS, load_task, validate_dataset
+from agentic_prompting.data.tasks import as_list, gsm8k_answer, mathqa_options, prompt_r1_meta, prompt_r1_question
+
+COLUMNS = ["id", "question", "answers", "task", "meta"]
+REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", Path(__file__).parents[2] / "shared" / "data")) / "prompt_r1"
+needs_real_files = pytest.mark.skipif(
+    not REAL.is_dir(), reason=f"the released Prompt-R1 files are not at {REAL}; set AGENTIC_PROMPTING_DATA"
+)
+
+INSTRUCTION = "\nFirst, provide a simple explanation of the question, then {ask} and answer."
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def released(question: str, golds: list[str], **changes) -> dict:
+    message = {"content": f"Question: {question}{INSTRUCTION}", "role": "user"}
+    row = {"data_source": "hotpot-256-test", "prompt": [message], "ability": "multihop_qa"}
+    return row | {"reward_model": {"ground_truth": golds, "style": "rule"}} | changes
+
+
+# Three rows of each set, in the shape that its card or its readers show.
+ROWS = {
+    "prompt_r1": [
+        released("Who wrote it?", ["Ada", " Ada", ""]),
+        released(" Two\nlines? ", ["7"]),
+        released("Third?", ["x"]),
+    ],
+    "hotpotqa": [
+        {
+            "id": f"5a{i}",
+            "question": f"  Which of {i}? ",
+            "answer": f"a{i}",
+            "type": "bridge",
+            "level": "hard",
+            "context": {"title": ["T"], "sentences": [["S."]]},
+        }
+        for i in range(3)
+    ],
+    "2wiki": [{"id": str(i), "question": f"q{i}", "answer": f"a{i}", "type": "comparison"} for i in range(3)],
+    "gsm8k": [{"question": f"q{i}", "answer": f"Add.\n#### {a}"} for i, a in enumerate(["24,960", "-3", "7"])],
+    "musique": [
+        {"id": "2hop__1", "question": f"q{i}", "answer": "Ada", "answer_aliases": ["A. L.", "Ada"]} for i in range(3)
+    ],
+    "popqa": [
+        {"id": i, "prop": "capital", "question": f"q{i}", "possible_answers": golds, "s_pop": 12, "o_pop": 3}
+        for i, golds in enumerate(['["Rome", "Roma"]', "['Oslo']", '["Bern"]'])
+    ],
+    "squad_v2": [
+        {
+            "id": f"u{i}",
+            "title": "T",
+            "context": "C",
+            "question": f"q{i}",
+            "answers": {"text": golds, "answer_start": []},
+        }
+        for i, golds in enumerate([["40%"], [], ["a", "b"]])
+    ],
+    "triviaqa": [
+        {
+            "question": f"q{i}",
+            "question_id": f"tc_{i}",
+            "answer": {"value": "Ada", "aliases": ["Lovelace", "Ada"], "type": "W"},
+        }
+        for i in range(3)
+    ],
+    "mathqa": [
+        {
+            "Problem": f"q{i}",
+            "Rationale": "…",
+            "options": "a ) 38 , b ) 27.675 , c ) 1 , 5 , e ) none",
+            "correct": letter,
+        }
+        for i, letter in enumerate("abe")
+    ],
+    "svamp": [{"Body": f"b{i}.", "Question": f"q{i}?", "Answer": 51.0 + i, "Type": "Addition"} for i in range(3)],
+    "aqua": [{"question": f"q{i}", "options": ["A)1", "B)2"], "correct": "AB"[i % 2]} for i in range(3)],
+}
+
+GOLDS = {
+    "prompt_r1": [["Ada"], ["7"], ["x"]],
+    "hotpotqa": [["a0"], ["a1"], ["a2"]],
+    "2wiki": [["a0"], ["a1"], ["a2"]],
+    "gsm8k": [["24960"], ["-3"], ["7"]],
+    "musique": [["Ada", "A. L."]] * 3,
+    "popqa": [["Rome", "Roma"], ["Oslo"], ["Bern"]],
+    "squad_v2": [["40%"], [""], ["a", "b"]],
+    "triviaqa": [["Ada", "Lovelace"]] * 3,
+    "mathqa": [["38"], ["27.675"], ["none"]],
+    "svamp": [["51"], ["52"], ["53"]],
+    "aqua": [["A"], ["B"], ["A"]],
+}
+
+
+def written(tmp_path: Path, rows: list[dict], suffix: str = ".jsonl") -> str:
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_every_set_has_a_fixture():
+    # Sets that are cut by row numbers need all their rows: test_refine_data.py has them.
+    assert set(ROWS) == set(GOLDS) == {name for name, task in TASKS.items() if not task.cuts}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@pytest.mark.parametrize("name", ROWS)
+def test_each_set_in_one_schema(name, suffix, tmp_path):
+    dataset = load_task(name, data_files=written(tmp_path, ROWS[name], suffix))
+    assert dataset.column_names == COLUMNS
+    assert dataset["answers"][:] == GOLDS[name]
+    assert set(dataset["task"]) == {name}
+    assert all(question == question.strip() and question for question in dataset["question"])
+    assert [json.loads(meta)["row"] for meta in dataset["meta"]] == [0, 1, 2]
+    validate_dataset(dataset)
+
+
+def test_sets_can_be_put_together(tmp_path):
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    parts = [load_task(n, data_files=written(tmp_path / d, ROWS[n])) for n, d in (("prompt_r1", "a"), ("popqa", "b"))]
+    assert datasets.concatenate_datasets(parts).num_rows == 6
+
+
+def test_released_rows_give_back_their_message_character_by_character():
+    for row in ROWS["prompt_r1"]:
+        template = prompt_r1_meta(row)["prompt_template"]
+        assert template.count("{question}") == 1
+        assert template.replace("{question}", prompt_r1_question(row)) == row["prompt"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": [{"content": "Question: Who?", "role": "user"}]}, "row 1 of .* cannot be read: .*released wrapper"),
+        (
+            {"prompt": [{"content": "…", "role": "system"}] * 2},
+            "row 1 of .* cannot be read: .*exactly one user message",
+        ),
+    ],
+)
+def test_a_row_that_is_not_as_documented_is_named(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_task("prompt_r1", data_files=written(tmp_path, [ROWS["prompt_r1"][0], released("q", ["a"], **change)]))
+
+
+def test_rows_without_a_gold_are_dropped_and_counted(tmp_path, caplog):
+    rows = [*ROWS["hotpotqa"], {**ROWS["hotpotqa"][0], "answer": None}, {**ROWS["hotpotqa"][0], "answer": " "}]
+    with caplog.at_level(logging.WARNING, "agentic_prompting"):
+        assert load_task("hotpotqa", data_files=written(tmp_path, rows)).num_rows == 3
+    assert "2 rows" in caplog.text and "dropped" in caplog.text
+
+
+def test_a_sample_is_seeded_in_drawn_order_and_of_different_questions(tmp_path):
+    rows = [{"id": str(i), "question": f"q{i // 2}", "answer": f"a{i}"} for i in range(40)]
+    path = written(tmp_path, rows)
+    sample = load_task("2wiki", n=10, seed=3, data_files=path)
+    assert sample["id"][:] == [str(2 * i) for i in random.Random(3).sample(range(20), 10)]
+    assert load_task("2wiki", n=10, seed=3, data_files=path)["id"][:] == sample["id"][:]
+    assert load_task("2wiki", n=10, seed=4, data_files=path)["id"][:] != sample["id"][:]
+    assert len(set(load_task("2wiki", n=20, data_files=path)["question"])) == 20
+    with pytest.raises(ValueError, match="n=21, but there are only 20 different questions"):
+        load_task("2wiki", n=21, data_files=path)
+    with pytest.raises(ValueError, match="n must be at least 1"):
+        load_task("2wiki", n=0, data_files=path)
+
+
+def test_files_by_split_and_several_files(tmp_path):
+    path = written(tmp_path, ROWS["gsm8k"])
+    assert load_task("gsm8k", data_files=[path, path]).num_rows == 6
+    assert load_task("gsm8k", split="dev", data_files={"dev": Path(path)}).num_rows == 3
+    with pytest.raises(ValueError, match="data_files has no split 'test'; it has: dev"):
+        load_task("gsm8k", split="test", data_files={"dev": path})
+
+
+def test_tab_separated_files(tmp_path):
+    path = tmp_path / "test.tsv"
+    path.write_text('id\tquestion\tpossible_answers\n1\tWhere?\t"[""Rome"", ""Roma""]"\n', encoding="utf-8")
+    assert load_task("popqa", split="test", data_files=str(path))["answers"][:] == [["Rome", "Roma"]]
+
+
+def test_flashrags_shape_is_read_too(tmp_path):
+    rows = [{"id": "dev_0", "question": "q", "golden_answers": ["a", "b"], "metadata": {"x": 1}}]
+    assert load_task("musique", data_files=written(tmp_path, rows))["answers"][:] == [["a", "b"]]
+
+
+# What can be wrong with a request -----------------------------------------------------------------------------------
+
+
+def test_unknown_task_offers_the_nearest():
+    with pytest.raises(ValueError, match="unknown task 'hotpot'; did you mean 'hotpotqa'"):
+        load_task("hotpot")
+    with pytest.raises(ValueError, match="known: prompt_r1, hotpotqa"):
+        load_task("zzz")
+
+
+def test_unknown_split_names_those_there_are():
+    with pytest.raises(ValueError, match="popqa has no split 'train'; it has: test"):
+        load_task("popqa")
+
+
+def test_missing_column_names_those_there_are(tmp_path):
+    path = written(tmp_path, [{"query": "q", "answer": "a"}])
+    with pytest.raises(ValueError, match="no column 'question'; it has: query, answer"):
+        load_task("hotpotqa", data_files=path)
+
+
+def test_files_that_are_not_there_or_not_readable(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no such file: nowhere.parquet"):
+        load_task("prompt_r1", data_files="nowhere.parquet")
+    with pytest.raises(ValueError, match="must all end in one of .parquet"):
+        load_task("gsm8k", data_files=__file__)
+    with pytest.raises(ValueError, match="names no file"):
+        load_task("gsm8k", data_files=[])
+    with pytest.raises(ValueError, match="with data_files there is none"):
+        load_task("gsm8k", data_files=__file__, revision="main")
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"not parquet")
+    with pytest.raises(ValueError, match="cannot be read as .parquet"):
+        load_task("gsm8k", data_files=str(broken))
+
+
+# The hub ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub of our own: `hub.rows[path]` is what a repository holds, everything else fails. Records the calls."""
+
+    class Hub:
+        def __init__(self):
+            self.rows, self.calls = {}, []
+
+        def load_dataset(self, path, config=None, **options):
+            self.calls.append((path, config, options))
+            if path not in self.rows:
+                raise ConnectionError(f"cannot reach {path}\nsecond line")
+            return Dataset.from_list(self.rows[path])
+
+    fake = Hub()
+    monkeypatch.setattr(datasets, "load_dataset", fake.load_dataset)
+    return fake
+
+
+def test_the_first_source_that_loads_wins(hub, caplog):
+    hub.rows["RUC-NLPIR/FlashRAG_datasets"] = [{"id": "1", "question": "q", "golden_answers": ["a"]}]
+    dataset = load_task("hotpotqa", split="validation")
+    assert [(path, options["split"]) for path, _, options in hub.calls] == [
+        ("hotpotqa/hotpot_qa", "validation"),
+        ("hotpotqa/hotpot_qa", "validation"),
+        ("RUC-NLPIR/FlashRAG_datasets", "dev"),
+    ]
+    assert hub.calls[1][2] == {"split": "validation", "revision": "refs/convert/parquet", "data_dir": "distractor"}
+    assert json.loads(dataset["meta"][0])["source"] == "RUC-NLPIR/FlashRAG_datasets hotpotqa:validation"
+    assert "1 rows" in caplog.text and "7,405 were expected" in caplog.text
+
+
+def test_every_failure_of_the_chain_is_in_the_error(hub):
+    hub.rows["dgslibisey/MuSiQue"] = [{"wrong": 1}]
+    with pytest.raises(RuntimeError) as caught:
+        load_task("musique", split="validation")
+    lines = str(caught.value).splitlines()
+    assert "pass data_files" in lines[0]
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [
+        "bdsaglam/musique answerable",
+        "dgslibisey/MuSiQue",
+        "RUC-NLPIR/FlashRAG_datasets musique",
+    ]
+    assert "ConnectionError: cannot reach bdsaglam/musique" in lines[1]
+    assert "no column 'question', 'answer', 'answer_aliases'; it has: wrong" in lines[2]
+
+
+def test_a_pinned_revision_is_not_replaced(hub):
+    hub.rows["RUC-NLPIR/FlashRAG_datasets"] = [{"id": "1", "question": "q", "golden_answers": ["a"]}]
+    with pytest.raises(RuntimeError, match="hotpotqa/hotpot_qa distractor@1908d6"):
+        load_task("hotpotqa", revision="1908d6")
+    assert hub.calls == [("hotpotqa/hotpot_qa", "distractor", {"split": "train", "revision": "1908d6"})]
+
+
+def test_prompt_r1_is_asked_for_by_file(hub):
+    hub.rows["QwenQKing/Prompt-R1"] = ROWS["prompt_r1"]
+    load_task("prompt_r1", split="test/hotpot")
+    load_task("prompt_r1", split="test")
+    (one, twelve) = (options["data_files"]["rows"] for _, _, options in hub.calls)
+    assert one == "eval_data/hotpot.parquet" and one in twelve and len(twelve) == 12
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_records_are_consistent(name):
+    task = TASKS[name]
+    assert task.sources and task.readers and task.licence
+    for source in task.sources:
+        assert set(source.splits) <= set(task.expected_rows)
+        assert not source.files or set(source.files) >= set(task.expected_rows)
+
+
+# Small readers ------------------------------------------------------------------------------------------------------
+
+
+def test_small_readers():
+    assert as_list('["a", 1]') == as_list("['a', 1]") == as_list(["a", 1]) == ["a", "1"]
+    assert as_list(None) == [] and as_list("plain") == ["plain"] and as_list("1984") == ["1984"]
+    assert gsm8k_answer("x #### 1 \n#### -24,960 ") == "-24960"
+    assert mathqa_options("a ) 38 , b ) 27.675 , c ) 1 , 5 , e ) none") == {
+        "a": "38",
+        "b": "27.675",
+        "c": "1 , 5",
+        "e": "none",
+    }
+
+
+# validate_dataset ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "the dataset is empty"),
+        ([{"question": "q", "answer": "a"}], "no column 'answers'; it has: question, answer"),
+        ([{"prompt": "q"}], "no column 'question', 'answers'; it has: prompt"),
+        ([{"text": "q", "answers": ["a"]}], "no column 'question'; it has: text, answers"),
+        ([{"question": "q", "answers": ["a"]}, {"question": "r", "answers": []}], "row 1 .*`answers` is empty"),
+        ([{"question": "q", "answers": "a"}], "row 0 .*must be a list of strings, got 'a'"),
+        ([{"question": "q", "answers": [1]}], "row 0 .*must be a list of strings"),
+        ([{"question": "q", "answers": None}], "row 0 .*must be a list of strings, got None"),
+        ([{"question": "q", "answers": ["a", None]}], "row 0 .*must be a list of strings"),
+        ([{"question": " ", "answers": ["a"]}], "row 0 .*`question` must be a text"),
+        ([{"question": 3, "answers": ["a"]}], "row 0 .*`question` must be a text"),
+    ],
+)
+def test_validate_dataset_names_what_is_wrong(rows, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        validate_dataset(Dataset.from_list(rows))
+    assert "\n" not in str(caught.value)
+
+
+def test_validate_dataset_lets_good_ones_pass():
+    good = Dataset.from_list([{"question": "q", "answers": [""], "context": "long"}])
+    validate_dataset(good)
+    validate_dataset(good.to_iterable_dataset())
+
+
+def test_validate_dataset_with_other_columns():
+    rendered = Dataset.from_list([{"prompt": "rendered", "answers": []}])
+    validate_dataset(rendered, columns=("prompt",))
+    with pytest.raises(ValueError, match="row 0 .*`answers` is empty"):
+        validate_dataset(rendered, columns=("prompt", "answers"))
+    with pytest.raises(ValueError, match="no column 'level'; it has: prompt, answers"):
+        validate_dataset(rendered, columns=("prompt", "level"))
+
+
+def test_validate_dataset_of_nothing():
+    with pytest.raises(ValueError, match="train_dataset is missing"):
+        validate_dataset(None)
+
+
+# The released files -------------------------------------------------------------------------------------------------
+
+EVAL = {  # file -> the first row's golds
+    "2WikiMultihopQA": ["no"],
+    "BookSum": None,
+    "DAPO-Math": ["98"],
+    "MathQA_ood": ["5.6"],
+    "PopQA": ["psychiatrist", "alienist", "head-shrinker", "shrinker"],
+    "WritingPrompts": None,
+    "gsm8k": ["30"],
+    "hotpot": ["SARS coronavirus"],
+    "squad_v2_ood": ["40%"],
+}
+SUFFIX_SHA256 = "cc03a452446b37c8866dbe4d0ad0fb8e18fe3f9ffab312b349535dc0a44735cb"
+
+
+@needs_real_files
+@pytest.mark.parametrize("name", EVAL)
+def test_real_evaluation_files(name):
+    path = REAL / "eval" / f"{name}.parquet"
+    dataset = load_task("prompt_r1", split="test", data_files=str(path))
+    assert dataset.num_rows == 128
+    assert len(set(dataset["question"])) == (126 if name in ("BookSum", "DAPO-Math") else 128)
+    assert EVAL[name] is None or dataset["answers"][0] == EVAL[name]
+    validate_dataset(dataset)
+    messages = [row["prompt"][0]["content"] for row in Dataset.from_parquet(str(path))]
+    for row, message in zip(dataset, messages, strict=True):
+        template = json.loads(row["meta"])["prompt_template"]
+        assert template.replace("{question}", row["question"]) == message
+        assert hashlib.sha256(message[-1501:].encode()).hexdigest() == SUFFIX_SHA256
+        assert "\nFirst, provide" not in row["question"]
+
+
+@needs_real_files
+def test_real_golds():
+    two_wiki = load_task("prompt_r1", data_files=str(REAL / "eval" / "2WikiMultihopQA.parquet"))
+    assert sum(answers[0] in ("yes", "no") for answers in two_wiki["answers"]) == 42
+    popqa = load_task("prompt_r1", data_files=str(REAL / "eval" / "PopQA.parquet"))
+    assert max(map(len, popqa["answers"])) == 22  # 23 as released, one of them twice
+    dapo = load_task("prompt_r1", data_files=str(REAL / "eval" / "DAPO-Math.parquet"))
+    assert sum("\n" in question for question in dapo["question"]) == 70
+
+
+@needs_real_files
+def test_real_validation_file():
+    dataset = load_task("prompt_r1", split="validation", data_files={"validation": str(REAL / "validation.parquet")})
+    assert dataset.num_rows == 2048
+    assert sum("\n" in question for question in dataset["question"]) == 151
+    assert {json.loads(meta)["data_source"] for meta in dataset["meta"]} == {"hotpotqa/hotpot_qa"}
+    assert len(set(dataset["id"])) == 2048
+    validate_dataset(dataset)

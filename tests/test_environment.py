@@ -1,0 +1,298 @@
+"""The large LLM as environment: what it is sent, what the agent reads of its reply, and what becomes of failure."""
+
+import time
+from concurrent.futures import CancelledError, Future
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agentic_prompting.environments import CUT_MARK, LLMEnvironment
+from agentic_prompting.llm import Misconfigured, RateLimited, Reply, ScriptedChat, Usage
+from agentic_prompting.llm.futures import then
+from agentic_prompting.rollout import ChatFormat, Limits, Observation, Rollout, Sample, parse_turn, run_rollouts
+from tokenizers_for_tests import tokenizer_for
+
+
+def turn_of(request, thought="a secret thought"):
+    return parse_turn(f"<think> {thought} </think> <interaction_prompt> {request} </interaction_prompt>")
+
+
+def rollout_after(n, seed=0):
+    """A rollout that has had `n` replies and asks once more: `ask 0`, `reply 0`, ..., `ask n`."""
+    rollout = Rollout([1, 2, 3], row={"question": "the question itself", "answers": ["gold"]}, seed=seed)
+    for i in range(n):
+        rollout.sampled(Sample([4]), turn_of(f"ask {i}"))
+        rollout.observed(Observation(f"reply {i}"), [5])
+    rollout.sampled(Sample([4]), turn_of(f"ask {n}"))
+    return rollout
+
+
+def history(*numbers, last):
+    pairs = [({"role": "user", "content": f"ask {i}"}, {"role": "assistant", "content": f"reply {i}"}) for i in numbers]
+    return [*(message for pair in pairs for message in pair), {"role": "user", "content": f"ask {last}"}]
+
+
+class Recording(ScriptedChat):
+    """Also keeps how each call was told apart from others."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.identities = []
+
+    def submit(self, messages, *, repeat=None, session=None, **sampling):
+        self.identities.append((repeat, session))
+        return super().submit(messages, repeat=repeat, session=session, **sampling)
+
+
+# --- what it is sent ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kept", "numbers"),
+    [("full", [0, 1, 2]), ("last", []), (0, []), (1, [2]), (2, [1, 2]), (3, [0, 1, 2]), (99, [0, 1, 2])],
+)
+def test_how_much_history(kept, numbers):
+    chat = ScriptedChat(["ok"])
+    observation = LLMEnvironment(chat, history=kept).step(rollout_after(3)).result()
+    assert chat.calls == [history(*numbers, last=3)]
+    assert observation.text == "ok"
+
+
+@pytest.mark.parametrize("kept", ["full", "last", 0, 2])
+def test_the_first_request_has_no_history(kept):
+    assert LLMEnvironment(ScriptedChat(["ok"]), history=kept).messages(rollout_after(0)) == history(last=0)
+
+
+def test_history_from_a_function():
+    seen = []
+
+    def summary(earlier):
+        seen.append(list(earlier))
+        return [{"role": "user", "content": f"so far: {len(earlier) // 2} exchanges"}]
+
+    messages = LLMEnvironment(ScriptedChat(["ok"]), history=summary).messages(rollout_after(2))
+    assert messages == [{"role": "user", "content": "so far: 2 exchanges"}, {"role": "user", "content": "ask 2"}]
+    assert seen == [history(0, 1, last=2)[:-1]]
+
+
+@pytest.mark.parametrize("wrong", ["some", "", -1, 1.5, None, ["full"]])
+def test_history_that_is_none_of_these(wrong):
+    with pytest.raises(ValueError, match="history must be 'full', 'last', a number of turns or a function") as raised:
+        LLMEnvironment(ScriptedChat(["ok"]), history=wrong)
+    assert repr(wrong) in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("kept", ["full", "last"])
+def test_the_system_prompt_comes_first(kept):
+    messages = LLMEnvironment(ScriptedChat(["ok"]), system_prompt="Be exact.", history=kept).messages(rollout_after(1))
+    assert messages[0] == {"role": "system", "content": "Be exact."}
+    assert [message["role"] for message in messages].count("system") == 1
+    assert messages[-1] == {"role": "user", "content": "ask 1"}
+
+
+@pytest.mark.parametrize("kept", ["full", "last", 1, list])
+def test_it_sees_neither_thoughts_nor_question_nor_answer(kept):
+    text = str(LLMEnvironment(ScriptedChat(["ok"]), history=kept).messages(rollout_after(2)))
+    assert "ask 2" in text
+    for hidden in ("secret", "think", "interaction", "the question itself", "gold"):
+        assert hidden not in text
+
+
+def test_asking_changes_nothing_in_the_rollout():
+    rollout = rollout_after(2)
+    before = (list(rollout.ids), list(rollout.mask), list(rollout.turns), list(rollout.observations), rollout.status)
+    LLMEnvironment(ScriptedChat(["ok"])).step(rollout).result()
+    assert before == (rollout.ids, rollout.mask, rollout.turns, rollout.observations, rollout.status)
+
+
+def test_sampling_goes_with_every_call():
+    chat = ScriptedChat(["ok"])
+    environment = LLMEnvironment(chat, temperature=0.3, max_tokens=77)
+    for n in range(2):
+        environment.step(rollout_after(n)).result()
+    assert chat.sampling == [{"temperature": 0.3, "max_tokens": 77}] * 2
+
+
+def test_rollouts_are_told_apart_by_their_seed():
+    """N rollouts that ask the same get N replies of their own, the same again in a replayed run; all calls of one
+    rollout are one session."""
+    chat = Recording(["ok"])
+    environment = LLMEnvironment(chat)
+    for rollout in (rollout_after(0, seed=11), rollout_after(0, seed=12), rollout_after(1, seed=11)):
+        environment.step(rollout).result()
+    assert chat.identities == [(11, "11"), (12, "12"), (11, "11")]
+
+
+# --- what the agent reads -----------------------------------------------------------------------------------------
+
+
+def observed(reply, **options):
+    return LLMEnvironment(ScriptedChat([reply]), **options).step(rollout_after(0)).result()
+
+
+def test_a_reply_is_kept_as_it_is():
+    reply = Reply(" two\nlines <answer>x</answer> ", usage=Usage(3, 4, 0.5), seconds=1.25, attempts=2)
+    observation = observed(reply)
+    assert observation == Observation(reply.text, None, (reply,), 1.25)
+
+
+@pytest.mark.parametrize("length", [19, 20, 21, 500])
+def test_long_replies_are_cut_with_a_mark(length):
+    text = "".join(chr(ord("a") + i % 26) for i in range(length))
+    seen = observed(text, max_reply_chars=20).text
+    if length <= 20:
+        assert seen == text
+    else:
+        assert seen == text[: 20 - len(CUT_MARK)] + CUT_MARK and len(seen) == 20
+    assert observed(text, max_reply_chars=20).replies[0].text == text, "the whole reply is kept for the log"
+
+
+def test_the_default_is_the_released_codes():
+    assert observed("x" * 2048).text == "x" * 2048
+    assert len(observed("x" * 2049).text) == 2048 and observed("x" * 2049).text.endswith("x" + CUT_MARK)
+
+
+@given(text=st.text(max_size=40), limit=st.integers(len(CUT_MARK) + 1, 30))
+def test_cut_at_a_character_boundary(text, limit):
+    """Never half of a character: emoji are one, and what is left is a beginning of the reply that can be encoded."""
+    reply = text or "x"
+    seen = observed(reply, max_reply_chars=limit).text
+    assert len(seen) <= limit
+    if len(reply) > limit:
+        assert seen.endswith(CUT_MARK) and reply.startswith(seen.removesuffix(CUT_MARK))
+    else:
+        assert seen == reply
+    assert seen.encode("utf-8").decode("utf-8") == seen
+
+
+@pytest.mark.parametrize("cluster", ["🙂", "e\u0301", "日", "\U0001d11e"])
+@pytest.mark.parametrize("limit", [10, 11, 12])
+def test_wide_characters_are_counted_as_characters(cluster, limit):
+    """2048 characters, not 2048 bytes, and the tokenizer gets back what was kept of them."""
+    seen = observed(cluster * 30, max_reply_chars=limit).text
+    assert len(seen) == limit
+    tokenizer = tokenizer_for("chatml")
+    chat_format = ChatFormat(tokenizer)
+    assert tokenizer.decode(chat_format.plain_ids(seen)) == seen and "\ufffd" not in seen
+
+
+@pytest.mark.parametrize("limit", [0, 1, len(CUT_MARK), -5])
+def test_room_for_the_mark_alone_is_too_little(limit):
+    with pytest.raises(ValueError, match=f"max_reply_chars must be more than {len(CUT_MARK)}, got {limit}"):
+        LLMEnvironment(ScriptedChat(["ok"]), max_reply_chars=limit)
+
+
+# --- failure ------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_is_no_text():
+    error = RateLimited("too many requests", "m", attempts=6, status=429)
+    observation = observed(error)
+    assert observation.error is error and observation.text == ""
+    assert observation.replies[0].error is error
+
+
+def test_a_future_is_cancelled_backwards():
+    """A rollout loop that ends early takes its calls off the wire."""
+    asked = Future()
+
+    class Slow:
+        def submit(self, messages, **kwargs):
+            return asked
+
+    waiting = LLMEnvironment(Slow()).step(rollout_after(0))
+    assert not waiting.done()
+    assert waiting.cancel() and asked.cancelled() and waiting.cancelled()
+
+
+def test_a_cancelled_call_ends_who_waits_for_it():
+    asked = Future()
+
+    class Slow:
+        def submit(self, messages, **kwargs):
+            return asked
+
+    waiting = LLMEnvironment(Slow()).step(rollout_after(0))
+    asked.cancel()
+    asked.set_running_or_notify_cancel()
+    with pytest.raises(CancelledError):
+        waiting.result(timeout=2)
+
+
+def test_then():
+    future = Future()
+    doubled = then(future, lambda number: 2 * number)
+    future.set_result(21)
+    assert doubled.result(timeout=2) == 42
+    failed = Future()
+    later = then(failed, lambda number: number)
+    failed.set_exception(KeyError("x"))
+    assert isinstance(later.exception(timeout=2), KeyError)
+    fine = Future()
+    broken = then(fine, lambda number: number / 0)
+    fine.set_result(1)
+    assert isinstance(broken.exception(timeout=2), ZeroDivisionError)
+
+
+def test_a_reply_after_the_cancellation_does_no_harm(caplog):
+    future = Future()
+    future.set_running_or_notify_cancel()  # on its way: cannot be cancelled any more
+    waiting = then(future, lambda reply: reply)
+    assert waiting.cancel()
+    future.set_result("late")
+    assert waiting.cancelled() and future.result() == "late"
+    assert not caplog.records, "a callback that raised would be logged"
+
+
+def play(environment, n=1):
+    """Rollouts of an agent that asks and then answers, through the real loop."""
+    chat_format = ChatFormat(tokenizer_for("chatml"))
+    ask = "<think> a </think> <interaction_prompt> b </interaction_prompt>"
+    end = "<think> a </think> <answer> c </answer>"
+
+    def sampler(requests):
+        asked = chat_format.tokenizer("<interaction_response>", add_special_tokens=False)["input_ids"]
+        ends = [any(r.context[i : i + len(asked)] == asked for i in range(len(r.context))) for r in requests]
+        return [Sample(chat_format.turn_ids(end if done else ask)) for done in ends]
+
+    prompt = chat_format.prompt_ids([{"role": "user", "content": "Q?"}])
+    rollouts = [Rollout(prompt, seed=i) for i in range(n)]
+    run_rollouts(rollouts, sampler, environment, chat_format, Limits())
+    return rollouts
+
+
+def test_in_the_loop_a_failed_call_fails_its_own_rollout():
+    chat = ScriptedChat(lambda messages: "ok", fail_on=lambda n: n == 1)
+    rollouts = play(LLMEnvironment(chat), n=3)
+    assert [rollout.status for rollout in rollouts] == ["answered", "failed", "answered"]
+    assert [rollout.answer for rollout in rollouts] == ["c", None, "c"]
+
+
+def test_in_the_loop_a_history_function_that_raises_fails_its_own_rollout():
+    calls = []
+
+    def summary(earlier):
+        calls.append(earlier)
+        return earlier if len(calls) > 1 else 1 / 0
+
+    rollouts = play(LLMEnvironment(ScriptedChat(["ok"]), history=summary), n=2)
+    assert [rollout.status for rollout in rollouts] == ["failed", "answered"]
+    assert "ZeroDivisionError" in str(rollouts[0].error)
+
+
+def test_step_does_not_wait():
+    started = time.perf_counter()
+    future = LLMEnvironment(ScriptedChat(["ok"], latency=0.3)).step(rollout_after(0))
+    assert time.perf_counter() - started < 0.2 and not future.done()
+    assert future.result(timeout=5).text == "ok"
+
+
+def test_check_asks_the_model_if_it_can_be_asked():
+    class Wrong(ScriptedChat):
+        def check(self):
+            raise Misconfigured("no such model")
+
+    with pytest.raises(Misconfigured, match="no such model"):
+        LLMEnvironment(Wrong(["ok"])).check()
+    chat = ScriptedChat(["ok"])
+    assert LLMEnvironment(chat).check() is None and chat.calls == []

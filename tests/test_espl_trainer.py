@@ -1,0 +1,320 @@
+"""E-SPL's trainer: slots, baselines (eq 1-2), ratings, children, modes, saving and resuming, on a tiny model."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from agentic_prompting import AgentSpec, ESPLConfig, ESPLTrainer, ScriptedChat, SystemPrompt, TrainingStopped
+from agentic_prompting.evolution import rate
+from agentic_prompting.llm import Misconfigured
+from agentic_prompting.rollout import Sample, read_rollouts
+from test_trainer import vars_for
+
+EDIT = '```json\n[{"op": "add", "text": "Principle number %d."}]\n```'
+
+
+def arguments(folder, **changes):
+    return ESPLConfig(
+        **{
+            **vars_for(folder),
+            "prompts_per_step": 2,
+            "num_generations": 2,
+            "per_device_train_batch_size": 8,  # two problems
+            "gradient_accumulation_steps": 1,
+            "max_steps": 4,
+            "max_turn_tokens": 12,
+            "learning_rate": 1e-3,
+            "logging_steps": 1,
+            "p_crossover": 0.0,
+            **changes,
+        }
+    )
+
+
+class Reference(ScriptedChat):
+    """Adds a principle with a number of its own at every reflection; counts what it is asked."""
+
+    def __init__(self, **options):
+        self.children = 0
+        super().__init__(self._say, **options)
+
+    def _say(self, messages):
+        asked = messages[-1]["content"]
+        if "JSON" not in asked:
+            return "It went wrong at the second step."
+        self.children += 1
+        return EDIT % self.children
+
+
+class Writes:
+    """A sampler that writes the number of its row: each rollout is another, and a reward can tell them apart."""
+
+    def __init__(self, trainer):
+        self.trainer, self.written = trainer, 0
+
+    def __call__(self, requests):
+        samples = []
+        for _ in requests:
+            self.written += 1
+            word = ("Kenya", "Nairobi", "shilling", "Africa", "euro")[self.written % 5]
+            samples.append(Sample(self.trainer.chat_format.turn_ids(word)))
+        return samples
+
+
+def reward_by_word(rollout, **kwargs):
+    worth = {"Kenya": 1.0, "Nairobi": 0.0, "shilling": 0.5, "Africa": 0.25, "euro": 0.75}
+    return [worth.get(one.answer, 0.0) for one in rollout]
+
+
+def trainer_for(policy, folder, rows, reference=None, prompt="Answer .\n[G0]. Ask first .", **changes):
+    trainer = ESPLTrainer(
+        model=str(policy),
+        reward_funcs=reward_by_word,
+        reference=reference if reference is not None else Reference(),
+        args=arguments(folder, **changes),
+        train_dataset=rows,
+        initial_prompt=prompt,
+    )
+    trainer.sampler = Writes(trainer)
+    return trainer
+
+
+def one_batch(trainer):
+    """One generated batch: two problems, each under two prompts, twice."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer._generate_and_score_completions([trainer.train_dataset[i] for i in [0] * 4 + [1] * 4])
+
+
+def rewards_of(folder):
+    return np.array([record["rewards"]["reward_by_word"] for record in read_rollouts(folder / "rollouts")])
+
+
+@pytest.mark.parametrize("baseline", ["normal", "marginalize"])
+def test_advantages_are_the_papers(tiny_policy, rows, tmp_path, baseline):
+    """eq 1-2 in NumPy from the logged rewards: no standard deviation; the mean over N, or over M·N."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, baseline=baseline)
+    batch = one_batch(trainer)
+    rewards = rewards_of(tmp_path)
+    group = 2 if baseline == "normal" else 4
+    expected = (rewards.reshape(-1, group) - rewards.reshape(-1, group).mean(1, keepdims=True)).ravel()
+    assert np.allclose(batch["advantages"].numpy(), expected, atol=1e-7) and np.ptp(rewards) > 0
+
+
+def test_each_slot_reads_its_own_prompt(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    one_batch(trainer)
+    assert {prompt.id for prompt in trainer._playing} == {0, 1}
+    for row, slot in zip(trainer._rows, [0, 0, 1, 1, 0, 0, 1, 1], strict=True):
+        question = {"question": row["question"]}
+        expected = trainer._playing[slot].messages(trainer.spec.messages(question))
+        assert row["prompt"] == expected and expected[0]["role"] == "system"
+        assert row["rollout"].prompt_ids == trainer.chat_format.prompt_ids(expected)
+
+
+def test_ratings_follow_the_rewards(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    before = {member.prompt.id: member.rating for member in trainer.population.members}
+    one_batch(trainer)
+    rewards = rewards_of(tmp_path).reshape(2, 2, 2)  # problem, slot, attempt
+    values = rewards.mean(2).mean(0)
+    ids = [prompt.id for prompt in trainer._playing]
+    expected = rate([before[i] for i in ids], list(values), 0.01)
+    for i, rating in zip(ids, expected, strict=True):
+        assert trainer.population.rating(i).mu == pytest.approx(rating.mu)
+    assert trainer.population.members[0].games == 1
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_children_join_when_due(tiny_policy, rows, tmp_path, lag):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, evolution_lag=lag, max_steps=4)
+    trainer.train()
+    born = [member.prompt.born_at for member in trainer.population.members[1:]]
+    assert born == list(range(1 + lag, 4)), "one child a batch, `lag` batches later than at once"
+    assert [member.prompt.operator for member in trainer.population.members[1:]] == ["mutation"] * len(born)
+    assert "Principle number 1." in trainer.population.members[1].prompt.principles
+
+
+def test_the_model_learns_and_carries_its_prompt(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.train()
+    trainer.save_model(str(tmp_path))
+    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    best = trainer.population.best().text
+    assert (tmp_path / "system_prompt.txt").read_text() == best == AgentSpec.load(tmp_path).system_prompt
+    saved = json.loads((tmp_path / "population.json").read_text())
+    assert len(saved["population"]["members"]) == len(trainer.population.members)
+    logged = [entry for entry in trainer.state.log_history if "population/size" in entry]
+    assert logged[-1]["population/size"] == 3 and "evolution/mutation_children" in logged[-1]
+
+
+@pytest.mark.parametrize("mode", ["rl", "evolution", "reflection"])
+def test_modes(tiny_policy, rows, tmp_path, mode):
+    reference = Reference()
+    trainer = trainer_for(tiny_policy, tmp_path, rows, reference, mode=mode, evolution_lag=0)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.train()
+    moved = any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+    assert moved == (mode == "rl")
+    assert (len(trainer.population.members) > 1) == (mode != "rl")
+    assert bool(reference.calls) == (mode != "rl")
+    if mode == "reflection":
+        assert len(trainer.population.alive()) == 1
+
+
+@pytest.mark.parametrize("place", ["system", "user"])
+@pytest.mark.parametrize("own", [None, "Be brief ."])
+def test_a_loaded_agent_is_asked_as_in_evaluation(tiny_policy, rows, tmp_path, place, own):
+    """Under the best prompt, wherever it stands, and with the system message it had anyway."""
+    trainer = ESPLTrainer(
+        model=str(tiny_policy),
+        reward_funcs=reward_by_word,
+        reference=Reference(),
+        args=arguments(tmp_path, prompt_place=place),
+        train_dataset=rows,
+        initial_prompt="Answer .\n[G0]. Ask first .",
+        prompt_template="question : {question}",
+        system_prompt=own,
+    )
+    trainer.model.eval()
+    trainer.save_model(str(tmp_path))
+    assert AgentSpec.load(tmp_path).messages(rows[0]) == trainer.prompt_messages(rows[0], 0)
+
+
+def test_rows_with_a_prompt_only_can_cross(tiny_policy, rows, tmp_path):
+    """Each slot renders the row's prompt with its own system prompt; the problem is the same one all the same."""
+    own = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["question"]}]}, remove_columns=["question"])
+    trainer = trainer_for(
+        tiny_policy, tmp_path, own, prompt_place="user", p_crossover=1.0, evolution_lag=0, max_steps=3
+    )
+    trainer.train()
+    assert len(trainer.population.members) > 1
+    assert any("what is" in call[-1]["content"] or "which" in call[-1]["content"] for call in trainer.reference.calls)
+
+
+def test_evaluation_is_under_the_best_prompt(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    trainer.model.eval()
+    messages = trainer.prompt_messages(rows[0], 3)
+    assert messages[0] == {"role": "system", "content": trainer.population.best().text}
+
+
+def test_a_dead_reference_changes_nothing(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(fail_on=lambda n: True), evolution_lag=0)
+    trainer.train()
+    assert len(trainer.population.members) == 1
+    logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [None, 1.0, 1.0, 1.0]
+
+
+def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp_path):
+    """Found at once where the model can be checked; else at its first reflection, with a checkpoint."""
+
+    class Wrong(ScriptedChat):
+        def check(self):
+            raise Misconfigured("no such model")
+
+    with pytest.raises(Misconfigured, match="no such model"):
+        trainer_for(tiny_policy, tmp_path, rows, Wrong(["x"]))
+    trainer = trainer_for(tiny_policy, tmp_path, rows, ScriptedChat([Misconfigured("no such model")]), evolution_lag=0)
+    with pytest.raises(TrainingStopped, match="at step 1: the reference LLM failed for good with Misconfigured"):
+        trainer.train()
+    saved = json.loads((tmp_path / "checkpoint-1" / "population.json").read_text())
+    assert len(saved["pending"]) == 1, "its work is asked for again when training goes on"
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
+    """Stopped after two of four steps: same selections, ratings, children and losses afterwards."""
+
+    class Replays(Reference):
+        """The same reply to the same question, as a recorded reference gives."""
+
+        def _say(self, messages):
+            asked = messages[-1]["content"]
+            return EDIT % (len(asked) % 1000) if "JSON" in asked else "It went wrong at the second step."
+
+    class Writes2(Writes):
+        """Writes by the seed of the request: what is written does not depend on how often it was asked."""
+
+        def __call__(self, requests):
+            words = ("Kenya", "Nairobi", "shilling", "Africa", "euro")
+            return [Sample(self.trainer.chat_format.turn_ids(words[request.seed % 5])) for request in requests]
+
+    def run(folder, checkpoint=None, **changes):
+        trainer = trainer_for(tiny_policy, folder, rows, Replays(), evolution_lag=lag, p_crossover=0.5, **changes)
+        trainer.sampler = Writes2(trainer)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        losses = [(e["step"], e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
+        return trainer.state_dict(), losses
+
+    whole, losses = run(tmp_path / "whole", save_strategy="steps", save_steps=2)
+    resumed, again = run(tmp_path / "resumed", checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert resumed == whole and again == losses
+    assert len(whole["population"]["members"]) > 1
+
+
+def test_bad_arguments(tiny_policy, rows, tmp_path):
+    with pytest.raises(ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: make that 6 or 12"):
+        arguments(tmp_path, prompts_per_step=3)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        arguments(tmp_path, p_crossover=1.2)
+    for name in ("mode", "baseline", "prompt_place", "reflect_on"):
+        with pytest.raises(ValueError, match=name):
+            arguments(tmp_path, **{name: "other"})
+    with pytest.raises(ValueError, match="needs a reference"):
+        ESPLTrainer(str(tiny_policy), reward_by_word, None, arguments(tmp_path), rows)
+
+
+def test_prompt_r1_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
+    """Both methods at once: the agent asks the oracle, and what it is told in advance evolves."""
+    from agentic_prompting import LLMEnvironment, PromptR1Reward
+    from agentic_prompting.sandbox import Oracle
+    from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
+    from test_trainer import Acts
+
+    trainer = ESPLTrainer(
+        model=str(tiny_policy),
+        reward_funcs=PromptR1Reward(),
+        reference=Reference(),
+        args=arguments(
+            tmp_path, evolution_lag=0, max_steps=2, max_turns=3, max_turn_tokens=24, max_completion_length=160
+        ),
+        train_dataset=rows,
+        initial_prompt="Answer .\n[G0]. Ask first .",
+        environment=LLMEnvironment(Oracle()),
+        prompt_template=SANDBOX_TEMPLATE,
+    )
+    trainer.sampler = Acts(trainer)
+    trainer.train()
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    assert {len(record["turns"]) for record in records} == {2}
+    assert {record["rewards"]["prompt_r1_reward"] for record in records} == {0.0, 1.0}
+    assert len(trainer.population.members) == 2
+    told = trainer.reference.calls[0][-1]["content"]
+    assert "<interaction_prompt>" in told and "[reply]" in told, "the reference reads the whole conversation"
+
+
+def test_search_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
+    from agentic_prompting import BM25Retriever, SearchEnvironment, search_reward
+    from agentic_prompting.environments import SearchGrammar
+
+    trainer = ESPLTrainer(
+        model=str(tiny_policy),
+        reward_funcs=search_reward,
+        reference=Reference(),
+        args=arguments(tmp_path, max_steps=1),
+        train_dataset=rows,
+        initial_prompt=SystemPrompt("Use the tool ."),
+        environment=SearchEnvironment(BM25Retriever(["Nairobi is the capital of Kenya"])),
+    )
+    assert isinstance(trainer.chat_format.grammar, SearchGrammar)
+    trainer.train()
+    trainer.save_model(str(tmp_path))
+    assert AgentSpec.load(tmp_path, grammar=SearchGrammar()).grammar == SearchGrammar()

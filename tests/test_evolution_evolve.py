@@ -1,0 +1,218 @@
+"""`evolve` end to end with scripted models: it improves a policy, resumes exactly, and stops with what it has."""
+
+import json
+import random
+import re
+from concurrent.futures import Future
+
+import pytest
+
+from agentic_prompting.evolution import (
+    Evolution,
+    EvolutionStopped,
+    EvolveConfig,
+    Population,
+    Reflection,
+    SystemPrompt,
+    evolve,
+)
+from agentic_prompting.llm import BudgetExceeded, Reply, ScriptedChat, ServerFailed, Usage
+from agentic_prompting.rewards import exact_match_reward
+
+WORDS = {"river": "amber", "city": "birch", "peak": "cedar"}
+ROOT = SystemPrompt("Answer in <answer></answer>.", ())
+ROWS = [{"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]} for n in range(4) for kind in WORDS]
+SETTINGS = EvolveConfig(
+    steps=12,
+    problems_per_step=6,
+    num_generations=4,
+    crossover_probability=0.5,
+    reflection=Reflection("imperfect", max_problems=1),
+)
+
+
+class Policy:
+    """Knows an answer when its prompt holds the word for this kind of question, and one time in five without it.
+
+    A refusal names the word. The reply depends on nothing but the conversation and the number of the sample.
+    """
+
+    def __init__(self, fail=None):
+        self.calls, self.fail, self.seen = 0, fail or (lambda number: None), set()
+
+    def submit(self, messages, *, repeat=None, session=None, **sampling):
+        error = self.fail(self.calls)
+        self.calls += 1
+        kind, number = re.search(r"Which (\w+) is number (\d+)", messages[-1]["content"]).groups()
+        self.seen.add((messages[0]["content"], messages[-1]["content"], repeat))
+        lucky = random.Random(f"{messages[0]['content']}{kind}{number}{repeat}").random() < 0.2
+        known = WORDS[kind] in messages[0]["content"]
+        said = f"<answer>{kind} {number}</answer>" if known or lucky else f"say {WORDS[kind]} <answer>no</answer>"
+        future = Future()
+        future.set_result(Reply(error=error) if error else Reply(said, usage=Usage(3, 2, 0.01)))
+        return future
+
+
+def reflect(messages):
+    """A reference LLM that learns the word from a refusal it is shown, and merges what is the same."""
+    said = messages[0]["content"]
+    words = re.findall(r"say (\w+)", said)
+    if said.startswith("Task: retell"):
+        return f"1. It was told: say {words[0]}." if words else "1. It was right."
+    if said.startswith("Task: draw") and words:
+        return json.dumps([{"op": "add", "text": f"Always mention {words[0]}."}])
+    if said.startswith("Task: let"):
+        return json.dumps([{"op": "add", "text": text} for text in set(re.findall(r"Always mention \w+\.", said))])
+    return "[]"
+
+
+def run(policy=None, config=SETTINGS, **options):
+    return evolve(policy or Policy(), ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, config, **options)
+
+
+def test_it_improves_a_policy():
+    seen = []
+    result = run(on_step=seen.append)
+    assert result.stopped is None
+    assert seen == result.steps
+    assert [log.step for log in result.steps] == list(range(12))
+    assert result.steps[0].prompts == [0], "one prompt is played once, not three times"
+    assert result.steps[0].reward < 0.5
+    assert all(word in result.best.text for word in WORDS.values())
+    last = next(log for log in reversed(result.steps) if result.best.id in log.prompts)
+    assert last.values[last.prompts.index(result.best.id)] == 1.0
+    assert result.best.id != 0
+    children = [entry["child"] for log in result.steps for entry in log.operators if entry["child"] is not None]
+    assert children == list(range(1, len(result.population.members)))
+    born = [member.prompt.born_at for member in result.population.members]
+    assert born == sorted(born) == [0, *(log.step + 1 for log in result.steps for e in log.operators if e["child"])]
+    assert result.usage["policy"].cost_usd > 0
+    assert result.usage["reference"].tokens > 0
+    json.dumps([vars(log) for log in result.steps])
+
+
+def test_crossover_unites_what_two_prompts_know():
+    population = Population(ROOT)
+    for words in (["amber"], ["birch", "cedar"]):
+        rules = tuple(f"Always mention {word}." for word in words)
+        population.add(SystemPrompt(ROOT.preamble, rules, parents=(0,), operator="mutation"))
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1, "problems_per_step": 12, "crossover_probability": 1.0})
+    result = evolve(Policy(), ScriptedChat(reflect), ROWS, exact_match_reward, population, config)
+    mutation, crossover = result.steps[0].operators
+    assert (mutation["child"], crossover["child"]) == (3, 4)
+    child = result.population.members[crossover["child"]].prompt
+    assert all(word in child.text for word in WORDS.values())
+    assert (child.operator, set(child.parents), child.parents[0]) == ("crossover", {0, 1, 2}, 2)
+    assert result.population.rating(child).sigma < result.population.rating(3).sigma, "three parents say more than one"
+
+
+def test_every_row_once_a_pass_and_every_sample_new():
+    policy = Policy()
+    result = run(policy)
+    assert len(policy.seen) == policy.calls == sum(len(log.prompts) for log in result.steps) * 6 * 4
+    evolution = Evolution(policy, policy, ROWS, exact_match_reward, ROOT, EvolveConfig(problems_per_step=5))
+    passes = []
+    for step in range(4):
+        evolution.logs = [None] * step
+        passes.append(evolution._problems())
+    assert [epoch for epoch, _ in passes] == [0, 0, 1, 1]
+    assert not set(passes[0][1]) & set(passes[1][1])
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    whole = run()
+    path = tmp_path / "runs" / "evolution.json"
+    run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 5}), checkpoint=path)
+    resumed = run(checkpoint=path)
+    assert resumed.steps == whole.steps
+    assert resumed.population.state_dict() == whole.population.state_dict()
+    assert (resumed.best, resumed.usage) == (whole.best, whole.usage)
+    assert not list(path.parent.glob("*.tmp"))
+    untouched = Policy()
+    assert run(untouched, checkpoint=path).best == whole.best
+    assert untouched.calls == 0, "a finished run asks nothing"
+    with pytest.raises(ValueError, match="began with another system prompt"):
+        evolve(Policy(), Policy(), ROWS, exact_match_reward, SystemPrompt("Other."), SETTINGS, checkpoint=path)
+
+
+def test_reflection_is_a_population_of_one():
+    result = run(config=EvolveConfig(**{**vars(SETTINGS), "mode": "reflection"}))
+    assert all(len(log.prompts) == 1 for log in result.steps)
+    assert {entry["operator"] for log in result.steps for entry in log.operators} == {"mutation"}
+    newest = 0
+    for log in result.steps:
+        assert log.prompts == [newest]
+        newest = max([newest, *(entry["child"] for entry in log.operators if entry["child"])])
+
+
+def test_failed_calls_are_left_out():
+    policy = Policy(fail=lambda number: ServerFailed("down", "there") if number % 4 == 0 else None)
+    result = run(policy)
+    assert result.stopped is None
+    assert all(log.failed == 0.25 for log in result.steps)
+    assert all(word in result.best.text for word in WORDS.values())
+
+
+def test_it_stops_with_what_it_has_when_the_money_is_spent(tmp_path):
+    path = tmp_path / "evolution.json"
+    spent = run(Policy(fail=lambda number: BudgetExceeded("$1 spent", "m") if number > 150 else None), checkpoint=path)
+    assert "the policy cannot be asked any more: $1 spent (m)" in spent.stopped
+    assert 0 < len(spent.steps) < 12
+    whole = run(checkpoint=path)
+    assert whole.steps == run().steps, "the step that failed is done anew, from the same state"
+
+
+def test_it_stops_when_too_much_fails():
+    down = Policy(fail=lambda number: ServerFailed("down", "there") if number > 100 else None)
+    result = run(down)
+    assert re.search(r"% of the policy's calls failed \(max_failed=50%\): down", result.stopped)
+    evolution = Evolution(down, down, ROWS, exact_match_reward, ROOT, SETTINGS)
+    before = evolution.state_dict()
+    with pytest.raises(EvolutionStopped):
+        evolution.step()
+    assert {**evolution.state_dict(), "usage": 0} == {**before, "usage": 0}
+
+
+def test_a_reference_that_never_answers_leaves_the_population_as_it_was():
+    broken = ScriptedChat(reflect, fail_on=lambda number: True)
+    result = evolve(Policy(), broken, ROWS, exact_match_reward, ROOT, SETTINGS)
+    assert (result.stopped, len(result.population.members)) == (None, 1)
+    assert {entry["reason"] for log in result.steps for entry in log.operators} == {"call_failed", "too_few_winners"}
+    spent = evolve(Policy(), ScriptedChat([BudgetExceeded("spent")]), ROWS, exact_match_reward, ROOT, SETTINGS)
+    assert "the reference cannot be asked any more: spent" in spent.stopped
+
+
+def test_own_population_and_other_places():
+    population = Population(ROOT, window=2, rule="softmax", islands=2)
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 2, "place": "user", "policy_sampling": {"temperature": 0.6}})
+    chat = ScriptedChat(["<answer>x</answer>"])
+    result = evolve(chat, ScriptedChat(reflect), ROWS, exact_match_reward, population, config)
+    assert result.population is population
+    assert [message["role"] for message in chat.calls[0]] == ["user"]
+    assert chat.calls[0][0]["content"].startswith("Answer in <answer></answer>.\n\nWhich ")
+    assert chat.sampling[0] == {"temperature": 0.6}
+
+
+def test_a_reward_that_gives_none_is_left_out():
+    def reward(prompts, completions, answers, rollout, **_):
+        assert completions[0][0]["role"] == "assistant"
+        assert prompts[0].startswith("Which")
+        return [None if episode.answer == "no" else 1.0 for episode in rollout]
+
+    result = evolve(Policy(), ScriptedChat(reflect), ROWS, reward, ROOT, EvolveConfig(steps=1, max_failed=1.0))
+    assert result.steps[0].reward == 1.0
+    assert 0 < result.steps[0].failed < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crossover_probability": 1.5}, "crossover_probability must be between 0 and 1, got 1.5"),
+        ({"mode": "joint"}, "mode must be 'evolution' or 'reflection'"),
+        ({"num_generations": 0}, "at least 1 .* got 3, 10, 0, 10"),
+        ({"problems_per_step": 13}, "problems_per_step=13 of only 12 rows: use 12"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        run(config=EvolveConfig(**options))

@@ -1,0 +1,313 @@
+"""Selection rules against their formulas, and the population: rating, windows, islands, best, exact resume."""
+
+import json
+import math
+import random
+import time
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from agentic_prompting.evolution import (
+    RULES,
+    Member,
+    Population,
+    Rating,
+    SystemPrompt,
+    common_means,
+    optimistic_scores,
+    rate,
+    select,
+    selection_rule,
+    sole_wins,
+)
+
+RATINGS = [Rating(25, 2), Rating(27, 1), Rating(24, 4), Rating(28, 0.5), Rating(20, 3)]  # scores 29 29 32 29 26
+DRAWS = 20_000
+
+
+def members(ratings=RATINGS):
+    return [Member(SystemPrompt("p", id=number), rating) for number, rating in enumerate(ratings)]
+
+
+def frequencies(rule, k, draws=DRAWS, given=None, **options):
+    """How often each position is chosen, and how often it is the first."""
+    rng, chosen, first = random.Random(0), Counter(), Counter()
+    given = given or members()
+    for _ in range(draws):
+        picked = select(given, k, rule, rng, **options)
+        assert len(set(picked)) == k
+        chosen.update(picked)
+        first[picked[0]] += 1
+    n = len(given)
+    return [chosen[place] / draws for place in range(n)], [first[place] / draws for place in range(n)]
+
+
+def close(p):
+    return pytest.approx(p, abs=4.5 * math.sqrt(0.25 / DRAWS))
+
+
+def test_scores_are_optimistic():
+    assert optimistic_scores(members()) == [29, 29, 32, 29, 26]
+    assert optimistic_scores(members(), exploration=0) == [25, 27, 24, 28, 20]
+
+
+def test_top_plus_random():
+    chosen, first = frequencies(selection_rule("top_plus_random"), 3)
+    assert first[2] == chosen[2] == 1
+    assert [chosen[place] for place in (0, 1, 3, 4)] == close([0.5] * 4)  # two of the four others, uniformly
+
+
+def test_softmax():
+    temperature = 2.0
+    chosen, first = frequencies(selection_rule("softmax", temperature=temperature), 2)
+    weights = [math.exp(score / temperature) for score in (29, 29, 32, 29, 26)]
+    p = [weight / sum(weights) for weight in weights]
+    assert first == close(p)
+    second = [sum(p[j] * p[i] / (1 - p[j]) for j in range(5) if j != i) for i in range(5)]
+    assert chosen == close([one + two for one, two in zip(p, second, strict=True)])
+
+
+def test_uniform():
+    assert frequencies(selection_rule("uniform"), 2)[0] == close([0.4] * 5)
+
+
+def test_ucb_and_lucb_are_deterministic():
+    rng = random.Random(0)
+    assert select(members(), 3, selection_rule("ucb"), rng) == [2, 3, 1]  # of equal scores the younger
+    assert select(members(), 3, selection_rule("lucb"), rng) == [3, 2, 1]  # 3 has the highest mean
+    assert select(members(), 1, selection_rule("lucb"), rng) == [3]
+    assert select(members(), 2, selection_rule("ucb", exploration=0), rng) == [3, 1]
+    assert rng.random() == random.Random(0).random()
+
+
+def test_pareto_over_problem_wins():
+    given = members()
+    scores = [{"a": 1.0, "b": 1.0, "c": 0.5}, {"a": 1.0, "c": 0.0}, {"c": 0.9, "d": 0.2}, {"d": 0.1}, {}]
+    for member, of_member in zip(given, scores, strict=True):
+        member.problem_scores = of_member
+    # Best on: {a, b}, {a} (dominated by the first), {c, d}, {}, {}.
+    chosen, first = frequencies(selection_rule("pareto"), 1, given=given)
+    assert first == chosen == close([0.5, 0, 0.5, 0, 0])
+    chosen, _ = frequencies(selection_rule("pareto"), 3, given=given)
+    assert chosen == close([1, 1 / 3, 1, 1 / 3, 1 / 3])  # the third place goes uniformly to what is left
+
+
+def test_the_newest_can_be_included():
+    chosen, _ = frequencies(selection_rule("ucb"), 2, draws=10, include_newest=True)
+    assert chosen == [0, 0, 1, 0, 1]
+    assert frequencies(selection_rule("ucb"), 1, draws=10, include_newest=True)[0] == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_draws_different_ones_while_there_are_enough(rule):
+    rng = random.Random(0)
+    for n in range(1, 6):
+        for k in range(1, 9):
+            counts = Counter(select(members()[:n], k, selection_rule(rule), rng))
+            assert sum(counts.values()) == k
+            assert max(counts.values()) - min(counts[place] for place in range(n)) <= 1
+
+
+def test_own_rules_and_bad_ones():
+    assert select(members(), 2, selection_rule(lambda given, k, rng: [4, 0][:k]), random.Random(0)) == [4, 0]
+    with pytest.raises(ValueError, match="no selection rule 'best': choose one of top_plus_random, softmax"):
+        selection_rule("best")
+    with pytest.raises(ValueError, match="temperature > 0"):
+        selection_rule("softmax", temperature=0)
+    with pytest.raises(ValueError, match="cannot select 2 of 0"):
+        select([], 2, RULES["uniform"], random.Random(0))
+
+
+# The matrix ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_crossover_matrix_by_hand():
+    phi = [[1.0, 0.2, 0.6, 0.5, None], [0.4, 0.8, 0.6, 0.5, 1.0], [0.4, 0.2, 0.6, 0.9, 1.0]]
+    assert sole_wins(phi) == [[0], [1], [3]]  # column 2 is a tie, column 4 not complete
+    assert common_means(phi) == pytest.approx([2.3 / 4, 2.3 / 4, 2.1 / 4])
+    assert common_means([[0.5, None], [None, None], [1.0, 0.0]]) == [0.5, None, 1.0]
+    assert common_means([[0.5, None], [None, 1.0]]) == [None, None]
+    assert sole_wins([]) == common_means([]) == []
+
+
+# The population ------------------------------------------------------------------------------------------------------
+
+
+def grown(n=5, **options):
+    population = Population(SystemPrompt("root"), **options)
+    for number in range(1, n):
+        population.add(SystemPrompt(f"child {number}", parents=(number - 1,), operator="mutation"))
+    return population
+
+
+def test_record_rates_and_returns_values():
+    population = grown(3)
+    before = [member.rating for member in population.members]
+    values = population.record([2, 0, 1], [[1.0, 0.5], [0.0, 0.5], [0.25, 0.0]])
+    assert values == [0.75, 0.25, 0.125]
+    expected = rate([before[2], before[0], before[1]], values)
+    assert [population.rating(name) for name in (2, 0, 1)] == expected
+    assert [member.games for member in population.members] == [1, 1, 1]
+
+
+def test_a_prompt_drawn_twice_is_one_player():
+    twice, once = grown(2), grown(2)
+    values = twice.record([0, 1, 0], [[1.0, None], [0.5, 0.5], [0.0, 1.0]])
+    assert values == [0.75, 0.5, 0.75]
+    once.record([0, 1], [[0.5, 1.0], [0.5, 0.5]])
+    assert [member.rating for member in twice.members] == [member.rating for member in once.members]
+    alone = grown(1)
+    assert alone.record([0, 0], [[1.0], [0.0]]) == [0.5, 0.5]
+    assert (alone.rating(0), alone.members[0].games) == (Rating(), 0), "nobody plays against itself"
+
+
+def test_the_unscorable_is_not_rated():
+    population = grown(3)
+    before = population.rating(1)
+    assert population.record([0, 1, 2], [[1.0], [None], [0.0]]) == [1.0, None, 0.0]
+    assert (population.rating(1), population.members[1].games) == (before, 0)
+    assert population.rating(0).mu > 25 > population.rating(2).mu
+    population = grown(2)
+    population.record([0, 1], [[None], [0.3]])
+    assert population.rating(0) == Rating()
+
+
+def test_conditions_are_matched():
+    """A prompt whose calls failed on the hard problem does not win by that."""
+    population = grown(2)
+    assert population.record([0, 1], [[0.8, None], [0.9, 0.0]]) == [0.8, 0.9]
+
+
+def test_children_start_as_appendix_b_says():
+    population = grown(1)
+    population.members[0].rating = Rating(30, 3)
+    child = population.add(SystemPrompt("c", parents=(0,), operator="mutation"))
+    assert population.rating(child) == Rating(30, math.sqrt(10))
+    both = population.add(SystemPrompt("d", parents=(0, 1), operator="crossover"))
+    assert population.rating(both).mu == pytest.approx(30)
+    assert population.rating(both).sigma == pytest.approx(math.sqrt(1 / (1 / 9 + 1 / 10) + 1))
+    assert population.rating(population.add(SystemPrompt("e", parents=(0,)), Rating(1, 2))) == Rating(1, 2)
+    with pytest.raises(ValueError, match="has id 1 already"):
+        population.add(child)
+    with pytest.raises(ValueError, match="parents \\(9,\\) .* ids go to 3"):
+        population.add(SystemPrompt("x", parents=(9,)))
+
+
+def test_window_and_lineage():
+    population = grown(8, window=3, rule="uniform")
+    seen = {prompt.id for _ in range(50) for prompt in population.select(2)}
+    assert seen == {5, 6, 7}
+    assert [member.prompt.id for member in population.members] == list(range(8))
+    assert [member.prompt.parents for member in population.members[1:]] == [(n,) for n in range(7)]
+
+
+def test_the_newest_always_plays_if_asked_for():
+    population = grown(8, window=5, include_newest=True)
+    assert all(population.select(3)[0].id == 7 for _ in range(20))
+
+
+def test_best():
+    population = grown(4)
+    for member, rating in zip(
+        population.members, [Rating(30, 1), Rating(33, 4), Rating(29, 0.1), Rating(50, 1)], strict=True
+    ):
+        member.rating, member.games = rating, 1
+    population.members[3].games = 0
+    assert [population.best(rule).id for rule in ("conservative", "mean", "newest")] == [2, 1, 3]
+    population.exploration = 0.5
+    assert population.best().id == 1
+    assert grown(1).best().id == 0
+    with pytest.raises(ValueError, match="rule must be"):
+        population.best("oldest")
+    old = grown(4, window=1, capacity=2)
+    old.members[0].rating, old.members[0].games, old.members[2].games = Rating(90, 1), 1, 1
+    assert old.best().id == 2, "beyond the capacity"
+
+
+def test_problem_scores_are_forgotten_outside_the_window():
+    population = grown(2, window=2)
+    population.record([0, 1], [[1.0, 0.0], [0.0, None]])
+    assert population.members[1].problem_scores == {"0:0": 0.0}
+    population.add(SystemPrompt("new"))
+    assert population.members[0].problem_scores == {}
+    assert population.members[1].problem_scores != {}
+
+
+def test_islands_take_turns_and_migrate():
+    population = Population(SystemPrompt("root"), rule="ucb", islands=2, migrate_every=2)
+    for step in range(4):
+        (parent,) = population.select(1)
+        assert population.island == step % 2
+        population.add(SystemPrompt(f"child {step}", parents=(parent.id,)))
+    ids = lambda island: {member.prompt.id for member in population.alive(island)}  # noqa: E731
+    assert (ids(0), ids(1)) == ({0, 1, 3}, {0, 2, 4})
+    population.members[3].rating, population.members[4].rating = Rating(40, 1), Rating(35, 1)
+    population.select(1)  # two turns of each are over: the best of each moves on
+    assert ids(0) == {0, 1, 3, 4}
+    assert ids(1) == {0, 2, 3, 4}
+
+
+def test_diversity():
+    assert grown(1).diversity() == 0
+    population = Population(SystemPrompt("a b"))
+    population.add(SystemPrompt("b c"))
+    assert population.diversity() == pytest.approx(1 - 1 / 3)
+    population.add(SystemPrompt("d"))
+    assert population.diversity() == pytest.approx((1 - 1 / 3 + 1 + 1) / 3)
+
+
+def play_on(population, steps, start=0):
+    seen = []
+    for step in range(start, start + steps):
+        prompts = population.select(3)
+        seen.append([prompt.id for prompt in prompts])
+        noise = random.Random(step)
+        population.record(prompts, [[noise.random() for _ in range(4)] for _ in prompts])
+        if step % 2:
+            population.add(
+                SystemPrompt(f"born at {step}", (f"word{step}",), parents=(seen[-1][0],), operator="mutation")
+            )
+    return seen
+
+
+@pytest.mark.parametrize("options", [{"rule": rule} for rule in RULES] + [{"islands": 3, "migrate_every": 2}])
+def test_resume_is_exact(options):
+    whole, first = grown(3, window=4, **options), grown(3, window=4, **options)
+    play_on(whole, 12)
+    play_on(first, 12)
+    second = Population(SystemPrompt("root"), window=4, seed=99, **options)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert play_on(second, 12, 12) == play_on(whole, 12, 12)
+    assert second.state_dict() == whole.state_dict()
+    with pytest.raises(ValueError, match="islands="):
+        Population(SystemPrompt("root"), islands=7).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window=0, islands=1 and migrate_every=10 must be at least 1"),
+        ({"capacity": 5}, "capacity=5 must be at least window=10"),
+        ({"delta_sigma": -1.0}, "delta_sigma=-1.0"),
+        ({"exploration": -1.0}, "exploration >= 0"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        Population(SystemPrompt("root"), **options)
+
+
+@pytest.mark.parametrize("rule", ["top_plus_random", "softmax", "ucb", "lucb", "uniform"])
+def test_ten_thousand_prompts_take_no_time(rule):
+    population = Population(SystemPrompt("root"), window=10_000, rule=rule)
+    rng = random.Random(0)
+    for number in range(1, 10_000):
+        population.members.append(Member(SystemPrompt("p", id=number), Rating(rng.gauss(25, 3), rng.uniform(1, 8))))
+    population._joined = [list(range(10_000))]
+    moments = [time.perf_counter()]
+    for _ in range(10):
+        population.record(population.select(3), [[0.1], [0.2], [0.3]])
+        moments.append(time.perf_counter())
+    assert min(later - earlier for earlier, later in pairwise(moments)) < 0.005

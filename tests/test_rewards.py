@@ -1,0 +1,279 @@
+"""The rewards against the paper's formula, the reference's golden table, and an independent SQuAD implementation."""
+
+import pickle
+import re
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agentic_prompting.llm import ServerFailed
+from agentic_prompting.rewards import (
+    PromptR1Reward,
+    PromptR1Score,
+    exact_match,
+    exact_match_reward,
+    normalize_answer,
+    prompt_r1_reward,
+    prompt_r1_score,
+    token_f1,
+    token_f1_reward,
+)
+from agentic_prompting.rollout import Observation, Rollout, Sample, TagGrammar, parse_turn
+
+ASK = "<think>Which river is it?</think><interaction_prompt>Which river runs through Cairo?</interaction_prompt>"
+END = "<think>The reply is clear.</think><answer>the Nile</answer>"
+WRONG = "<think>The reply is clear.</think><answer>Danube</answer>"
+BARE = "<answer>the Nile</answer>"
+NILE = ["Nile"]
+
+
+def episode(*texts: str, status: str = "answered", grammar: TagGrammar = TagGrammar()) -> Rollout:
+    rollout = Rollout([1])
+    for text in texts:
+        rollout.sampled(Sample([2]), parse_turn(text, grammar))
+    rollout.status = status
+    return rollout
+
+
+# Prompt-R1's reward: the golden table of the reference --------------------------------------------------------------
+
+GOLDEN = {
+    "t, end, right": ([ASK, END], 1.0, 1.0),
+    "t, end, wrong": ([ASK, WRONG], 0.0, 0.0),
+    "t, bare, right": ([ASK, BARE], -0.1, -0.1),
+    "end, right": ([END], -0.4, -0.4),
+    "t, t, bare, right": ([ASK, ASK, BARE], 1.0, -0.1),
+    "t, t, t, none": ([ASK] * 3, -0.2, -0.6),
+    "t, t, t, t, none (the loophole)": ([ASK] * 4, 0.0, -0.6),
+}
+
+
+@pytest.mark.parametrize(("turns", "paper", "strict"), GOLDEN.values(), ids=GOLDEN.keys())
+def test_golden_table(turns, paper, strict):
+    assert prompt_r1_score(turns, NILE).total == pytest.approx(paper, abs=1e-12)
+    assert prompt_r1_score(turns, NILE, gate="strict").total == pytest.approx(strict, abs=1e-12)
+
+
+@pytest.mark.parametrize("gate", ["paper", "strict"])
+def test_figure_8(gate):
+    """Three interactions and an answer: the shape of the paper's case study, in our own words."""
+    requests = [
+        "This asks for the castle near Nairn where an Earl Cawdor's last-born child came to the world. Name it.",
+        "You named Cawdor Castle. Does it stand in the parish of Cawdor, and did the family own it?",
+        "So the place and the owners both fit. Do you agree that it is the castle asked for?",
+    ]
+    turns = [f"<think>Step {i}.</think>\n<interaction_prompt>{r}</interaction_prompt>" for i, r in enumerate(requests)]
+    turns.append("<think>Place and owners are confirmed.</think>\n<answer>Cawdor Castle</answer>")
+    assert prompt_r1_score(turns, ["Cawdor Castle"], gate=gate) == PromptR1Score(total=1.0, format=1.0, answer=1.0)
+
+
+@pytest.mark.parametrize(
+    ("turns", "form"),
+    [
+        ([], 0.0),
+        (["no tag at all"], 0.0),
+        ([ASK, "<think>cut off"], 0.4),
+        ([ASK, "<think>Nothing found.</think><answer></answer>"], 0.4 + 0.25),
+        ([ASK, END + " and more"], 0.4 + 0.25 + 0.25),
+        (["<interaction_prompt>No thought.</interaction_prompt>", END], 0.6),
+        ([END, END], 0.6),  # an answer in the middle is no request
+        ([ASK, ASK + END], 0.4),  # both at once parse as neither
+    ],
+)
+def test_format_reward_by_parts(turns, form):
+    score = prompt_r1_score(turns, NILE)
+    assert score.format == pytest.approx(form)
+    assert score.total == pytest.approx(form - 1)
+
+
+def test_the_answer_is_reported_even_where_form_bars_it_from_the_total():
+    assert prompt_r1_score([END], NILE).answer == 1.0
+    assert prompt_r1_score([ASK], NILE).answer == 0.0
+
+
+def test_partial_answers_get_their_f1_over_the_best_reference():
+    turns = [ASK, "<think>Known.</think><answer>river Nile</answer>"]
+    assert prompt_r1_score(turns, ["Danube", "Nile"]).total == pytest.approx(2 / 3)
+
+
+def test_k_is_reached_within_a_tolerance():
+    # 3 * .1 is not .3 in floating point; on paper the format is complete.
+    score = prompt_r1_score([ASK, END], NILE, alpha=0.1 + 0.1 + 0.1, beta=0.25, gamma=0.25, delta=0.2)
+    assert score == (1.0, 1.0, 1.0)
+    assert prompt_r1_score([ASK, END], NILE, k=2.0).total == pytest.approx(-1.0)
+
+
+def test_no_answer_is_not_the_answer_nothing():
+    """A question without an answer (gold `""`) is not solved by never answering."""
+    assert prompt_r1_score([ASK] * 4, [""]).answer == 0.0
+    assert prompt_r1_score([ASK, "<think>None.</think><answer></answer>"], [""]).answer == 1.0
+
+
+def test_another_grammar():
+    grammar = TagGrammar(think="thought", act="ask", observation="reply", answer="final")
+    turns = ["<thought>a</thought><ask>b</ask>", "<thought>c</thought><final>Nile</final>"]
+    assert prompt_r1_score(turns, NILE, grammar=grammar).total == 1.0
+    assert prompt_r1_score(turns, NILE).total == -1.0
+
+
+@given(
+    turns=st.lists(
+        st.sampled_from([ASK, END, WRONG, BARE, "", "<think>x", "<answer></answer>", "text"]) | st.text(), max_size=8
+    ),
+    answers=st.lists(st.text(), min_size=1, max_size=3),
+    gate=st.sampled_from(["paper", "strict"]),
+)
+def test_range(turns, answers, gate):
+    score = prompt_r1_score(turns, answers, gate=gate)
+    assert -1 <= score.total <= 1
+    assert 0 <= score.format <= 1
+    assert 0 <= score.answer <= 1
+
+
+@given(turns=st.lists(st.sampled_from([ASK, END, WRONG, BARE, "text"]), max_size=8))
+def test_strict_never_pays_more_and_only_pays_for_an_answer(turns):
+    paper, strict = prompt_r1_score(turns, NILE), prompt_r1_score(turns, NILE, gate="strict")
+    assert strict.total <= paper.total
+    assert strict.total < 0 or parse_turn(turns[-1]).kind == "answer"
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="gate must be one of paper, strict, got 'lenient'"):
+        prompt_r1_score([END], NILE, gate="lenient")
+    with pytest.raises(ValueError, match="gate must be one of"):
+        PromptR1Reward(gate="")
+    with pytest.raises(ValueError, match="answers is empty"):
+        prompt_r1_score([ASK], [])
+    with pytest.raises(ValueError, match="must be a list of strings"):
+        prompt_r1_score([END], "Nile")
+    with pytest.raises(ValueError, match="must not be negative"):
+        PromptR1Reward(alpha=-1)
+
+
+# As TRL reward functions --------------------------------------------------------------------------------------------
+
+
+def failed_episode() -> Rollout:
+    rollout = episode(ASK, status="running")
+    rollout.failed(Observation(error=ServerFailed("the server was down", "oracle", 3, 503)))
+    return rollout
+
+
+@pytest.mark.parametrize("reward", [prompt_r1_reward, exact_match_reward, token_f1_reward])
+def test_a_failed_rollout_has_no_reward_and_its_neighbours_do(reward):
+    rollouts = [episode(ASK, END), failed_episode(), episode(ASK, END), episode(status="truncated")]
+    rewards = reward(
+        prompts=["p"] * 4,
+        completions=["c"] * 4,
+        completion_ids=[[2]] * 4,
+        rollout=rollouts,
+        answers=[NILE, NILE, ["Danube"], NILE],
+        question=["q"] * 4,
+        trainer_state=None,
+    )
+    assert rewards == [1.0, None, 0.0, None]
+
+
+def test_answers_that_were_not_given_score_zero():
+    rollouts = [episode(ASK, status="out_of_turns"), episode("<think>…", status="truncated")]
+    assert exact_match_reward([], [], rollouts, [[""], NILE]) == [0.0, 0.0]
+    assert token_f1_reward([], [], rollouts, [[""], NILE]) == [0.0, 0.0]
+
+
+def test_the_reward_uses_the_turns_as_the_trainer_parsed_them():
+    grammar = TagGrammar(act="ask")
+    rollout = episode("<think>a</think><ask>b</ask>", END, grammar=grammar)
+    assert prompt_r1_reward([], [], [rollout], [NILE]) == [1.0]
+    assert PromptR1Reward(grammar=TagGrammar())([], [], [rollout], [NILE]) == [pytest.approx(-0.4)]
+    assert PromptR1Reward(grammar=grammar)([], [], [rollout], [NILE]) == [1.0]
+
+
+def test_the_reward_object():
+    strict = PromptR1Reward(gate="strict")
+    assert strict([], [], [episode(*[ASK] * 4, status="out_of_turns")], [NILE]) == [pytest.approx(-0.6)]
+    assert strict.__name__ == prompt_r1_reward.__name__ == "prompt_r1_reward"
+    assert pickle.loads(pickle.dumps(strict)) == strict != prompt_r1_reward
+    with pytest.raises(FrozenInstanceError):
+        strict.alpha = 1.0
+    with pytest.raises(ValueError, match="answers is empty"):
+        strict([], [], [episode(ASK, END)], [[]])
+    with pytest.raises(ValueError):  # a batch of unequal columns is a bug, not a shorter batch
+        strict([], [], [episode(ASK, END)], [])
+
+
+def test_trl_names_the_rewards():
+    pytest.importorskip("trl")
+    from trl.trainer.utils import get_callable_name
+
+    names = [get_callable_name(reward) for reward in (prompt_r1_reward, exact_match_reward, token_f1_reward)]
+    assert names == ["prompt_r1_reward", "exact_match_reward", "token_f1_reward"]
+
+
+# Exact match and F1 -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("  The  Cat's  \tHat. ", "cats hat"),
+        ("An apple a day", "apple day"),
+        ("theatre", "theatre"),
+        ("24,960", "24960"),
+        ("A", ""),
+        ("$5-year", "5year"),
+    ],
+)
+def test_normalize_answer(text, normal):
+    assert normalize_answer(text) == normal
+    assert normalize_answer(normal) == normal
+
+
+def test_both_empty_is_squad_v2s_rule():
+    assert exact_match("", [""]) == token_f1("", [""]) == token_f1("the", ["..."]) == 1.0
+    assert token_f1("", ["Nile"]) == token_f1("Nile", [""]) == 0.0
+
+
+def test_overlap_is_a_multiset():
+    assert token_f1("no no no", ["no"]) == pytest.approx(2 * 1 / 4)
+    assert token_f1("no no", ["no no no"]) == pytest.approx(2 * 2 / 5)
+
+
+def reference_tokens(text: str) -> list[str]:
+    kept = "".join(c for c in text.lower() if c not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
+    return [word for word in re.sub(r"\b(?:a|an|the)\b", " ", kept).split() if word]
+
+
+def reference_f1(prediction: str, answer: str) -> float:
+    """Written from the definition: precision and recall of a greedy one-to-one matching of tokens."""
+    predicted, expected = reference_tokens(prediction), reference_tokens(answer)
+    if not predicted and not expected:
+        return 1.0
+    unmatched, hits = list(expected), 0
+    for token in predicted:
+        if token in unmatched:
+            unmatched.remove(token)
+            hits += 1
+    if hits == 0:
+        return 0.0
+    precision, recall = hits / len(predicted), hits / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+ANSWERS = st.lists(
+    st.sampled_from(["the", "a", "Nile", "nile!", "river", "24,960", "...", "Ünlü", "an\n"]), max_size=6
+).map(" ".join)
+
+
+@given(prediction=ANSWERS | st.text(), answers=st.lists(ANSWERS | st.text(), min_size=1, max_size=4))
+def test_scores_agree_with_an_independent_implementation(prediction, answers):
+    assert token_f1(prediction, answers) == pytest.approx(max(reference_f1(prediction, a) for a in answers))
+    assert exact_match(prediction, answers) == float(
+        any(reference_tokens(prediction) == reference_tokens(a) for a in answers)
+    )
+
+
+@given(prediction=ANSWERS, answers=st.lists(ANSWERS, min_size=1, max_size=4))
+def test_exact_match_implies_f1(prediction, answers):
+    assert exact_match(prediction, answers) <= token_f1(prediction, answers) <= 1.0
+    assert token_f1(prediction, answers) == token_f1(prediction, answers[::-1])

@@ -1,0 +1,427 @@
+"""The trainer on a tiny model: what reaches the loss, what is logged and kept, and what stops it."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+
+from agentic_prompting import (
+    AgentSpec,
+    LLMEnvironment,
+    MultiTurnGRPOConfig,
+    MultiTurnGRPOTrainer,
+    PromptAgent,
+    PromptR1Config,
+    PromptR1Trainer,
+    ScriptedChat,
+    TagGrammar,
+    TrainingStopped,
+)
+from agentic_prompting.llm import Misconfigured, ServerFailed
+from agentic_prompting.rollout import Sample, read_rollouts
+from agentic_prompting.sandbox import Oracle
+from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
+
+ASK = "<think> first find the country </think> <interaction_prompt> which country ? </interaction_prompt>"
+END = "<think> done </think> <answer> {} </answer>"
+
+
+def arguments(folder, **changes):
+    return PromptR1Config(
+        **{
+            "output_dir": str(folder),
+            "num_generations": 2,
+            "per_device_train_batch_size": 4,
+            "per_device_eval_batch_size": 4,
+            "max_steps": 2,
+            "learning_rate": 1e-3,
+            "max_turns": 3,
+            "max_turn_tokens": 24,
+            "max_completion_length": 160,
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "lr_scheduler_type": "constant",
+            **changes,
+        }
+    )
+
+
+def trainer_for(policy, folder, rows, chat=None, kind=PromptR1Trainer, environment=None, options=None, **changes):
+    return kind(
+        model=str(policy),
+        environment=environment or LLMEnvironment(chat if chat is not None else Oracle()),
+        args=arguments(folder, **changes),
+        train_dataset=rows,
+        prompt_template=SANDBOX_TEMPLATE,
+        **(options or {}),
+    )
+
+
+class Acts:
+    """A sampler that asks once and then answers: right for every other rollout, so that there is an advantage."""
+
+    def __init__(self, trainer):
+        self.trainer, self.asked, self.answered = trainer, 0, 0
+
+    def __call__(self, requests):
+        return [self._turn(request) for request in requests]
+
+    def _turn(self, request):
+        chat_format = self.trainer.chat_format
+        tag = chat_format.tokenizer.convert_tokens_to_ids("<interaction_response>")
+        if tag not in request.context:
+            self.asked += 1
+            return Sample(chat_format.turn_ids(ASK))
+        self.answered += 1
+        question = chat_format.tokenizer.decode(request.context)
+        row = next(row for row in self.trainer.train_dataset if row["question"] in question)
+        return Sample(chat_format.turn_ids(END.format(row["answers"][0] if self.answered % 2 else "yen")))
+
+
+def one_batch(trainer):
+    """The inputs of one training step, from real rollouts of the acting sampler."""
+    trainer.sampler = Acts(trainer)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1  # set by `train` at its start
+    rows = [trainer.train_dataset[i] for i in (0, 0, 1, 1)]
+    return trainer._generate_and_score_completions(rows)
+
+
+def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.sampler = Acts(trainer)
+    trainer.train()
+    trainer.save_model(str(tmp_path))
+    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+
+    logged = trainer.state.log_history[0]
+    assert logged["rollout/turns"] == 2 and logged["rollout/interactions"] == 1
+    assert logged["rollout/answered"] == 1 and logged["rollout/failed"] == 0
+    assert logged["environment/calls"] == 4 and logged["environment/latency_p95"] >= 0
+    assert logged["exact_match"] == 0.5 and logged["format_reward"] == 1.0
+    expected = {
+        "rollout/out_of_turns", "rollout/truncated", "rollout/malformed", "rollout/observation_tokens", "f1",
+        "answer_reward", "environment/retries", "environment/latency_mean", "environment/tokens",
+        "environment/cost_usd", "environment/cached",
+    }  # fmt: skip
+    assert expected <= set(logged)
+
+    kept = list(read_rollouts(tmp_path / "rollouts"))
+    assert len(kept) == 8 and {record["step"] for record in kept} == {0, 1}
+    assert {record["rewards"]["prompt_r1_reward"] for record in kept} == {0.0, 1.0}
+    assert kept[0]["observations"][0]["text"] and kept[0]["question"]
+
+    spec = AgentSpec.load(tmp_path)
+    assert spec == trainer.spec and spec.limits.max_turns == 3 and spec.prompt_template == SANDBOX_TEMPLATE
+    agent = PromptAgent.from_pretrained(tmp_path, LLMEnvironment(Oracle()))
+    rollout = agent.answer(rows[0]["question"])
+    assert rollout.done and rollout.turns
+    # Asked in exactly the form of training.
+    assert rollout.prompt_ids == trainer.chat_format.prompt_ids(trainer.prompt_messages(rows[0], 0))
+
+
+def test_observation_tokens_get_no_gradient(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, beta=0.01)
+    batch = one_batch(trainer)
+    observed = (batch["tool_mask"] == 0) & (batch["completion_mask"] == 1)
+    own = (batch["tool_mask"] == 1) & (batch["completion_mask"] == 1)
+    assert observed.any() and own.any() and (batch["advantages"] != 0).any()
+
+    logps = torch.randn(batch["completion_ids"].shape) - 3
+    batch["old_per_token_logps"] = logps + 0.1 * torch.randn(logps.shape)
+
+    def loss_of(values):
+        leaf = values.clone().requires_grad_(True)
+        trainer._get_per_token_logps_and_entropies = lambda *a, **k: (leaf, torch.zeros_like(leaf), None)
+        loss = trainer._compute_loss(trainer.model, batch)
+        loss.backward()
+        return loss.item(), leaf.grad
+
+    loss, gradient = loss_of(logps)
+    assert (gradient[observed] == 0).all()
+    assert (gradient[own] != 0).any()
+    perturbed = torch.where(observed, logps + torch.randn(logps.shape) * 5, logps)
+    perturbed_loss, perturbed_gradient = loss_of(perturbed)
+    assert perturbed_loss == loss and torch.equal(perturbed_gradient, gradient)
+
+
+def test_loss_is_the_papers(tiny_policy, rows, tmp_path):
+    """eq 14-15 in NumPy on a real batch: clipped ratio, k3 KL, mean over a trajectory's own tokens, then over
+    trajectories."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, beta=0.01, epsilon=0.2)
+    batch = one_batch(trainer)
+    rng = np.random.default_rng(0)
+    shape = batch["completion_ids"].shape
+    new = rng.normal(-2, 0.5, shape)
+    old, reference = new + rng.normal(0, 0.3, shape), new + rng.normal(0, 0.3, shape)
+    batch["old_per_token_logps"] = torch.tensor(old)
+    batch["ref_per_token_logps"] = torch.tensor(reference)
+    trainer._get_per_token_logps_and_entropies = lambda *a, **k: (torch.tensor(new), torch.zeros(shape), None)
+    loss = trainer._compute_loss(trainer.model, batch).item()
+
+    rewards = np.array([1.0, 0.0, 1.0, 0.0]).reshape(2, 2)  # what `Acts` earns: right, wrong, right, wrong
+    # TRL divides by the sample standard deviation (n - 1) plus 1e-4; the paper's eq 14 has 1/M inside. See fidelity.
+    advantages = ((rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)).ravel()
+    assert np.allclose(batch["advantages"].numpy(), advantages, atol=1e-6)
+    mask = (batch["completion_mask"] * batch["tool_mask"]).numpy()
+    ratio = np.exp(new - old)
+    objective = np.minimum(ratio * advantages[:, None], np.clip(ratio, 0.8, 1.2) * advantages[:, None])
+    kl = np.exp(reference - new) - (reference - new) - 1
+    per_trajectory = ((objective - 0.01 * kl) * mask).sum(1) / mask.sum(1)
+    assert loss == pytest.approx(-per_trajectory.mean(), abs=1e-6)
+
+
+def test_a_turn_stopped_at_its_tag_is_not_truncated(tiny_policy, rows, tmp_path):
+    """TRL knows truncation by a missing end token. A turn stopped at its closing tag has none of its own: it gets one,
+    outside of the loss, and `mask_truncated_completions` does not wipe out the batch."""
+
+    class Stops(Acts):
+        def _turn(self, request):
+            return Sample(super()._turn(request).ids[:-1])
+
+    trainer = trainer_for(tiny_policy, tmp_path, rows, mask_truncated_completions=True)
+    one_batch(trainer)
+    trainer.sampler = Stops(trainer)
+    batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
+    assert trainer._metrics["train"]["completions/clipped_ratio"][-1] == 0
+    assert (batch["completion_ids"][:, -1] == trainer.eos_token_ids[0]).all() and (batch["tool_mask"][:, -1] == 0).all()
+    assert batch["tool_mask"].sum() == 4 * (19 - 2)
+
+
+def test_failed_rollouts_have_no_reward(tiny_policy, rows, tmp_path):
+    """Half of the calls fail: those rollouts are left out of the baseline and get no advantage."""
+    chat = ScriptedChat(lambda messages: "the answer is Kenya .", fail_on=lambda n: n % 2 == 1)
+    trainer = trainer_for(tiny_policy, tmp_path, rows, chat, max_failed_share=1.0)
+    batch = one_batch(trainer)
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    failed = [record["status"] == "failed" for record in records]
+    assert failed == [False, True, False, True]
+    assert [record["rewards"]["prompt_r1_reward"] for record in records][1::2] == [None, None]
+    assert (batch["advantages"][torch.tensor(failed)] == 0).all()
+    assert trainer._metrics["train"]["rollout/failed"] == [0.5]
+
+
+def test_a_users_reward_cannot_score_a_failed_rollout(tiny_policy, rows, tmp_path):
+    chat = ScriptedChat(lambda messages: "x", fail_on=lambda n: n == 0)
+
+    def always_one(rollout, **kwargs):
+        return [1.0] * len(rollout)
+
+    trainer = trainer_for(tiny_policy, tmp_path, rows, chat, options={"reward_funcs": always_one}, max_failed_share=1.0)
+    one_batch(trainer)
+    rewards = [record["rewards"]["always_one"] for record in read_rollouts(tmp_path / "rollouts")]
+    assert rewards == [None, 1.0, 1.0, 1.0]
+
+
+def test_a_dead_environment_stops_training_with_a_checkpoint(tiny_policy, rows, tmp_path):
+    chat = ScriptedChat([ServerFailed("the endpoint is down", "here", status=503)])
+    trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=2, max_steps=5)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.sampler = Acts(trainer)
+    with pytest.raises(TrainingStopped, match=r"stopped at step 1: 100% .* the endpoint is down .*HTTP 503"):
+        trainer.train()
+    assert os.path.exists(tmp_path / "checkpoint-1" / "agentic_prompting.json")
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_a_hopeless_error_stops_at_once(tiny_policy, rows, tmp_path):
+    chat = ScriptedChat([Misconfigured("the key was rejected: set OPENAI_API_KEY", status=401)])
+    trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=100)
+    trainer.sampler = Acts(trainer)
+    with pytest.raises(TrainingStopped, match="Misconfigured: the key was rejected"):
+        trainer.train()
+
+
+def test_lora_and_evaluation(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(
+        tiny_policy,
+        tmp_path,
+        rows,
+        options={"eval_dataset": rows, "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"])},
+        eval_strategy="steps",
+        eval_steps=2,
+        num_generations_eval=1,
+        log_completions=True,
+    )
+    trainer.sampler = Acts(trainer)
+    trainer.train()
+    evaluated = next(entry for entry in trainer.state.log_history if "eval_reward" in entry)
+    assert evaluated["eval_rollout/turns"] == 2 and evaluated["eval_exact_match"] == 0.5
+    trainer.save_model(str(tmp_path / "adapter"))
+    assert (tmp_path / "adapter" / "adapter_config.json").exists()
+    agent = PromptAgent.from_pretrained(tmp_path / "adapter", LLMEnvironment(Oracle()))
+    assert agent.answer(rows[0]["question"]).done
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": "bnpo"},
+        {"loss_type": "dr_grpo"},
+        {"loss_type": "dapo"},
+        {"loss_type": "cispo"},
+        {"loss_type": "sapo"},
+        {"importance_sampling_level": "sequence"},
+        {"scale_rewards": "batch"},
+        {"num_iterations": 2, "beta": 0.0},
+        {"steps_per_generation": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_trls_own_options_still_work(tiny_policy, rows, tmp_path, options):
+    """Everything that GRPOTrainer takes: one run of each with conversations, weights move."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, **options)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.sampler = Acts(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_other_backends_go_through_trls_method(tiny_policy, rows, tmp_path):
+    """vLLM and continuous batching: the batch's limit to the backend, each row's own limit afterwards, and
+    log-probabilities cut with the ids."""
+    from agentic_prompting.rollout import SampleRequest
+    from agentic_prompting.trainers.samplers import TRLSampler
+
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    end = trainer.eos_token_ids[0]
+    asked = []
+
+    def generate(contexts, images, fields, num_generations):
+        asked.append((contexts, num_generations, trainer.generation_config.max_new_tokens))
+        return [[7, 8, end], [7, 8, 9, 10]], [[-0.1, -0.2, -0.3], [-0.1, -0.2, -0.3, -0.4]]
+
+    trainer._generate_single_turn = generate
+    first, second = TRLSampler(trainer)([SampleRequest([1, 2], 4, seed=0), SampleRequest([3], 2, seed=1)])
+    assert asked == [([[1, 2], [3]], 1, 4)]
+    assert (first.ids, first.logprobs, first.finished) == ([7, 8, end], [-0.1, -0.2, -0.3], True)
+    assert (second.ids, second.logprobs, second.finished) == ([7, 8], [-0.1, -0.2], False)
+
+
+def test_evaluation_repeats_itself(tiny_policy, rows, tmp_path):
+    """Evaluation has its own seeds: twice the same, and training afterwards is not disturbed by it."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, options={"eval_dataset": rows})
+    first, second = trainer.evaluate(), trainer.evaluate()
+    for name in ("eval_reward", "eval_rollout/agent_tokens", "eval_completions/mean_length"):
+        assert first[name] == second[name]
+
+
+def test_same_seed_same_run(tiny_policy, rows, tmp_path):
+    def losses(folder):
+        trainer = trainer_for(tiny_policy, folder, rows)
+        trainer.train()
+        return [(e["loss"], e["grad_norm"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
+
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+
+
+def test_rows_may_bring_their_own_prompt(tiny_policy, rows, tmp_path):
+    """For other tasks than question answering: `prompt` is used as it is, and no column is required beside it."""
+    dataset = Dataset.from_list([{"prompt": [{"role": "user", "content": "question : Kenya ?"}]}] * 4)
+    trainer = MultiTurnGRPOTrainer(
+        model=str(tiny_policy),
+        environment=LLMEnvironment(Oracle()),
+        reward_funcs=lambda rollout, **kwargs: [float(len(one.turns)) for one in rollout],
+        args=MultiTurnGRPOConfig(**vars_for(tmp_path)),
+        train_dataset=dataset,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def vars_for(folder):
+    return {
+        "output_dir": str(folder), "num_generations": 2, "per_device_train_batch_size": 4, "max_steps": 1,
+        "max_turns": 2, "max_turn_tokens": 8, "max_completion_length": 40, "use_cpu": True, "bf16": False,
+        "gradient_checkpointing": False, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
+    }  # fmt: skip
+
+
+# --- bad input: one line that says what to do, before any training step -------------------------------------------
+
+
+def build(tiny_policy, tmp_path, dataset, **changes):
+    options = {"prompt_template": SANDBOX_TEMPLATE, "environment": LLMEnvironment(Oracle()), **changes}
+    return PromptR1Trainer(model=str(tiny_policy), args=arguments(tmp_path), train_dataset=dataset, **options)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Dataset.from_list([{"question": "a ?"}]), "answers"),
+        (Dataset.from_list([{"text": "a ?", "answers": ["b"]}]), "question"),
+        (Dataset.from_dict({"question": [], "answers": []}), "empty"),
+        (Dataset.from_list([{"question": "a ?", "answers": []}]), "row 0"),
+        (None, "train_dataset"),
+    ],
+)
+def test_bad_datasets(tiny_policy, tmp_path, dataset, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        build(tiny_policy, tmp_path, dataset)
+    assert "\n" not in str(raised.value)
+
+
+def test_template_without_question(tiny_policy, tmp_path, rows):
+    with pytest.raises(ValueError, match=r"no \{question\}"):
+        build(tiny_policy, tmp_path, rows, prompt_template="Answer me.")
+
+
+def test_grammar_with_equal_tags():
+    with pytest.raises(ValueError, match="must differ"):
+        TagGrammar(think="say", act="say")
+
+
+@pytest.mark.parametrize("name", ["max_turns", "max_turn_tokens", "max_completion_length"])
+def test_limits_of_zero(tmp_path, name):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        arguments(tmp_path, **{name: 0})
+
+
+def test_shares_outside_their_range(tmp_path):
+    with pytest.raises(ValueError, match="max_failed_share"):
+        arguments(tmp_path, max_failed_share=1.5)
+    with pytest.raises(ValueError, match="gate"):
+        PromptR1Trainer(
+            "x", None, arguments(tmp_path, gate="loose"), Dataset.from_list([{"question": "a", "answers": ["b"]}])
+        )
+
+
+@pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory"])
+def test_trls_own_loops_are_refused(tiny_policy, tmp_path, rows, name):
+    with pytest.raises(ValueError, match=name):
+        build(tiny_policy, tmp_path, rows, **{name: [print]})
+
+
+def test_environment_is_asked_before_training(tiny_policy, tmp_path, rows):
+    class Wrong(ScriptedChat):
+        def check(self):
+            raise Misconfigured("no such model: gpt-5o; see the endpoint's /models", status=404)
+
+    with pytest.raises(Misconfigured, match="no such model"):
+        build(tiny_policy, tmp_path, rows, environment=LLMEnvironment(Wrong(["x"])))
+
+
+def test_tokenizer_without_a_chat_template(tiny_policy, tmp_path, rows):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        build(tiny_policy, tmp_path, rows, processing_class=tokenizer)
+
+
+def test_a_folder_that_is_no_agent(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({}))
+    with pytest.raises(FileNotFoundError, match="was not saved by a trainer of this library"):
+        PromptAgent.from_pretrained(tmp_path)

@@ -92,6 +92,7 @@ def main() -> None:
         trainer.save_model(args.output_dir)
         if sandbox and trainer.accelerator.is_main_process:
             report_sandbox_run(sandbox, environment, trainer, time.perf_counter() - started)
+        trainer.accelerator.end_training()  # closes trackers and the process group; without it gloo may abort at exit
 
 
 if __name__ == "__main__":

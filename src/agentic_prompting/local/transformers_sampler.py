@@ -31,6 +31,7 @@ from transformers import (
 )
 
 from ..rollout import Sample, SampleRequest
+from .prefix_cache import Layout, Prefix, PrefixCache, can_reuse, layers_of, read
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,10 @@ class TransformersSampler:
             Tokens that end a turn. Defaults to the model's generation config and the tokenizer's end-of-sequence.
         max_batch_size (`int`, *optional*):
             Sample at most this many at once; more go in several calls. `None`: all together.
+        prefix_cache_mb (`float`, *optional*, defaults to `0.0`):
+            Keep keys and values of up to so many MB between the turns of a conversation, so that a turn reads only
+            what is new. Whoever changes the weights must call `forget` then. Not used for models with sliding windows
+            or recurrent layers.
     """
 
     def __init__(
@@ -94,9 +99,10 @@ class TransformersSampler:
         stop_texts: Sequence[str] = (),
         end_of_turn_ids: Sequence[int] | None = None,
         max_batch_size: int | None = None,
+        prefix_cache_mb: float = 0.0,
     ):
         self.tokenizer, self.sampling, self.stop_texts = tokenizer, sampling, tuple(stop_texts)
-        self.max_batch_size = max_batch_size
+        self.max_batch_size, self.prefixes = max_batch_size, PrefixCache(prefix_cache_mb)
         if isinstance(model, torch.nn.Module):
             self._unwrapped: Callable[[], AbstractContextManager] = partial(nullcontext, model)
             if end_of_turn_ids is None:
@@ -122,13 +128,18 @@ class TransformersSampler:
                 model.train(was_training)
         return samples
 
+    def forget(self) -> None:
+        """Drop what was kept between turns: the weights change, or the conversations are over."""
+        self.prefixes.clear()
+
     def _generate(self, model: PreTrainedModel, requests: Sequence[SampleRequest]) -> list[Sample]:
-        longest = max(len(request.context) for request in requests)
-        rows = [[self.pad_id] * (longest - len(request.context)) + request.context for request in requests]
-        attended = [[0] * (longest - len(request.context)) + [1] * len(request.context) for request in requests]
+        reuses = self.prefixes.max_bytes > 0 and can_reuse(model)
+        known = self._known(model, requests) if reuses else [None] * len(requests)
+        layout = Layout.of(requests, known, model.device)
+        width = layout.ids.shape[1]
         end = TurnEnd(
             [request.max_new_tokens for request in requests],
-            longest,
+            width,
             self.end_of_turn_ids,
             self.stop_texts,
             self._may_stop,
@@ -136,23 +147,44 @@ class TransformersSampler:
         )
         processors = LogitsProcessorList()
         if self.sampling.repetition_penalty != 1.0:
-            processors.append(RepetitionPenalty(self.sampling.repetition_penalty, requests))
+            processors.append(RepetitionPenaltyLogitsProcessor(self.sampling.repetition_penalty))
         processors += self.sampling.warpers()
         if self.sampling.temperature > 0:
-            processors.append(SeededChoice(requests, longest))
-        most = max(request.max_new_tokens for request in requests)
+            processors.append(SeededChoice(requests, width))
         output = model.generate(
-            input_ids=torch.tensor(rows, device=model.device),
-            attention_mask=torch.tensor(attended, device=model.device),
-            generation_config=self._config(most),
+            input_ids=layout.ids,
+            attention_mask=layout.mask,
+            generation_config=self._config(max(request.max_new_tokens for request in requests)),
             logits_processor=processors,
             stopping_criteria=StoppingCriteriaList([end]),
+            return_dict_in_generate=True,
+            # The weights are whole in this process: nothing to keep in step for. Else transformers would have all
+            # processes of a sharded model generate as long as the longest, and hang where one has finished.
+            synced_gpus=False,
+            **({"past_key_values": layout.cache} if layout.cache is not None else {}),
         )
-        generated = output[:, longest:].tolist()
-        return [
+        samples = [
             Sample(ids[:length] if length else ids[: request.max_new_tokens], finished=bool(length))
-            for request, ids, length in zip(requests, generated, end.finished_lengths(), strict=True)
+            for request, ids, length in zip(
+                requests, output.sequences[:, width:].tolist(), end.finished_lengths(), strict=True
+            )
         ]
+        if reuses:
+            layers = layers_of(output.past_key_values)
+            for row, (request, sample) in enumerate(zip(requests, samples, strict=True)):
+                if self.prefixes.wants(request):
+                    self.prefixes.keep(request, layout.prefix_of(row, request, sample.ids, layers))
+        return samples
+
+    def _known(self, model: PreTrainedModel, requests: Sequence[SampleRequest]) -> list[Prefix | None]:
+        """What is kept of each request's conversation. Where only some have something kept, the others' contexts are
+        read first, by themselves: else every row would be as wide as the longest of those."""
+        known = [self.prefixes.take(request) for request in requests]
+        fresh = [row for row, prefix in enumerate(known) if prefix is None and len(requests[row].context) > 1]
+        if any(prefix is not None for prefix in known) and fresh:
+            for row, prefix in zip(fresh, read([requests[row].context[:-1] for row in fresh], model), strict=True):
+                known[row] = prefix
+        return known
 
     def _config(self, max_new_tokens: int) -> GenerationConfig:
         # `do_sample=False`: the choice is made by SeededChoice, which leaves one token possible.
@@ -164,22 +196,6 @@ class TransformersSampler:
             eos_token_id=self.end_of_turn_ids,
             disable_compile=True,
         )
-
-
-class RepetitionPenalty(RepetitionPenaltyLogitsProcessor):
-    """transformers' penalty, blind to padding: else the padding token, which may be the end-of-turn token, would be
-    penalised in every row but the longest."""
-
-    def __init__(self, penalty: float, requests: Sequence[SampleRequest]):
-        super().__init__(penalty)
-        lengths = torch.tensor([len(request.context) for request in requests])
-        self.first = (lengths.max() - lengths).unsqueeze(1)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        first = self.first.to(input_ids.device)
-        padding = torch.arange(input_ids.shape[1], device=input_ids.device) < first
-        # A token more often than it stands there makes no difference.
-        return super().__call__(torch.where(padding, input_ids.gather(1, first), input_ids), scores)
 
 
 class SeededChoice(LogitsProcessor):

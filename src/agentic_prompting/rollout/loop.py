@@ -10,6 +10,7 @@ What each rollout samples does not depend on this order: every turn draws from a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
@@ -76,7 +77,8 @@ def run_rollouts(
         on_done (`Callable`, *optional*): Called with each rollout as it ends, for progress bars.
         linger (`float`, *optional*, defaults to `0.02`): Replies often come in bursts, and a batch costs about the same
             whatever its size: after one has arrived, wait up to so many seconds for the next, and so on, ten times
-            this in all. 0 samples at once with what is there.
+            this in all. 0 samples at once with what is there; `math.inf` waits for all, so that the rollouts go in
+            lockstep and who shares a batch depends on nothing but the rollouts.
 
     Raises:
         Whatever the sampler raises; calls in flight are cancelled first. An environment that raises fails its own
@@ -109,11 +111,13 @@ class _RolloutLoop:
         self.arrivals: SimpleQueue[tuple[Rollout, Future[Observation], float]] = SimpleQueue()
 
     def play(self, rollouts: Sequence[Rollout]) -> None:
+        place = {id(rollout): i for i, rollout in enumerate(rollouts)}
         ready = list(rollouts)
         while ready or self.in_flight:
             for rollout in self._sample(ready):
                 self._ask(rollout)
             ready = self._collect() if self.in_flight else []
+            ready.sort(key=lambda rollout: place[id(rollout)])
 
     def cancel(self) -> None:
         for future in self.in_flight.values():
@@ -130,7 +134,12 @@ class _RolloutLoop:
         if not able:
             return []
         requests = [
-            SampleRequest(rollout.context, self.limits.room(rollout), turn_seed(rollout.seed, len(rollout.turns)))
+            SampleRequest(
+                rollout.context,
+                self.limits.room(rollout),
+                turn_seed(rollout.seed, len(rollout.turns)),
+                conversation=id(rollout),
+            )
             for rollout in able
         ]
         for rollout, sample in zip(able, self.sampler(requests), strict=True):
@@ -177,7 +186,7 @@ class _RolloutLoop:
                 going_on.append(rollout)
             wait = min(self.linger, patience - time.perf_counter()) if self.in_flight else 0
             try:
-                arrival = self.arrivals.get(timeout=wait) if wait > 0 else self.arrivals.get_nowait()
+                arrival = self.arrivals.get(block=wait > 0, timeout=None if wait == math.inf else max(wait, 0))
             except Empty:
                 return going_on
 

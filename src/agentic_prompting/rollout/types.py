@@ -27,11 +27,14 @@ class SampleRequest:
         max_new_tokens (`int`): At most this many tokens, >= 1.
         seed (`int`): The randomness of this continuation. The same seed and context give the same tokens whatever
             else is in the batch, so that a run does not depend on which reply happened to arrive first.
+        conversation (`int`, *optional*): Which conversation this is a turn of. A sampler may keep what it computed for
+            one turn and use it in the next of the same conversation.
     """
 
     context: list[int]
     max_new_tokens: int
     seed: int
+    conversation: int | None = None
 
 
 @dataclass(frozen=True)

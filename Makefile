@@ -39,7 +39,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	@echo "Installing agentic-prompting and its test tools (once) ..."
-	$(PIP) -e ".[test,report,math,search]"
+	$(PIP) -e ".[test,report,math,search,deepspeed]"
 	@touch $@ $(VENV)/.demo  # what the demo needs is in it
 
 install: $(VENV)/.demo

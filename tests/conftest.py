@@ -9,16 +9,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 
+from policies import make_asking_policy, make_tiny_policy
+
 
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory):
     """Folder of a randomly initialised sandbox policy with its tokenizer and spec."""
-    from agentic_prompting.sandbox.policy import build_policy, sandbox_spec, save_policy, world_tokenizer
-
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = world_tokenizer()
-    save_policy(build_policy(tokenizer), tokenizer, sandbox_spec(), folder)
-    return folder
+    return make_tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture
@@ -29,3 +26,9 @@ def rows():
     from agentic_prompting.sandbox import as_rows, make_split
 
     return Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
+
+
+@pytest.fixture(scope="session")
+def asking_policy(tiny_policy, tmp_path_factory):
+    """A policy that asks once and answers what it is told, most of the time."""
+    return make_asking_policy(tiny_policy, tmp_path_factory.mktemp("asking"))

@@ -1,43 +1,104 @@
-"""Run by test_distributed.py under torchrun: some steps of E-SPL and of Prompt-R1 on every process, and what each saw.
+"""Run by test_distributed.py under torchrun: steps of Prompt-R1 and E-SPL on one back end, and what each process saw.
 
-Everything in one launch: imports take longer than the steps.
+All parts of a back end in one launch: imports take longer than the steps.
 """
 
 import json
-import os
+import re
 import sys
+import time
 from pathlib import Path
 
-from accelerate import PartialState
 from datasets import Dataset
+from peft import LoraConfig
 
-import test_espl_trainer as espl
-import test_trainer as prompt_r1
+import distributed_backends as backends
+from agentic_prompting import ESPLTrainer, LLMEnvironment, PromptR1Reward, PromptR1Trainer
 from agentic_prompting.rollout import Sample
-from agentic_prompting.sandbox import as_rows, make_split
+from agentic_prompting.sandbox import Oracle, as_rows, make_split
+from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
+from test_espl_trainer import EDIT, Reference, arguments as espl_arguments
+from test_trainer import arguments as prompt_r1_arguments
 
-WORDS = ("Kenya", "Nairobi", "shilling", "Africa", "euro")
 
+class Uneven:
+    """The real policy's words in the form of a turn. Rows with an even number answer at once, the others ask twice
+    before: rows of a batch lie on different processes, so one process plays one turn and the other three."""
 
-class WritesBySeed(espl.Writes):
-    """What is written depends on the request's seed alone, which is the same however the batch is spread."""
+    def __init__(self, trainer):
+        self.trainer, self.sampler, self.calls = trainer, trainer.sampler, 0
+        self.questions = trainer.train_dataset["question"]
 
     def __call__(self, requests):
-        return [Sample(self.trainer.chat_format.turn_ids(WORDS[request.seed % 5])) for request in requests]
+        self.calls += 1
+        return [self._turn(request, sample) for request, sample in zip(requests, self.sampler(requests), strict=True)]
+
+    def _turn(self, request, sample):
+        chat_format = self.trainer.chat_format
+        said = re.sub(r"<[^>]*>", "", chat_format.tokenizer.decode(sample.ids, skip_special_tokens=True))
+        context = chat_format.tokenizer.decode(request.context)
+        row = next(i for i, question in enumerate(self.questions) if question in context)
+        if row % 2 and context.count("<interaction_response>") < 2:
+            act = "<interaction_prompt> which country ? </interaction_prompt>"
+        else:
+            right = self.trainer.train_dataset[row]["answers"][0]
+            act = f"<answer> {right if request.seed % 2 else 'yen'} </answer>"
+        return Sample(chat_format.turn_ids(f"<think> {said} </think> {act}"))
 
 
-class ActsBySeed(prompt_r1.Acts):
-    """Asks once, then answers; right or wrong, and with or without asking, by the seed: uneven episodes."""
+class Replays(Reference):
+    """The same reply to the same question, as a recorded reference gives."""
 
-    def _turn(self, request):
-        self.answered = request.seed % 2
-        if request.seed % 5 == 0:  # answers at once
-            return Sample(self.trainer.chat_format.turn_ids(prompt_r1.END.format("yen")))
-        return super()._turn(request)
+    def _say(self, messages):
+        asked = messages[-1]["content"]
+        return EDIT % (len(asked) % 1000) if "JSON" in asked else "It went wrong at the second step."
 
 
-def watched(trainer):
-    """Keep the advantages of every batch."""
+def trainer_for(settings, name, method, lora=False, rows=8, **changes):
+    """A trainer of either method whose batch is two rows, four rollouts each."""
+    folder = Path(settings["folder"]) / name
+    changes = {
+        "per_device_train_batch_size": 8 // settings["processes"], "max_steps": 3, "max_turns": 3,
+        "max_turn_tokens": 6, "max_completion_length": 160, "max_grad_norm": 1.0, "full_determinism": True, **changes,
+    }  # fmt: skip
+    common = {
+        "model": settings["policy"],
+        "train_dataset": Dataset.from_list(as_rows(make_split(0, n_test=8)[1])[:rows]),
+        "environment": LLMEnvironment(Oracle()),
+        "prompt_template": SANDBOX_TEMPLATE,
+        "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
+    }
+    if method == "espl":
+        args = espl_arguments(folder, evolution_lag=0, p_crossover=0.5, **{"beta": 0.01, **changes})
+        trainer = ESPLTrainer(
+            args=args, reward_funcs=PromptR1Reward(), reference=Replays(), initial_prompt="Answer .\n[G0]. Ask .",
+            **common,
+        )  # fmt: skip
+    else:
+        trainer = PromptR1Trainer(args=prompt_r1_arguments(folder, num_generations=4, beta=0.01, **changes), **common)
+    trainer.sampler = Uneven(trainer)
+    return trainer
+
+
+LOGGED = ("step", "loss", "grad_norm", "reward", "reward_std", "kl", "num_tokens", "entropy", "rollout/turns", "epoch")
+
+
+def outcome(trainer, advantages=()):
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        **backends.stated(trainer),
+        "log": [{name: entry[name] for name in LOGGED if name in entry} for entry in log],
+        "advantages": list(advantages),
+        "calls": trainer.sampler.calls,
+        "population": trainer.state_dict() if isinstance(trainer, ESPLTrainer) else None,
+    }
+
+
+def plain(settings, method, lora):
+    """Three steps."""
+    # LoRA starts out changing nothing: a larger step, so that there is something to compare after three.
+    rate = 2e-2 if lora else 1e-3
+    trainer = trainer_for(settings, f"{method}-{lora}", method, lora, shuffle_dataset=False, learning_rate=rate)
     advantages, generate = [], trainer._generate_and_score_completions
 
     def keep(inputs):
@@ -46,58 +107,47 @@ def watched(trainer):
         return batch
 
     trainer._generate_and_score_completions = keep
-    return advantages
-
-
-def outcome(trainer, advantages):
-    return {
-        "world": trainer.accelerator.num_processes,
-        "advantages": advantages,
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-        "turns": [entry["rollout/turns"] for entry in trainer.state.log_history if "loss" in entry],
-        "weights": sum(float(p.detach().double().abs().sum()) for p in trainer.model.parameters()),
-    }
-
-
-def run_espl(policy, folder, rows, per_device):
-    trainer = espl.trainer_for(
-        policy,
-        folder,
-        rows,
-        evolution_lag=0,
-        p_crossover=0.5,
-        max_steps=3,
-        per_device_train_batch_size=per_device,
-    )
-    trainer.sampler = WritesBySeed(trainer)
-    advantages = watched(trainer)
-    trainer.train()
-    return {**outcome(trainer, advantages), "state": trainer.state_dict()}
-
-
-def run_prompt_r1(policy, folder, rows, per_device):
-    trainer = prompt_r1.trainer_for(
-        policy, folder, rows, per_device_train_batch_size=per_device, num_generations=4, max_steps=3, beta=0.01
-    )
-    trainer.sampler = ActsBySeed(trainer)
-    advantages = watched(trainer)
     trainer.train()
     return outcome(trainer, advantages)
 
 
-def main(policy: str, folder: str, per_device: int) -> None:
-    rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
-    seen = {
-        "espl": run_espl(policy, Path(folder) / "espl", rows, per_device),
-        "prompt_r1": run_prompt_r1(policy, Path(folder) / "prompt_r1", rows, per_device),
-    }
-    state = PartialState()
-    (Path(folder) / f"seen-{state.process_index}.json").write_text(json.dumps(seen))
-    state.destroy_process_group()
-    # Without the interpreter's teardown, in which 1 of 8 launches aborted after all work was done: a native thread of
-    # torch 2.13 asking for the GIL when it was gone. What is tested here is what was written.
-    os._exit(0)
+def resumed(settings, method, lora):
+    """Seven steps at a stretch; and two from a checkpoint after the fifth, which lies in the second epoch and in the
+    middle of a block of two updates on the same rollouts."""
+    options = {"rows": 4, "num_iterations": 2, "max_steps": 7, "save_strategy": "steps", "save_steps": 5}
+    whole = trainer_for(settings, f"whole-{method}", method, lora, **options)
+    whole.train()
+    checkpoint = Path(whole.args.output_dir) / "checkpoint-5"
+    again = trainer_for(settings, f"again-{method}", method, lora, **{**options, "save_strategy": "no"})
+    again.train(resume_from_checkpoint=str(checkpoint))
+    return {"whole": outcome(whole), "again": outcome(again)}
+
+
+def planted(settings):
+    """The last process fails in its second batch."""
+    trainer = trainer_for(settings, "planted", "prompt_r1", shuffle_dataset=False)
+    working = trainer.sampler
+
+    def sampler(requests):
+        if trainer.accelerator.process_index == settings["processes"] - 1 and trainer.state.global_step == 1:
+            (Path(settings["folder"]) / "planted_at").write_text(str(time.time()))
+            raise ArithmeticError("planted in the sampler")
+        return working(requests)
+
+    trainer.sampler = sampler
+    trainer.train()
+
+
+def main(settings):
+    backends.prepare(settings["backend"], settings["folder"])
+    if settings.get("planted"):
+        planted(settings)
+    methods = [("prompt_r1", False), ("prompt_r1", True), ("espl", False), ("espl", True)]
+    seen = {f"{method}-{'lora' if lora else 'full'}": plain(settings, method, lora) for method, lora in methods}
+    if settings["resume"]:
+        seen["resume"] = {method: resumed(settings, method, lora) for method, lora in (methods[0], methods[3])}
+    backends.leave(settings["folder"], seen)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    main(json.loads(sys.argv[1]))

@@ -16,7 +16,7 @@ PACKAGE = "agentic_prompting"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
 ABOVE_THE_TORCH_LINE = ("llm", "rollout", "environments", "rewards", "evolution", "refine", "data", "evaluation")
-BELOW_THE_TORCH_LINE = ("local", "trainers", "agent", "sandbox", "report", "serve", "cli")
+BELOW_THE_TORCH_LINE = ("local", "trainers", "agent", "sandbox", "tables", "report", "serve", "cli")
 ROOMS = ABOVE_THE_TORCH_LINE + BELOW_THE_TORCH_LINE
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}
 
@@ -102,12 +102,19 @@ def test_only_the_trainers_import_trl():
 _BLOCK_AND_IMPORT = f"""
 import importlib, sys
 
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {sorted(HEAVY)!r}:
-            raise ImportError(name + " is blocked: this is above the torch line")
+class NotInstalled:
+    # A finder without these packages. It does not raise: libraries ask whether torch is there, and go on without.
+    def __init__(self, finder):
+        self.finder = finder
 
-sys.meta_path.insert(0, Blocked())
+    def find_spec(self, name, path=None, target=None):
+        heavy = name.split(".")[0] in {sorted(HEAVY)!r}
+        return None if heavy else self.finder.find_spec(name, path, target)
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+sys.meta_path[:] = [NotInstalled(finder) for finder in sys.meta_path]
 for name in sys.argv[1:]:
     importlib.import_module(name)
 """

@@ -11,8 +11,20 @@ import datasets
 import pytest
 from datasets import Dataset
 
-from agentic_prompting.data import TASKS, load_task, validate_dataset
-from agentic_prompting.data.tasks import as_list, gsm8k_answer, mathqa_options, prompt_r1_meta, prompt_r1_question
+from agentic_prompting.data import (
+    PAIRS,
+    TASKS,
+    check_sources,
+    check_table,
+    contamination_report,
+    describe_task,
+    list_tasks,
+    load_task,
+    validate_dataset,
+)
+from agentic_prompting.data.espl import DAPO_HEAD, DAPO_TAIL
+from agentic_prompting.data.formats import as_list, gsm8k_answer, mathqa_options
+from agentic_prompting.data.prompt_r1 import prompt_r1_meta, prompt_r1_question
 
 COLUMNS = ["id", "question", "answers", "task", "meta"]
 REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", Path(__file__).parents[2] / "shared" / "data")) / "prompt_r1"
@@ -32,6 +44,11 @@ def released(question: str, golds: list[str], **changes) -> dict:
     message = {"content": f"Question: {question}{INSTRUCTION}", "role": "user"}
     row = {"data_source": "hotpot-256-test", "prompt": [message], "ability": "multihop_qa"}
     return row | {"reward_model": {"ground_truth": golds, "style": "rule"}} | changes
+
+
+def dapo(problem: str, answer: str) -> dict:
+    message = {"content": DAPO_HEAD + problem + DAPO_TAIL, "role": "user"}
+    return {"prompt": [message], "reward_model": {"ground_truth": answer, "style": "rule"}, "data_source": "math_dapo"}
 
 
 # Three rows of each set, in the shape that its card or its readers show.
@@ -88,6 +105,21 @@ ROWS = {
         }
         for i, letter in enumerate("abe")
     ],
+    "booksum": [{"bid": i, "chapter": f" C{i} ", "summary_text": f"s{i}", "summary": "{}"} for i in range(3)],
+    "writingprompts": [{"prompt": f"[ WP ] Idea {i} .", "story": f"It was {i} ."} for i in range(3)],
+    "xsum": [{"document": f"Long {i}.", "summary": f"Short {i}.", "id": str(i)} for i in range(3)],
+    "dapo_math": [
+        {"prompt": f"p{i}", "solution": str(i), "reward_model": {"ground_truth": str(i)}, "ability": "MATH"}
+        for i in range(3)
+    ],
+    "dapo100": [dapo(f"p{i}", str(i)) for i in range(100)],
+    "aime25": [{"id": i, "problem": f"p{i}", "answer": str(i), "solution": "…"} for i in range(3)],
+    "hmmt_feb": [{"problem_idx": i, "problem": f"p{i}", "answer": f"\\frac{{{i}}}{{7}}"} for i in range(3)],
+    "hmmt_nov25": [{"problem_idx": i, "problem": f"p{i}", "answer": i, "problem_type": ["Algebra"]} for i in range(3)],
+    "aimo_aime": [{"id": i, "problem": f"p{i}", "answer": f"00{i}", "url": "…"} for i in range(3)],
+    "aimo_amc": [{"id": i, "problem": f"p{i}", "answer": 14.0 + i, "url": "…"} for i in range(3)],
+    "aime_and_amc": [{"id": i, "problem": f"p{i}", "answer": str(i)} for i in range(3)],
+    "beyondaime": [{"problem": f"p{i}", "answer": i} for i in range(3)],
     "svamp": [{"Body": f"b{i}.", "Question": f"q{i}?", "Answer": 51.0 + i, "Type": "Addition"} for i in range(3)],
     "aqua": [{"question": f"q{i}", "options": ["A)1", "B)2"], "correct": "AB"[i % 2]} for i in range(3)],
 }
@@ -102,6 +134,15 @@ GOLDS = {
     "squad_v2": [["40%"], [""], ["a", "b"]],
     "triviaqa": [["Ada", "Lovelace"]] * 3,
     "mathqa": [["38"], ["27.675"], ["none"]],
+    "booksum": [["s0"], ["s1"], ["s2"]],
+    "writingprompts": [["It was 0 ."], ["It was 1 ."], ["It was 2 ."]],
+    "xsum": [["Long 0."], ["Long 1."], ["Long 2."]],
+    "dapo_math": [["0"], ["1"], ["2"]],
+    "aime25": [["0"], ["1"], ["2"]],
+    "hmmt_nov25": [["0"], ["1"], ["2"]],
+    "aimo_aime": [["000"], ["001"], ["002"]],
+    "aimo_amc": [["14"], ["15"], ["16"]],
+    "beyondaime": [["0"], ["1"], ["2"]],
     "svamp": [["51"], ["52"], ["53"]],
     "aqua": [["A"], ["B"], ["A"]],
 }
@@ -118,11 +159,13 @@ def written(tmp_path: Path, rows: list[dict], suffix: str = ".jsonl") -> str:
 
 def test_every_set_has_a_fixture():
     # Sets that are cut by row numbers need all their rows: test_refine_data.py has them.
-    assert set(ROWS) == set(GOLDS) == {name for name, task in TASKS.items() if not task.cuts}
+    assert set(ROWS) == {name for name, task in TASKS.items() if not task.cuts}
+    # Of sets that have an order of their own, golds are looked at in tests of their own.
+    assert set(GOLDS) == {name for name in ROWS if TASKS[name].order is None}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", GOLDS)
 def test_each_set_in_one_schema(name, suffix, tmp_path):
     dataset = load_task(name, data_files=written(tmp_path, ROWS[name], suffix))
     assert dataset.column_names == COLUMNS
@@ -199,6 +242,154 @@ def test_tab_separated_files(tmp_path):
 def test_flashrags_shape_is_read_too(tmp_path):
     rows = [{"id": "dev_0", "question": "q", "golden_answers": ["a", "b"], "metadata": {"x": 1}}]
     assert load_task("musique", data_files=written(tmp_path, rows))["answers"][:] == [["a", "b"]]
+
+
+def test_questions_of_the_writing_sets_say_what_to_do(tmp_path):
+    asked = {
+        name: load_task(name, data_files=written(tmp_path, ROWS[name]))["question"][0] for name in ("booksum", "xsum")
+    }
+    assert asked["booksum"].endswith("C0") and asked["xsum"].endswith("'Short 0.'") and "article" in asked["xsum"]
+    stories = load_task("writingprompts", data_files=written(tmp_path, ROWS["writingprompts"]))["question"]
+    assert stories[0].endswith("'Idea 0 .'") and "WP" not in stories[0]
+    chapters = [{"text": "C", "summary": [{"source": "x", "text": "s", "analysis": ""}, {"source": "y", "text": "t"}]}]
+    assert load_task("booksum", data_files=written(tmp_path, chapters))["answers"][:] == [["s", "t"]]
+
+
+def test_dapo_is_unwrapped_and_each_problem_kept_once(tmp_path):
+    rows = [dapo("a", "1"), dapo("b\nc", "2"), dapo("a", "3")]
+    found = load_task("dapo_math", data_files=written(tmp_path, rows))
+    assert found["question"][:] == ["a", "b\nc"] and found["answers"][:] == [["3"], ["2"]]  # the last answer wins
+
+
+def test_dapo100_is_the_released_codes_shuffle(tmp_path):
+    rows = [dapo(f"p{i % 150}", str(i)) for i in range(300)]
+    problems = [f"p{i}" for i in range(150)]
+    random.Random(42).shuffle(problems)
+    assert load_task("dapo100", data_files=written(tmp_path, rows))["question"][:] == problems[:100]
+
+
+def test_pairs_are_two_sets(hub):
+    for name in ("hmmt_feb_2023", "hmmt_feb_2024", "hmmt_feb_2025"):
+        answer = 3 if name.endswith("3") else "3/4"  # the years differ in type
+        hub.rows[f"MathArena/{name}"] = [{"problem": f"{name} {i}", "answer": answer} for i in range(30)]
+    hub.rows["MathArena/hmmt_nov_2025"] = [{"problem": "n", "answer": "\\sqrt{2}"}] * 30
+    train, test = load_task("hmmt", "train"), load_task("hmmt", "test")
+    expected = [f"hmmt_feb_{year} {i}" for year in (2023, 2024, 2025) for i in range(30)]
+    random.Random(42).shuffle(expected)
+    assert train["question"][:] == expected and len(set(train["id"])) == 90
+    assert set(test["task"]) == {"hmmt_nov25"} and test["answers"][0] == ["\\sqrt{2}"]
+    assert [options["split"] for _, _, options in hub.calls] == ["train"] * 4
+    with pytest.raises(ValueError, match="hmmt has no split 'validation'; it has: train, test"):
+        load_task("hmmt", "validation")
+    with pytest.raises(ValueError, match="single revision cannot pin"):
+        load_task("hmmt", "train", revision="abc")
+    assert all(
+        part in TASKS and split in TASKS[part].expected_rows for of in PAIRS.values() for part, split in of.values()
+    )
+
+
+def test_search_parts_are_cut_out_of_the_test_file(hub):
+    hub.rows["parquet"] = [
+        {"id": f"test_{i}", "question": f"q{i}", "golden_answers": ["a", "b"], "data_source": "x"}
+        for i in range(51_713)
+    ]
+    hotpot = load_task("nq_hotpotqa", "test/hotpotqa", n=64, seed=1)
+    assert hotpot.num_rows == 64 and all(29_190 <= json.loads(meta)["row"] < 36_595 for meta in hotpot["meta"])
+    assert hub.calls[0][2]["columns"] == ["id", "question", "golden_answers", "data_source"]
+
+
+def test_how_a_sample_was_drawn_is_recorded(tmp_path):
+    path = written(tmp_path, ROWS["gsm8k"])
+    meta = json.loads(load_task("gsm8k", n=2, seed=7, data_files=path)["meta"][0])
+    assert meta["sample"] == {"n": 2, "seed": 7, "of": 3}
+    assert "sample" not in json.loads(load_task("gsm8k", data_files=path)["meta"][0])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"id": "1", "question": None, "answer": "a"},
+            "row 1 of .*`question` must be a text .* got None",
+        ),
+        ({"id": "1", "question": "  ", "answer": "a"}, "row 1 of .*`question` must be a text"),
+    ],
+)
+def test_a_row_without_a_question_is_named(row, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_task("2wiki", data_files=written(tmp_path, [ROWS["2wiki"][0], row]))
+
+
+@pytest.mark.parametrize("golds", ['["a", {"b": 1}]', "[True, 'a']", '["a", ["b"]]'])
+def test_mixed_types_among_answers_are_named(golds, tmp_path):
+    rows = [ROWS["popqa"][0], {**ROWS["popqa"][1], "possible_answers": golds}]
+    with pytest.raises(ValueError, match="row 1 of .*must be a text or a number, got (dict|bool|list)"):
+        load_task("popqa", split="test", data_files=written(tmp_path, rows))
+
+
+def test_numbers_among_answers_are_texts(tmp_path):
+    rows = [{**ROWS["popqa"][0], "possible_answers": '["a", 3]'}]
+    assert load_task("popqa", split="test", data_files=written(tmp_path, rows))["answers"][:] == [["a", "3"]]
+
+
+# The catalogue and contamination ------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_shows_every_set():
+    table = list_tasks()
+    assert all(name in table for name in [*TASKS, *PAIRS])
+    shown = describe_task("squad_v2")
+    assert "validation: 11,873" in shown and "lighteval/squad_v2" in shown and "without an answer are kept" in shown
+    assert "aime25" in describe_task("dapo_aime25")
+    with pytest.raises(ValueError, match="did you mean 'squad_v2'"):
+        describe_task("squad2")
+
+
+def test_the_records_are_consistent_and_a_broken_one_is_not(monkeypatch):
+    assert not [check for check in check_sources() if check.problem]
+    from dataclasses import replace
+
+    monkeypatch.setitem(TASKS, "bbh_word_sorting", replace(TASKS["bbh_word_sorting"], expected_rows={"test": 99}))
+    assert "its cut is not of 99 rows" in check_table(check_sources(["bbh_word_sorting"]))
+
+
+def test_checking_online_reads_a_row_of_every_source(hub, monkeypatch):
+    from agentic_prompting.data import catalogue
+
+    monkeypatch.setattr(catalogue, "_revision", lambda source: "0123456789abcdef")
+    hub.rows["hotpotqa/hotpot_qa"] = ROWS["hotpotqa"]
+    checks = {(check.source, check.split): check for check in check_sources(["hotpotqa"], online=True)}
+    fine = checks[("hotpotqa/hotpot_qa distractor", "train")]
+    assert fine.problem == "" and fine.revision == "0123456789abcdef" and "question" in fine.columns
+    assert "ConnectionError" in checks[("RUC-NLPIR/FlashRAG_datasets hotpotqa", "train")].problem
+    assert all(options["streaming"] for _, _, options in hub.calls)
+
+
+def test_contamination_is_exact_near_or_none():
+    words = "one two three four five six seven eight nine ten eleven twelve thirteen"
+    training = [{"question": "How many, then?"}, {"question": f"before {words} after"}]
+    rows = [
+        {"id": "same", "question": "how MANY then"},
+        {"id": "near", "question": f"Other {words} end"},
+        {"id": "short", "question": "one two three four five six"},
+        {"id": "new", "question": "Something else?"},
+    ]
+    report = contamination_report(rows, training)
+    assert (report.exact, report.near, report.rows) == (("same",), ("near",), 4)
+    assert "1 of 4 evaluation questions are training questions, 1 more" in str(report)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        contamination_report(rows, [])
+
+
+@needs_real_files
+def test_the_released_gsm8k_evaluation_is_mostly_gsm8k_train(tmp_path):
+    rows = load_task("prompt_r1", data_files=str(REAL / "eval" / "gsm8k.parquet"))
+    gsm8k = REAL.parent / "prorefine"
+    train = load_task("gsm8k", "train", data_files=str(gsm8k / "gsm8k_train.jsonl"))
+    test = load_task("gsm8k", "test", data_files=str(gsm8k / "gsm8k_test.jsonl"))
+    assert (train.num_rows, test.num_rows) == (7_473, 1_319)
+    assert len(contamination_report(rows, train).exact) == 111
+    assert len(contamination_report(rows, test).exact) == 17
 
 
 # What can be wrong with a request -----------------------------------------------------------------------------------

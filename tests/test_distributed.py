@@ -1,66 +1,102 @@
-"""Two processes on a CPU (DDP, gloo). Each launch asserts its world size: a wrong set-up runs as one process, rc 0."""
+"""Two processes on a CPU under DDP, ZeRO-2, ZeRO-3 and FSDP2, against one process: the same run.
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+The episodes of one process have one turn, those of the other three. One launch per back end plays all of it, under a
+time limit of its own; every test looks at what the launch says it was.
+"""
+
+import shutil
+import time
 
 import numpy as np
 import pytest
 
-HERE = Path(__file__).parent
+from distributed_backends import TYPES, launch, read
 
-
-def launch(script, processes, *arguments):
-    """Run `script` under torchrun, under a time limit of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}",
-        str(HERE / script), *map(str, arguments),
-    ]  # fmt: skip
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+PARTS = ["prompt_r1-full", "prompt_r1-lora", "espl-full", "espl-lora"]
+SHARDED = {"zero3", "fsdp2"}
 
 
 @pytest.fixture(scope="module")
-def seen(tiny_policy, tmp_path_factory):
-    """What one process saw, and what each of two saw, of the same steps."""
-    found = {}
-    for processes in (1, 2):
-        folder = tmp_path_factory.mktemp(f"processes{processes}")
-        launch("distributed_runs.py", processes, tiny_policy, folder, 8 // processes)
-        found[processes] = [json.loads((folder / f"seen-{i}.json").read_text()) for i in range(processes)]
-        for process in found[processes]:
-            assert [run["world"] for run in process.values()] == [processes] * 2
-    return found
+def play(tiny_policy, tmp_path_factory):
+    """What each process saw, by back end and number of processes; each launched once, when first asked for."""
+    seen = {}
+
+    def runs(backend, processes=2):
+        if (backend, processes) not in seen:
+            folder = tmp_path_factory.mktemp(f"{backend}{processes}")
+            settings = {"policy": str(tiny_policy), "folder": str(folder), "backend": backend, "processes": processes}
+            launch("distributed_runs.py", processes, {**settings, "resume": backend != "zero2"})
+            seen[backend, processes] = read(folder, processes)
+            shutil.rmtree(folder)  # checkpoints of twelve runs
+        return seen[backend, processes]
+
+    return runs
 
 
-def test_espl_population_is_the_same_everywhere(seen):
-    """Selections, ratings, crossovers and children: on both processes, and as on one."""
-    one, (first, second) = seen[1][0]["espl"]["state"], [process["espl"]["state"] for process in seen[2]]
-    assert first == second
-    assert first["batches"] == one["batches"] and len(first["population"]["members"]) > 1
-    assert first["population"] == one["population"]
+def column(run, name):
+    return [entry[name] for entry in run["log"]]
 
 
-@pytest.mark.parametrize("method", ["espl", "prompt_r1"])
-def test_advantages_do_not_depend_on_the_processes(seen, method):
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("backend", TYPES)
+def test_same_seed_same_losses(play, backend, part):
+    """With uneven episodes, LoRA or all weights, beta > 0: to 1e-5 what one process computes."""
+    one, others = play("ddp", 1)[0][part], [process[part] for process in play(backend)]
+    for process, turns in zip(others, (1, 3), strict=True):
+        assert (process["type"], process["world"]) == (TYPES[backend], 2)
+        assert process["sharded"] == (backend in SHARDED)
+        assert process["calls"] == 3 * turns, "three batches of so many turns: the processes are uneven"
+        for name in ("loss", "kl", "entropy", "reward", "reward_std"):
+            assert np.allclose(column(process, name), column(one, name), rtol=0, atol=1e-5), name
+        assert np.allclose(column(process, "grad_norm"), column(one, "grad_norm"), rtol=1e-4)
+        assert column(process, "num_tokens") == column(one, "num_tokens")
+    assert max(column(one, "kl")) > 1e-3 and max(column(one, "grad_norm")) > 1e-3, "there is something to compare"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_advantages_do_not_depend_on_the_processes(play, part):
     """eq 1-2 of E-SPL, eq 14 of Prompt-R1: wherever a group's rows are computed."""
+    alone, seen = play("ddp", 1)[0][part]["advantages"], play("ddp")
     for step in range(3):
-        spread = [advantage for process in seen[2] for advantage in process[method]["advantages"][step]]
-        alone = seen[1][0][method]["advantages"][step]
-        assert np.allclose(spread, alone, atol=1e-6) and np.ptp(alone) > 0
+        spread = [advantage for process in seen for advantage in process[part]["advantages"][step]]
+        assert np.allclose(spread, alone[step], atol=1e-6) and np.ptp(alone[step]) > 0
 
 
-@pytest.mark.parametrize("method", ["espl", "prompt_r1"])
-def test_weights_and_losses_are_the_same_everywhere(seen, method):
-    one, (first, second) = seen[1][0][method], [process[method] for process in seen[2]]
-    assert first["weights"] == second["weights"] == pytest.approx(one["weights"], rel=1e-6)
-    assert np.allclose(first["losses"], one["losses"], atol=1e-5)
+@pytest.mark.parametrize("backend", TYPES)
+def test_espl_population_is_the_same_everywhere(play, backend):
+    """Selections, ratings, crossovers and children: on both processes, and as on one."""
+    one, (first, second) = play("ddp", 1)[0]["espl-full"], [process["espl-full"] for process in play(backend)]
+    assert first["population"] == second["population"] == one["population"]
+    assert one["population"]["batches"] == 3 and len(one["population"]["population"]["members"]) > 1
 
 
-def test_logged_means_are_over_all_rollouts(seen):
-    """Episodes of one and of two turns, unevenly spread: the logged mean is that of the whole batch."""
-    one, first = seen[1][0]["prompt_r1"], seen[2][0]["prompt_r1"]
-    assert first["turns"] == one["turns"] and any(1 < turns < 2 for turns in one["turns"])
+def test_logged_means_are_over_all_rollouts(play):
+    """Episodes of one and of three turns, unevenly spread: the logged mean is that of the whole batch."""
+    for process in play("ddp"):
+        assert column(process["prompt_r1-full"], "rollout/turns") == [2, 2, 2]
+
+
+@pytest.mark.parametrize("method", ["prompt_r1", "espl"])
+@pytest.mark.parametrize(("backend", "processes"), [("ddp", 1), ("ddp", 2), ("zero3", 2), ("fsdp2", 2)])
+def test_resumed_run_is_the_uninterrupted_one(play, backend, processes, method):
+    """Bit for bit, from a checkpoint in the second epoch and inside of a block of reused rollouts."""
+    for process in play(backend, processes):
+        whole, again = (process["resume"][method][name] for name in ("whole", "again"))
+        assert again["type"] == ("NO" if processes == 1 else TYPES[backend])
+        assert again["sharded"] == (backend in SHARDED)
+        assert column(again, "step")[-2:] == [6, 7] and again["log"][-2:] == whole["log"][-2:]
+        assert column(whole, "epoch")[4] == 1.25 and whole["log"][5]["grad_norm"] > 0
+        assert again["population"] == whole["population"]
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero3"])
+def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backend):
+    """An exception in a rollout on one of two processes: both end within 30 s, and both say where and what."""
+    settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}
+    done = launch("distributed_runs.py", 2, {**settings, "planted": True}, check=False)
+    assert done.returncode != 0 and time.time() - float((tmp_path / "planted_at").read_text()) < 30
+    assert "[rank1]: ArithmeticError: planted in the sampler" in done.stderr
+    assert "process 1 of 2" in done.stderr and "failed in the rollouts of step 1; the other processes" in done.stderr
+    heard = "PeerFailed: process 1 of 2 "
+    # The launcher may end the other one before it has heard.
+    assert heard in done.stderr or "Signal 15 (SIGTERM)" in done.stderr

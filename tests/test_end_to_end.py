@@ -178,35 +178,6 @@ def answers(url):
 
 
 @pytest.fixture(scope="module")
-def asking_policy(tiny_policy, tmp_path_factory):
-    """A policy that asks once and answers what it is told, most of the time: a warm start of two seconds."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from agentic_prompting.rollout import AgentSpec, ChatFormat, rollout_from_trace
-    from agentic_prompting.sandbox import as_rows, make_split
-    from agentic_prompting.trainers import warm_start
-
-    folder = tmp_path_factory.mktemp("asking")
-    shutil.copytree(tiny_policy, folder, dirs_exist_ok=True)
-    spec, tokenizer = AgentSpec.load(folder), AutoTokenizer.from_pretrained(folder)
-    model, chat_format = AutoModelForCausalLM.from_pretrained(folder), ChatFormat(tokenizer, spec.grammar)
-    ask = "<think> the language </think> <interaction_prompt> what is the language of Kenya ? </interaction_prompt>"
-    end = "<think> done </think> <answer> Swahili </answer>"
-    questions = [row["question"] for row in as_rows(make_split(0)[0][:40])] + [f"unheard of {i}" for i in range(8)]
-    traces = [
-        {"question": question, "turns": [ask, end], "observations": ["the answer is Swahili ."]}
-        for question in questions
-    ]
-    rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
-    warm_start(
-        model, tokenizer, rollouts, folder / "sft", max_steps=40, per_device_train_batch_size=8, learning_rate=3e-3,
-        use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
-    )  # fmt: skip
-    model.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def served_policy(tiny_policy, tmp_path_factory):
     """The tiny random model as a large LLM. Every second token ends its reply, but not before the fifth: the server
     has no limit below 1,024 tokens of its own."""

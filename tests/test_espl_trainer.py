@@ -8,7 +8,7 @@ import torch
 
 from agentic_prompting import AgentSpec, ESPLConfig, ESPLTrainer, ScriptedChat, SystemPrompt, TrainingStopped
 from agentic_prompting.evolution import rate
-from agentic_prompting.llm import Misconfigured
+from agentic_prompting.llm import Misconfigured, Reply
 from agentic_prompting.rollout import Sample, read_rollouts
 from test_trainer import vars_for
 
@@ -63,16 +63,27 @@ class Writes:
         return samples
 
 
+class WritesBySeed(Writes):
+    """Writes by the seed of the request: what is written does not depend on how often it was asked."""
+
+    def __call__(self, requests):
+        words = ("Kenya", "Nairobi", "shilling", "Africa", "euro")
+        return [Sample(self.trainer.chat_format.turn_ids(words[request.seed % 5])) for request in requests]
+
+
 def reward_by_word(rollout, **kwargs):
     worth = {"Kenya": 1.0, "Nairobi": 0.0, "shilling": 0.5, "Africa": 0.25, "euro": 0.75}
     return [worth.get(one.answer, 0.0) for one in rollout]
+
+
+NOBODY = object()  # instead of a reference LLM
 
 
 def trainer_for(policy, folder, rows, reference=None, prompt="Answer .\n[G0]. Ask first .", **changes):
     trainer = ESPLTrainer(
         model=str(policy),
         reward_funcs=reward_by_word,
-        reference=reference if reference is not None else Reference(),
+        reference=None if reference is NOBODY else reference if reference is not None else Reference(),
         args=arguments(folder, **changes),
         train_dataset=rows,
         initial_prompt=prompt,
@@ -240,16 +251,9 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
             asked = messages[-1]["content"]
             return EDIT % (len(asked) % 1000) if "JSON" in asked else "It went wrong at the second step."
 
-    class Writes2(Writes):
-        """Writes by the seed of the request: what is written does not depend on how often it was asked."""
-
-        def __call__(self, requests):
-            words = ("Kenya", "Nairobi", "shilling", "Africa", "euro")
-            return [Sample(self.trainer.chat_format.turn_ids(words[request.seed % 5])) for request in requests]
-
     def run(folder, checkpoint=None, **changes):
         trainer = trainer_for(tiny_policy, folder, rows, Replays(), evolution_lag=lag, p_crossover=0.5, **changes)
-        trainer.sampler = Writes2(trainer)
+        trainer.sampler = WritesBySeed(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         losses = [(e["step"], e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
         return trainer.state_dict(), losses
@@ -260,16 +264,56 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
     assert len(whole["population"]["members"]) > 1
 
 
+@pytest.mark.parametrize("lag", [0, 1])
+def test_the_policy_as_its_own_editor(tiny_policy, rows, tmp_path, lag):
+    """What a random policy writes is rubbish: counted as failed, and training goes on."""
+
+    def run(folder, checkpoint=None, **changes):
+        trainer = trainer_for(
+            tiny_policy, folder, rows, NOBODY, editor="current", evolution_lag=lag, max_completion_length=900, **changes
+        )
+        trainer.sampler = WritesBySeed(trainer)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    trainer = run(tmp_path / "whole", save_strategy="steps", save_steps=2)
+    logged = [entry for entry in trainer.state.log_history if "evolution/calls" in entry]
+    assert len(logged) == 3 - lag and all(entry["evolution/calls"] > 0 for entry in logged)
+    assert all(entry["evolution/mutation_failed"] == 1.0 for entry in logged)
+    assert len(trainer.population.members) == 1
+    resumed = run(tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-2"))
+    assert resumed.state_dict() == trainer.state_dict()
+
+
+def test_what_the_policy_writes_becomes_a_prompt(tiny_policy, rows, tmp_path):
+    """Its edits are read as a reference LLM's are; the conversation it gets is the real one."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, NOBODY, editor="current", evolution_lag=0, max_steps=2)
+    asked = []
+
+    def writes(conversations, seed):
+        asked.extend(conversations)
+        return [Reply(EDIT % 7 if "JSON" in talk[-1]["content"] else "It went wrong.") for talk in conversations]
+
+    trainer._editor._write = writes
+    trainer.train()
+    assert [member.prompt.principles for member in trainer.population.members[1:]] == [
+        ("Ask first .", "Principle number 7.")
+    ]
+    assert asked[0][0]["content"].startswith("Task: retell")
+
+
 def test_bad_arguments(tiny_policy, rows, tmp_path):
     with pytest.raises(ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: make that 6 or 12"):
         arguments(tmp_path, prompts_per_step=3)
     with pytest.raises(ValueError, match="between 0 and 1"):
         arguments(tmp_path, p_crossover=1.2)
-    for name in ("mode", "baseline", "prompt_place", "reflect_on"):
+    for name in ("mode", "baseline", "prompt_place", "reflect_on", "editor"):
         with pytest.raises(ValueError, match=name):
             arguments(tmp_path, **{name: "other"})
     with pytest.raises(ValueError, match="needs a reference"):
         ESPLTrainer(str(tiny_policy), reward_by_word, None, arguments(tmp_path), rows)
+    with pytest.raises(ValueError, match="would never be asked"):
+        ESPLTrainer(str(tiny_policy), reward_by_word, Reference(), arguments(tmp_path, editor="current"), rows)
 
 
 def test_prompt_r1_under_an_evolving_prompt(tiny_policy, rows, tmp_path):

@@ -21,6 +21,7 @@ from transformers import (
 
 from agentic_prompting.llm import BadRequest, Closed, ServerFailed, complete
 from agentic_prompting.local import GreedyBatch, GreedyRow, TransformersChat, can_draft, greedy
+from agentic_prompting.local.transformers_chat import _Session
 from tokenizers_for_tests import tokenizer_for
 
 ENDS = [3, 5]
@@ -143,6 +144,48 @@ def test_a_slow_row_holds_nobody_up(model):
     assert [row.ids for row in done] == [expected[0]] and len(batch.rows) == 1
 
 
+@pytest.mark.parametrize("change", ["put in", "left out", "replaced"])
+def test_what_follows_a_change_is_guessed_right_at_once(change):
+    """One token that the draft lacks, has too many or has wrong costs a pass, or two where it could be either."""
+    expected = list(range(100, 140))
+    draft = {
+        "put in": expected[:20] + expected[21:],
+        "left out": [*expected[:20], 7, *expected[20:]],
+        "replaced": [*expected[:20], 7, *expected[21:]],
+    }[change]
+    row = GreedyRow([1], len(expected), draft)
+    guess = draft[: row.limit]
+    while not row.done:
+        row.take(guess, expected[len(row.ids) : len(row.ids) + len(guess) + 1], frozenset())
+        guess = row.guess(10)
+    assert row.ids == expected
+    assert row.passes == (4 if change == "replaced" else 3)  # the draft, then eleven tokens a pass
+
+
+def test_wrong_guesses_fall_silent():
+    """Twenty tokens of a draft of which nothing is ever right: guesses at doubling distances."""
+    row = GreedyRow([1], 65, draft=[7] * 80)
+    guessed = []
+    for token in range(100, 160):
+        guess = row.guess(10)
+        if guess:
+            guessed.append(len(row.ids))
+        row.take(guess, [token] * (len(guess) + 1), frozenset())
+    assert guessed == [0, 1, 3, 7, 15, 31], guessed
+
+
+def test_a_full_batch_guesses_nothing(model):
+    """More rows than a pass should have tokens: one token each, whatever the drafts say."""
+    batch = GreedyBatch(model, ENDS)
+    batch.add([GreedyRow([10 + i % 50, 11 + i], 12, draft=[0, 9, 9, 9]) for i in range(64)])
+    widths = []
+    forward = batch._forward
+    batch._forward = lambda ids, *others, **options: widths.append(ids.shape[1]) or forward(ids, *others, **options)
+    if batch.rows:
+        batch.step()
+    assert all(width <= 2 for width in widths)
+
+
 def test_resume_needs_a_cache(model):
     with pytest.raises(ValueError, match="cache"):
         GreedyBatch(model, ENDS).resume(GreedyRow([7], 5))
@@ -235,6 +278,19 @@ def test_unchanged_prompt_goes_on_from_the_cache(local_model, tokenizer):
     assert reply.text.startswith(again.text)
 
 
+def test_drafts_that_save_nothing_are_tried_ever_more_rarely():
+    session = _Session(GreedyRow([1], 40))
+    tried = []
+    for step in range(1, 26):
+        row = GreedyRow([1], 40, draft=list(range(40)) if session.wait == 0 else [])
+        row.ids, row.drafted = list(range(40)), 3
+        tried += [step] if row.draft else []
+        session = session.followed_by(row)
+    assert tried == [1, 2, 4, 8, 16], tried
+    row.draft, row.drafted = [1], 30
+    assert session.followed_by(row).wait == 0
+
+
 @pytest.mark.parametrize("keep", [0, 1])
 def test_kept_caches_are_bounded(local_model, tokenizer, keep):
     with TransformersChat(local_model, tokenizer, keep_caches=keep) as chat:
@@ -243,7 +299,7 @@ def test_kept_caches_are_bounded(local_model, tokenizer, keep):
                 reply = complete(chat, f"Query {q}", session=str(q), max_tokens=12)
                 ids = by_hand(local_model, tokenizer, f"Query {q}", 12)
                 assert reply.text == tokenizer.decode(ids, skip_special_tokens=True)
-        assert sum(row.cache is not None for row in chat._last.values()) <= keep
+        assert sum(last.row.cache is not None for last in chat._sessions.values()) <= keep
 
 
 def test_recurrent_models_answer_without_drafts(tokenizer):

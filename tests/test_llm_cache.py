@@ -188,7 +188,7 @@ def test_nothing_is_lost_by_kill_9(path):
 def test_look_up_is_fast_in_a_large_file(path):
     cache = ReplayCache(path)
     rows = ((os.urandom(32), 0, "m", "text" * 20, "stop", 1, 1, 0.0) for _ in range(100_000))
-    connection = cache._connected()
+    connection = cache._file()
     connection.execute("BEGIN")
     connection.executemany("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
     connection.execute("COMMIT")

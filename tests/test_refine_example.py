@@ -1,4 +1,4 @@
-"""`examples/refine.py` as a user runs it, against a real endpoint on the loopback interface."""
+"""`examples/refine.py` as a user runs it: in the sandbox, and against a real endpoint on the loopback interface."""
 
 import json
 import runpy
@@ -7,60 +7,55 @@ from pathlib import Path
 
 import pytest
 
-from refine_models import answer, critic, improve
+from agentic_prompting.sandbox.puzzle_models import puzzle_models
+from agentic_prompting.sandbox.puzzles import COUNTING, make_puzzles
 from servers import Answer, LoopbackServer
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "refine.py"
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
+def run(monkeypatch, capsys, tmp_path):
     """Runs the script with these arguments and returns what it printed."""
 
-    def said(body, number):
-        system, user = body["messages"][0]["content"], body["messages"][-1]["content"]
-        if body["model"] == "large":
-            rule = improve if user.startswith("Prompt:") else critic
-            return "<ACCURACY>0</ACCURACY>" if "Prediction:" in user else rule(system, user)
-        full, limit = answer(15)(system, user).split(), body["max_tokens"]
-        return Answer(" ".join(full[:limit]), finish_reason="length" if len(full) > limit else "stop")
-
     def main(*arguments):
-        endpoint = ["--task_model", "small", "--feedback_model", "large"]
-        endpoint += ["--task_base_url", server.base_url, "--feedback_base_url", server.base_url]
-        monkeypatch.setattr(sys, "argv", ["refine.py", *endpoint, *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["refine.py", "--output_dir", str(tmp_path), *map(str, arguments)])
         runpy.run_path(str(EXAMPLE), run_name="__main__")
         return capsys.readouterr().out
 
+    return main
+
+
+def test_the_sandbox_by_default(run, tmp_path):
+    shown = run("--rows", 30)
+    assert shown.count("| bbh_word_sorting |") == 3 and "optimal verifier" in shown and "iterations" in shown
+    assert len((tmp_path / "no_verifier.jsonl").read_text().splitlines()) == 30
+    assert (tmp_path / "iterations.png").stat().st_size > 5_000
+    assert run("--rows", 30) == shown  # from the files
+
+
+def test_a_set_through_an_endpoint(run, tmp_path):
+    models = puzzle_models()
+
+    def said(body, number):
+        headings = {"Prompt:": "optimizer", "Question:": "feedback"}
+        user = body["messages"][-1]["content"]
+        role = "verifier" if "Prediction:" in user else headings.get(user.split("\n")[0], "task")
+        limit = {"max_tokens": body["max_tokens"]} if role == "task" else {}
+        reply = models[role].submit(body["messages"], **limit).result()
+        return Answer(reply.text, finish_reason=reply.finish_reason)
+
+    data = tmp_path / "SVAMP.json"
+    puzzles = [row["question"].partition(". ") for row in make_puzzles(10, kinds=(COUNTING,))]
+    data.write_text(
+        json.dumps([{"Body": body + ".", "Question": question, "Answer": 1.0} for body, _, question in puzzles])
+    )
     with LoopbackServer(said) as server:
-        main.server = server
-        yield main
+        urls = ["--task_base_url", server.base_url, "--critic_base_url", server.base_url]
+        arguments = ["--task", "svamp", "--data_files", data, "--task_model", "small", *urls]
+        assert "| small |" in run(*arguments, "--critic_model", "large", "--rows", 5)
 
 
-def test_one_question_is_shown_step_by_step(run):
-    shown = run("--prompt", "Think.", "--query", "How many?")
-    assert "Verdict: wrong" in shown and "Step 2" in shown and "- Think.+" in shown and "+ Think.++" in shown
-    assert "Ended: finished, 2 steps" in shown and "task/calls" in shown
-
-
-def test_a_file_of_questions_with_answers(run, tmp_path):
-    questions, results = tmp_path / "queries.jsonl", tmp_path / "out" / "results.jsonl"
-    rows = [{"question": "A?", "answers": [answer(15)("", "")]}, {"question": "B?", "answers": ["other"]}]
-    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = ["--input", questions, "--output", results, "--verifier", "optimal"]
-    arguments += ["--replay_cache", tmp_path / "replies.sqlite"]
-    assert "accuracy (exact_match)       0.5" in run(*arguments)
-    assert [json.loads(line)["verdict"] for line in results.read_text().splitlines()] == ["right", "wrong"]
-    asked = len(run.server.requests)
-    assert "accuracy (exact_match)       0.5" in run(*arguments)
-    results.unlink()
-    assert "accuracy (exact_match)       0.5" in run(*arguments)
-    assert len(run.server.requests) == asked
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), [([], "say what to answer"), (["--query", "q", "--verifier", "me"], "--verifier must be")]
-)
-def test_what_is_missing_is_said(run, arguments, message):
-    with pytest.raises(SystemExit, match=message):
-        run(*arguments)
+def test_what_is_missing_is_said(run):
+    with pytest.raises(SystemExit, match="with --task_model and --critic_model"):
+        run("--task", "bbh_word_sorting")

@@ -6,13 +6,13 @@ import re
 import pytest
 
 from agentic_prompting.sandbox.questions import (
-    TEXTS,
     ParsedQuestion,
     all_questions,
     as_rows,
     make_split,
     parse_question,
     solve,
+    texts_of,
 )
 from agentic_prompting.sandbox.world import CONTINENTS, World, load_world, parse_facts
 
@@ -131,7 +131,7 @@ def test_all_questions_are_there_once():
     assert len(all_questions((2,))) == 3 * n + airports
     assert len(all_questions((3,))) == 3 * airports
     assert len({question.text for question in EVERY_QUESTION}) == len(EVERY_QUESTION)
-    assert {len(chain) for chain in TEXTS} == {1, 2, 3}
+    assert {len(chain) for chain in texts_of(WORLD)} == {1, 2, 3}
 
 
 def test_a_split_is_disjoint_complete_and_seeded():

@@ -288,27 +288,6 @@ def test_trls_own_options_still_work(tiny_policy, rows, tmp_path, options):
     assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
 
 
-def test_other_backends_go_through_trls_method(tiny_policy, rows, tmp_path):
-    """vLLM and continuous batching: the batch's limit to the backend, each row's own limit afterwards, and
-    log-probabilities cut with the ids."""
-    from agentic_prompting.rollout import SampleRequest
-    from agentic_prompting.trainers.samplers import TRLSampler
-
-    trainer = trainer_for(tiny_policy, tmp_path, rows)
-    end = trainer.eos_token_ids[0]
-    asked = []
-
-    def generate(contexts, images, fields, num_generations):
-        asked.append((contexts, num_generations, trainer.generation_config.max_new_tokens))
-        return [[7, 8, end], [7, 8, 9, 10]], [[-0.1, -0.2, -0.3], [-0.1, -0.2, -0.3, -0.4]]
-
-    trainer._generate_single_turn = generate
-    first, second = TRLSampler(trainer)([SampleRequest([1, 2], 4, seed=0), SampleRequest([3], 2, seed=1)])
-    assert asked == [([[1, 2], [3]], 1, 4)]
-    assert (first.ids, first.logprobs, first.finished) == ([7, 8, end], [-0.1, -0.2, -0.3], True)
-    assert (second.ids, second.logprobs, second.finished) == ([7, 8], [-0.1, -0.2], False)
-
-
 def test_evaluation_repeats_itself(tiny_policy, rows, tmp_path):
     """Evaluation has its own seeds: twice the same, and training afterwards is not disturbed by it."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, options={"eval_dataset": rows})

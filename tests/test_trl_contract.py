@@ -37,18 +37,24 @@ ROOT = Path(__file__).parents[1]
 USED = {
     "multi_turn_grpo.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step", "_save",
-        "_save_checkpoint", "_tag_names", "eos_token_ids", "reward_func_names", "use_vllm",
+        "_save_checkpoint", "_tag_names", "eos_token_ids", "is_in_train", "reward_func_names", "use_vllm",
     },
+    "empty_steps.py": {"_prepare_inputs", "_step"},
     "samplers.py": {
-        "_generate_single_turn", "_tokenizer", "_dist", "eos_token_ids", "generation_config", "model_wrapped",
+        "_generate_single_turn", "_tokenizer", "continuous_batching_config", "eos_token_ids", "generation_config",
         "use_transformers_continuous_batching", "use_vllm", "vllm_generation",
-        "trl.models.unwrap_model_for_generation",
     },
+    "held_weights.py": {"_dist", "model_wrapped", "trl.models.unwrap_model_for_generation"},
+    "resumable.py": {
+        "_buffered_inputs", "_get_output_dir", "_get_train_sampler", "_globalstep_last_logged",
+        "_load_optimizer_and_scheduler", "_metrics", "_save_checkpoint", "_step", "_tr_loss", "num_generations",
+        "num_iterations", "shuffle_dataset", "trl.trainer.utils.RepeatSampler",
+    },
+    "checkpoints.py": {"_get_output_dir", "_push_from_checkpoint"},
     "prompt_r1.py": {"_name"},
     "espl.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_step", "_save", "_name",
-        "_get_train_sampler", "_load_optimizer_and_scheduler", "_prepare_inputs", "num_generations", "num_iterations",
-        "reward_weights", "shuffle_dataset", "trl.trainer.utils.RepeatSampler",
+        "_load_optimizer_and_scheduler", "_prepare_inputs", "num_generations", "reward_weights",
     },
 }  # fmt: skip
 
@@ -343,24 +349,20 @@ def test_tag_names_and_name_are_class_attributes():
 
 
 def test_model_wrapped_is_what_generation_unwraps(trained):
-    """`model_wrapped`, `unwrap_model_for_generation` and `_dist.summon_full_params` as our sampler uses them."""
+    """`model_wrapped` and `unwrap_model_for_generation` as we hold the weights, `_dist` for what shards them."""
     parameters = inspect.signature(unwrap_model_for_generation).parameters
     assert {"gather_deepspeed3_params", "gradient_checkpointing_kwargs"} <= set(parameters)
     assert list(parameters)[:2] == ["model", "accelerator"]
-    for argument in ("ds3_gather_for_generation", "gradient_checkpointing_kwargs"):
-        assert hasattr(trained.args, argument)
-    with (
-        unwrap_model_for_generation(
-            trained.model_wrapped,
-            trained.accelerator,
-            gather_deepspeed3_params=trained.args.ds3_gather_for_generation,
-            gradient_checkpointing_kwargs=trained.args.gradient_checkpointing_kwargs,
-        ) as model,
-        trained._dist.summon_full_params(trained.model_wrapped, recurse=False),
-    ):
+    with unwrap_model_for_generation(
+        trained.model_wrapped,
+        trained.accelerator,
+        gather_deepspeed3_params=True,
+        gradient_checkpointing_kwargs=trained.args.gradient_checkpointing_kwargs,
+    ) as model:
         assert model.generate(torch.tensor([[5, 6]]), max_new_tokens=1).shape == (1, 3)
+    assert trained._dist.fsdp_version is None
     ours = re.sub(r"\s", "", inspect.getsource(GRPOTrainer._generate_single_turn))
-    assert "self._dist.summon_full_params(self.model_wrapped,recurse=False)" in ours, "TRL generates this way itself"
+    assert "unwrap_model_for_generation(self.model_wrapped,self.accelerator" in ours, "TRL generates this way itself"
 
 
 def test_generate_single_turn(trained):
@@ -453,9 +455,72 @@ def test_prepare_inputs_generates_and_training_step_does_not(trained):
     assert "_prepare_inputs(inputs)" in inspect.getsource(Trainer.training_step)
 
 
+def test_training_step_prepares_before_anything_else_and_an_optimizer_passes_over_weights_without_gradient(trained):
+    """An empty step prepares its batch, counts `_step` and goes no further; transformers then calls `step` with no
+    gradient anywhere, since it clears them to `None`."""
+    source = inspect.getsource(Trainer.training_step)
+    assert (
+        source.index("_prepare_inputs(inputs)") < source.index("compute_loss(") < source.index("accelerator.backward")
+    )
+    assert all(parameter.grad is None for parameter in trained.model.parameters()), "after the last step of `train`"
+    before = [parameter.clone() for parameter in trained.model.parameters()]
+    trained.optimizer.step()
+    assert all(torch.equal(old, new) for old, new in zip(before, trained.model.parameters(), strict=True))
+
+
+def test_is_in_train_is_true_while_training_evaluation_included(trained):
+    assert trained.is_in_train is False and "self.is_in_train = True" in inspect.getsource(Trainer)
+
+
 def test_load_optimizer_and_scheduler_is_called_with_the_checkpoint():
     assert list(inspect.signature(GRPOTrainer._load_optimizer_and_scheduler).parameters) == ["self", "checkpoint"]
     assert "self._load_optimizer_and_scheduler(" in inspect.getsource(Trainer)
+
+
+# --- what an exact resume adds ------------------------------------------------------------------------------------
+
+
+def test_buffered_inputs_are_reused_until_the_block_is_over(tiny_policy, tmp_path):
+    """`_step` and `_buffered_inputs` say where in a block of `steps_per_generation` x `num_iterations` training is; the
+    buffer is plain data, one entry per step."""
+    trainer = grpo(
+        tiny_policy, tmp_path, num_iterations=2, steps_per_generation=2, gradient_accumulation_steps=2, max_steps=3,
+        per_device_train_batch_size=2,
+    )  # fmt: skip
+    trainer.train()
+    assert trainer.seen["step"] == [0, 4] and trainer._step == 6 and len(trainer._buffered_inputs) == 2
+    torch.save(trainer._buffered_inputs, tmp_path / "buffer")
+    again = torch.load(tmp_path / "buffer", weights_only=True)
+    assert [set(batch) for batch in again] == [set(batch) for batch in trainer._buffered_inputs]
+    source = inspect.getsource(GRPOTrainer._prepare_inputs)
+    assert "self._step % generate_every == 0 or self._buffered_inputs is None" in source
+
+
+def test_losses_wait_to_be_logged(trained):
+    """`_tr_loss` sums them since `_globalstep_last_logged`; both start anew before `on_train_begin`."""
+    assert trained._globalstep_last_logged == trained.state.global_step and trained._tr_loss == 0
+    source = inspect.getsource(Trainer._inner_training_loop)
+    places = [source.index(f"self.{name} = ") for name in ("_tr_loss", "_globalstep_last_logged")]
+    assert max(places) < source.index("on_train_begin")
+    assert 'logs["loss"] = tr_loss_scalar / (self.state.global_step - self._globalstep_last_logged)' in (
+        inspect.getsource(Trainer._maybe_log_save_evaluate)
+    )
+
+
+def test_checkpoints_go_where_get_output_dir_says():
+    """`_get_output_dir` is asked by `_save_checkpoint` alone while it saves; and `_push_from_checkpoint(folder)` is all
+    that `push_to_hub` does there."""
+    assert list(inspect.signature(Trainer._get_output_dir).parameters) == ["self", "trial"]
+    source = inspect.getsource(Trainer._save_checkpoint)
+    assert "run_dir = self._get_output_dir(trial=trial)" in source and source.count("output_dir=run_dir") == 1
+    assert "if self.args.push_to_hub:\n            self._push_from_checkpoint(output_dir)" in source
+    assert "best_checkpoint_dir = os.path.join(run_dir, best_checkpoint_folder)" in source
+
+
+def test_continuous_batching_config_is_built_from_the_arguments(trained):
+    """`continuous_batching_config` is `None` without it, and goes to `generate_batch` as it is."""
+    assert trained.continuous_batching_config is None
+    assert "ContinuousBatchingConfig(**cb_kwargs)" in inspect.getsource(GRPOTrainer.__init__)
 
 
 # --- the warm start -----------------------------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .llm import Message
 from .local import Sampling, TransformersSampler, end_of_turn_tokens
+from .refine import ProRefiner
 from .rollout import AgentSpec, ChatFormat, Environment, Rollout, Sampler, rollout_seed, run_rollouts
 
 
@@ -86,9 +89,36 @@ class PromptAgent:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size)
 
-    def answer(self, question: str, seed: int = 0) -> Rollout:
-        """Answer one question. See [`Rollout`] for what comes back: `.answer`, `.turns`, `.status`, `.error`, ..."""
-        return self.answer_all([question], seed=seed, progress=False)[0]
+    def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
+        """Answer one question. See [`Rollout`] for what comes back: `.answer`, `.turns`, `.status`, `.error`, ...
+
+        With a `refiner` the agent's system prompt is first refined for this question, and the agent then answers under
+        the refined prompt, in its environment, as always. Partial answers are written by the refiner's own task model,
+        which has no environment; give it the agent's weights (`TransformersChat(model, tokenizer)`) to see the
+        agent's own mistakes. Where its verifier accepts the first answer, the prompt stays as it is.
+
+        Args:
+            question (`str`): The question.
+            seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollout.
+            refiner ([`ProRefiner`], *optional*): Refines the system prompt of the `spec`, for an agent trained by
+                [`ESPLTrainer`] the best of its population.
+
+        Returns:
+            [`Rollout`]: With a refiner, `row["refinement"]` is the [`RefinementResult`]. One that failed half-way still
+                gives the best prompt it had.
+
+        Raises:
+            `ValueError`: If there is a refiner and the agent has no system prompt, or the verifier needs answers.
+        """
+        row: dict[str, Any] = {"question": question}
+        if refiner is not None:
+            if not self.spec.system_prompt:
+                raise ValueError(
+                    "the agent has no system prompt to refine: it was trained without one. "
+                    "To give it one all the same, pass a spec with system_prompt"
+                )
+            row["refinement"] = refiner.refine(self.spec.system_prompt, question)
+        return self.answer_all([row], seed=seed, progress=False)[0]
 
     def answer_all(
         self, questions: Sequence[str | Mapping[str, Any]], seed: int = 0, progress: bool = True
@@ -96,7 +126,8 @@ class PromptAgent:
         """Answer many questions concurrently.
 
         Args:
-            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`).
+            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`). Where a row
+                has a `refinement`, its prompt takes the place of the system prompt.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
 
@@ -107,7 +138,7 @@ class PromptAgent:
 
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
         rollouts = [
-            Rollout(self.chat_format.prompt_ids(self.spec.messages(row)), row=row, seed=rollout_seed(seed, i))
+            Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=rollout_seed(seed, i))
             for i, row in enumerate(rows)
         ]
         with tqdm(total=len(rows), desc="answers", delay=2, disable=not progress, leave=False) as bar:
@@ -115,3 +146,8 @@ class PromptAgent:
                 rollouts, self.sampler, self.environment, self.chat_format, self.spec.limits, lambda _: bar.update()
             )
         return rollouts
+
+    def _messages(self, row: Mapping[str, Any]) -> list[Message]:
+        refined = row.get("refinement")
+        spec = self.spec if refined is None else replace(self.spec, system_prompt=refined.prompt)
+        return spec.messages(row)

@@ -1,21 +1,16 @@
-"""`load_task`: every data set in one schema, from the hub or from local files.
-
-Columns: `id`, `question`, `answers` (list of accepted answers), `task`, `meta` (JSON text: sets keep different things,
-and Arrow could not put rows with different structs into one table). What the sets are is in `tasks.py`.
-"""
+"""`load_task`: every data set in one schema, from the hub or from local files. What the sets are is in `tasks.py`."""
 
 from __future__ import annotations
 
 import difflib
-import itertools
-import json
 import logging
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from .records import Reader, Source, Task
+from .espl import PAIRS
+from .records import Source, Task
+from .rows import Found, Record, cut_rows, first_line, fitting_reader, in_order, read_rows, sample_rows, to_dataset
 from .tasks import TASKS
 
 if TYPE_CHECKING:
@@ -24,16 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DataFiles = str | Path | Sequence[str | Path] | Mapping[str, Any]
-
-
-class _Found(NamedTuple):
-    """Rows as their source has them, how to read one, where they come from, and each one's number there."""
-
-    rows: Any
-    reader: Reader
-    origin: str
-    numbers: Sequence[int]
-
 
 _BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv"}
 
@@ -49,11 +34,13 @@ def load_task(
     """Load a data set as `id`, `question`, `answers`, `task`, `meta`.
 
     Args:
-        name (`str`): One of `prompt_r1`, `hotpotqa`, `2wiki`, `gsm8k`, `musique`, `popqa`, `squad_v2`, `triviaqa`,
-            `mathqa`; ProRefine's `bbh_object_counting`, `bbh_word_sorting`, `gsm8k_dspy`, `svamp`, `aqua`.
+        name (`str`): A set of [`TASKS`] (`agentic-prompting data list` shows them): `prompt_r1`, `hotpotqa`, `gsm8k`,
+            `squad_v2`, ... Or a pair of E-SPL's, whose splits are two sets: `dapo_aime25`, `hmmt`, `aimo_beyondaime`,
+            `aime_and_amc_to_beyondaime`.
         split (`str`, *optional*, defaults to `"train"`): The split. Prompt-R1's twelve evaluation files are `test`
-            together, `test/hotpot` and so on one by one. Of `data_files` it chooses only if they are a dict; the
-            splits of both BBH sets and of `gsm8k_dspy` are cut out of the files after that, by row number.
+            together, `test/hotpot` and so on one by one. Of `data_files` it chooses only if they are a dict; splits
+            that are cut by row number (both BBH sets, `gsm8k_dspy`, parts of `nq_hotpotqa`) are cut out of the files
+            after that.
         n (`int`, *optional*): Sample this many rows with different questions, in the order they were drawn:
             `random.Random(seed).sample`. All rows by default.
         seed (`int`, *optional*, defaults to `0`): For the sample.
@@ -63,14 +50,15 @@ def load_task(
             tried: what is pinned is not replaced silently. Pin it for anything that is reported.
 
     Returns:
-        `datasets.Dataset`: `meta` holds, as JSON, the row's number (`row`) and origin (`source`) beside what the set
-        keeps; rows of `prompt_r1` also the released instruction as `prompt_template`. A question without an answer
-        (SQuAD v2) has the one accepted answer `""`. Other rows without an accepted answer are dropped, and the number
-        is logged.
+        `datasets.Dataset`: `meta` holds, as JSON, the row's number (`row`) and origin (`source`), how a sample was
+        drawn (`sample`: `n`, `seed`, `of` how many) and what the set keeps; rows of `prompt_r1` also the released
+        instruction as `prompt_template`. A question without an answer (SQuAD v2) has the one accepted answer `""`.
+        Other rows without an accepted answer are dropped, and the number is logged.
 
     Raises:
         `ValueError`: If the task or split does not exist, a column is missing, a file cannot be read as what it is
-            named, its rows are not those a split is cut from, or there are fewer than `n` different questions.
+            named, a row cannot be read (names it), rows are not those a split is cut from, or there are fewer than `n`
+            different questions.
         `FileNotFoundError`: If one of `data_files` does not exist.
         `RuntimeError`: If no source could be loaded; says how each one failed.
 
@@ -79,105 +67,85 @@ def load_task(
         >>> from agentic_prompting import load_task
         >>> train = load_task("hotpotqa", split="train", n=5120)  # doctest: +SKIP
     """
-    task = _find_task(name)
+    name, split, task = find_task(name, split)
     if n is not None and n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     if data_files is not None and revision is not None:
         raise ValueError("revision says which version of a hub repository to load; with data_files there is none")
     if data_files is not None:
-        found = _load_files(name, task, split, _files_of_split(name, data_files, split))
+        records = _load_files(name, task, split, _files_of_split(name, data_files, split))
     else:
-        found = _load_hub(name, task, split, revision)
-    records = list(_read_rows(name, task, found))
+        records = _load_hub(name, task, split, revision)
     if n is not None:
-        records = _sample(name, records, n, seed)
-    return _to_dataset(records)
+        records = sample_rows(name, records, n, seed)
+    return to_dataset(records)
 
 
-def validate_dataset(dataset: Any, columns: Sequence[str] = ("question", "answers")) -> None:
-    """Check that a data set can be trained or evaluated on, before anything expensive begins.
-
-    Args:
-        dataset (`datasets.Dataset` or `datasets.IterableDataset`): Of a streamed one only the first row is looked at.
-        columns (`Sequence[str]`, *optional*, defaults to `("question", "answers")`): What every row must have:
-            `question` (str) and `answers` (list of str) are looked into, others need only be there.
+def find_task(name: str, split: str = "test") -> tuple[str, str, Task]:
+    """A set's name, split and record; those behind it, if it is a pair's.
 
     Raises:
-        `ValueError`: If it is missing or empty, lacks a column, or a row has no question or no accepted answer; names
-            the first such row.
+        `ValueError`: There is none of this name (the nearest are offered), or a pair has no such split.
     """
-    if dataset is None:
-        raise ValueError("train_dataset is missing; load one with load_task, or make a datasets.Dataset of your rows")
-    first = next(iter(dataset), None)
-    if first is None:
-        raise ValueError("the dataset is empty; check its split, filters and files")
-    missing = [column for column in columns if column not in first]
-    if missing:
-        raise ValueError(f"the dataset has no column {_quoted(missing)}; it has: {', '.join(first)}")
-    checked = [column for column in columns if column in _CHECKS]
-    streamed = not hasattr(dataset, "__len__")
-    rows = itertools.islice(dataset, 1) if streamed else _only(dataset, checked) if checked else ()
-    for number, row in enumerate(rows):
-        problem = next(filter(None, (_CHECKS[column](row[column]) for column in checked)), "")
-        if problem:
-            raise ValueError(f"row {number} of the dataset: {problem}")
-
-
-def _wrong_question(question: Any) -> str:
-    if not isinstance(question, str) or not question.strip():
-        return f"`question` must be a text that is not empty, got {question!r}"
-    return ""
-
-
-def _wrong_answers(answers: Any) -> str:
-    if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
-        return f"`answers` must be a list of strings, got {answers!r}"
-    if not answers:
-        return '`answers` is empty; give at least one accepted answer ("" for a question that has none)'
-    return ""
-
-
-_CHECKS = {"question": _wrong_question, "answers": _wrong_answers}
-
-
-def _find_task(name: str) -> Task:
+    if name in PAIRS:
+        if split not in PAIRS[name]:
+            raise ValueError(f"{name} has no split {split!r}; it has: {', '.join(PAIRS[name])}")
+        name, split = PAIRS[name][split]
     if name in TASKS:
-        return TASKS[name]
-    near = difflib.get_close_matches(name.lower(), TASKS, n=3, cutoff=0.5)
+        return name, split, TASKS[name]
+    near = difflib.get_close_matches(name.lower(), [*TASKS, *PAIRS], n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    raise ValueError(f"unknown task {name!r}; {hint}known: {', '.join(TASKS)}")
+    raise ValueError(f"unknown task {name!r}; {hint}known: {', '.join([*TASKS, *PAIRS])}")
 
 
 # From the hub -------------------------------------------------------------------------------------------------------
 
 
-def _load_hub(name: str, task: Task, split: str, revision: str | None) -> _Found:
+def _load_hub(name: str, task: Task, split: str, revision: str | None) -> list[Record]:
     """The first source that loads, has the columns and, for a split cut by row numbers, has its rows in order."""
     if split not in task.expected_rows:
         raise ValueError(f"{name} has no split {split!r}; it has: {', '.join(task.expected_rows)}")
+    if revision is not None and task.sources[0].also:
+        raise ValueError(f"{name} is put together from several repositories: a single revision cannot pin them")
     sources = task.sources if revision is None else task.sources[:1]
     failures = []
     for source in sources:
         origin = f"{source}@{revision}" if revision else str(source)
         try:
-            rows = _load_source(source, split, revision)
-            found = _cut(name, task, split, rows, _fitting_reader(name, task, rows.column_names, origin), origin)
+            parts = [_load_source(name, task, part, split, revision) for part in source.parts()]
         except Exception as error:  # what a hub, a network and a builder can raise has no common type
-            failures.append(f"  {origin}: {type(error).__name__}: {_first_line(error)}")
+            failures.append(f"  {origin}: {type(error).__name__}: {first_line(error)}")
             continue
-        _check_size(name, split, len(found.rows), task.expected_rows[split], origin)
-        return found._replace(origin=f"{origin}:{split}")
+        records = [record for part in parts for record in read_rows(name, task, part, _prefix(name, part, parts))]
+        ours = in_order(task, records)
+        found = len(ours) if task.unique or task.order else sum(len(part.rows) for part in parts)
+        _check_size(name, split, found, task.expected_rows[split], origin)
+        return ours
     raise RuntimeError(
         f"{name}, split {split!r}: no source could be loaded. Without a network, pass data_files=…. Tried:\n"
         + "\n".join(failures)
     )
 
 
-def _load_source(source: Source, split: str, revision: str | None) -> Dataset:
+def _prefix(name: str, part: Found, parts: list[Found]) -> str:
+    """What ids begin with where rows have none: the set, and of several repositories also which one."""
+    return name if len(parts) == 1 else f"{name}-{parts.index(part)}"
+
+
+def _load_source(name: str, task: Task, source: Source, split: str, revision: str | None) -> Found:
+    """The rows of one repository that belong to a split."""
+    rows = open_source(source, split, revision)
+    origin = f"{source}@{revision}" if revision else str(source)
+    reader = fitting_reader(name, task, rows.column_names, origin)
+    return cut_rows(name, task, split, rows, reader, origin)._replace(origin=f"{origin}:{split}")
+
+
+def open_source(source: Source, split: str, revision: str | None = None, **options: Any) -> Any:
+    """What the hub has for a split of ours; `options` go to `datasets.load_dataset`."""
     from datasets import load_dataset
 
     theirs = source.splits.get(split, split)
-    options: dict[str, Any] = dict(source.options)
+    options = {**source.options, **options}
     if source.files:
         # Files are named under one split of our own, so that names such as `test/hotpot` need not be legal ones.
         options["data_files"], theirs = {"rows": source.files[split]}, "rows"
@@ -209,7 +177,7 @@ def _files_of_split(name: str, data_files: DataFiles, split: str) -> list[str]:
     return files
 
 
-def _load_files(name: str, task: Task, split: str, files: list[str]) -> _Found:
+def _load_files(name: str, task: Task, split: str, files: list[str]) -> list[Record]:
     from datasets import load_dataset
 
     suffixes = {Path(file).suffix.lower() for file in files}
@@ -223,101 +191,14 @@ def _load_files(name: str, task: Task, split: str, files: list[str]) -> _Found:
     try:
         rows = load_dataset(_BUILDERS[suffix], data_files={"rows": files}, split="rows", **options)
     except Exception as error:  # a broken file fails in as many ways as there are formats
-        raise ValueError(f"{name}: {origin} cannot be read as {suffix}: {_first_line(error)}") from error
-    return _cut(name, task, split, rows, _fitting_reader(name, task, rows.column_names, origin), origin)
+        raise ValueError(f"{name}: {origin} cannot be read as {suffix}: {_root_cause(error)}") from error
+    reader = fitting_reader(name, task, rows.column_names, origin)
+    found = cut_rows(name, task, split, rows, reader, origin)
+    return in_order(task, list(read_rows(name, task, found, Path(files[-1]).stem)))
 
 
-# Rows ---------------------------------------------------------------------------------------------------------------
-
-
-def _fitting_reader(name: str, task: Task, found: Iterable[str], origin: str) -> Reader:
-    """The first reader whose columns are there."""
-    found = list(found)
-    for reader in task.readers:
-        if set(reader.columns) <= set(found):
-            return reader
-    missing = [column for column in task.readers[0].columns if column not in found]
-    raise ValueError(f"{name}: {origin} has no column {_quoted(missing)}; it has: {', '.join(found)}")
-
-
-def _cut(name: str, task: Task, split: str, rows: Any, reader: Reader, origin: str) -> _Found:
-    """The rows of a split: all there are or, where the task says so, the numbers that its authors picked."""
-    if not task.cuts:
-        return _Found(rows, reader, origin, range(len(rows)))
-    if split not in task.cuts:
-        raise ValueError(f"{name} has no split {split!r}; it has: {', '.join(task.cuts)}")
-    cut = task.cuts[split]
-    if len(rows) != cut.whole:
-        raise ValueError(
-            f"{name}: split {split!r} is cut by row numbers out of {cut.whole:,} rows, but {origin} has {len(rows):,}"
-        )
-    numbers = cut.pick(cut.whole)
-    question = reader.question(rows[numbers[0]])
-    if cut.first not in question:
-        raise ValueError(
-            f"{name}: {origin} has its rows in another order: split {split!r} should begin with a question about "
-            f"{cut.first!r}, not {question[:80]!r}"
-        )
-    return _Found(rows.select(numbers), reader, origin, numbers)
-
-
-def _read_rows(name: str, task: Task, found: _Found) -> Iterable[dict[str, Any]]:
-    """Rows in our schema, those without an accepted answer left out."""
-    rows, reader, origin, numbers = found
-    prefix = Path(origin).stem if Path(origin).suffix in _BUILDERS else name
-    dropped = 0
-    for number, row in zip(numbers, _only(rows, reader.columns + reader.optional), strict=True):
-        try:
-            question, golds, meta = reader.question(row).strip(), _unique(reader.golds(row)), reader.meta(row)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{name}: row {number} of {origin} cannot be read: {_first_line(error)}") from error
-        if not golds and not task.unanswerable:
-            dropped += 1
-            continue
-        yield {
-            "id": str(row["id"]) if row.get("id") is not None else f"{prefix}-{number}",
-            "question": question,
-            "answers": golds or [""],
-            "task": name,
-            "meta": json.dumps({"row": number, "source": origin, **meta}, ensure_ascii=False),
-        }
-    if dropped:
-        logger.warning(f"{name}: {dropped} rows of {origin} have no accepted answer and were dropped")
-
-
-def _sample(name: str, records: list[dict[str, Any]], n: int, seed: int) -> list[dict[str, Any]]:
-    """`n` rows with different questions, in the order they were drawn."""
-    # Of equal questions the first stands for all: where there are none this is a plain sample of the rows.
-    first: dict[str, dict[str, Any]] = {}
-    for record in records:
-        first.setdefault(record["question"], record)
-    distinct = list(first.values())
-    if n > len(distinct):
-        raise ValueError(f"{name}: n={n}, but there are only {len(distinct)} different questions with an answer")
-    return [distinct[i] for i in random.Random(seed).sample(range(len(distinct)), n)]
-
-
-def _to_dataset(records: list[dict[str, Any]]) -> Dataset:
-    from datasets import Dataset, Features, List, Value
-
-    text = Value("string")
-    features = Features({"id": text, "question": text, "answers": List(text), "task": text, "meta": text})
-    return Dataset.from_list(records, features=features)
-
-
-def _only(dataset: Any, columns: Iterable[str]) -> Any:
-    """The data set with no more than these columns: contexts are large, and need not be decoded to be ignored."""
-    return dataset.select_columns([column for column in dict.fromkeys(columns) if column in dataset.column_names])
-
-
-def _unique(texts: Iterable[Any]) -> list[str]:
-    """Stripped, without the empty ones, each once, in order."""
-    return list(dict.fromkeys(text for text in (str(text).strip() for text in texts if text is not None) if text))
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:300]
+def _root_cause(error: BaseException) -> str:
+    """What went wrong at the bottom: builders wrap the parser's error, which has the row, in one that says nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)

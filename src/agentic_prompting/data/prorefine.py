@@ -6,44 +6,15 @@ the original file (1,000 rows); its training rows come from other sets and are n
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from .records import Cut, Reader, Row, Source, Task
-
-
-def whole_number(value: Any) -> str:
-    """A number without its needless decimals: `145.0`, `"145.0"` and `"145"` are `"145"`; `"1,000"` is `"1000"`."""
-    number = float(str(value).replace(",", "").strip())
-    return str(int(number)) if number.is_integer() else repr(number)
-
-
-def last_integer(solution: str) -> str:
-    """The last token of a GSM8K solution as an integer: `"… #### 24,960"` gives `"24960"`."""
-    return str(int(solution.split()[-1].replace(",", "")))
-
-
-def shuffled(start: int, stop: int | None = None) -> Callable[[int], Sequence[int]]:
-    """Rows `start` to `stop` of all, after a shuffle with seed 0."""
-
-    def pick(whole: int) -> Sequence[int]:
-        numbers = list(range(whole))
-        random.Random(0).shuffle(numbers)
-        return numbers[start:stop]
-
-    return pick
-
-
-def _positions(start: int, stop: int) -> Callable[[int], Sequence[int]]:
-    return lambda whole: range(start, stop)
+from .formats import last_integer, whole_number
+from .records import PARQUET_BRANCH, Cut, Reader, Row, Source, Task, shuffled
 
 
 def _aqua_question(row: Row) -> str:
     return row["question"] + "\n" + "\n".join(row["options"])
 
 
-def _big_bench_hard(name: str, train: str, validation: str, test: str) -> Task:
+def _big_bench_hard(name: str, train: str, validation: str, test: str, metric: str) -> Task:
     """One of the 27 sets: 250 rows in one list, cut by position. The three texts are in each part's first question."""
     ours_to_theirs = {"train": "test", "validation": "test", "test": "test"}
     url = f"https://raw.githubusercontent.com/suzgunmirac/BIG-Bench-Hard/main/bbh/{name}.json"
@@ -57,25 +28,28 @@ def _big_bench_hard(name: str, train: str, validation: str, test: str) -> Task:
         expected_rows={"train": 50, "validation": 100, "test": 100},
         licence="MIT",
         cuts={
-            "train": Cut(250, _positions(0, 50), train),
-            "validation": Cut(250, _positions(50, 150), validation),
-            "test": Cut(250, _positions(150, 250), test),
+            "train": Cut.rows(250, 0, 50, train),
+            "validation": Cut.rows(250, 50, 150, validation),
+            "test": Cut.rows(250, 150, 250, test),
         },
         json_field="examples",
+        metrics=(metric,),
     )
 
 
 PROREFINE_TASKS: dict[str, Task] = {
-    "bbh_object_counting": _big_bench_hard("object_counting", "a flute, a piano", "stalks of celery", "a couch, a bed"),
+    "bbh_object_counting": _big_bench_hard(
+        "object_counting", "a flute, a piano", "stalks of celery", "a couch, a bed", "integer_match"
+    ),
     "bbh_word_sorting": _big_bench_hard(
-        "word_sorting", "syndrome therefrom", "hat core sonnet discreet", "oakland seaborg jacobi"
+        "word_sorting", "syndrome therefrom", "hat core sonnet discreet", "oakland seaborg jacobi", "word_sorting_match"
     ),
     "gsm8k_dspy": Task(  # DSPy's split, by way of TextGrad
         sources=(
             Source("openai/gsm8k", "main", splits={"validation": "train"}),
             Source(
                 "openai/gsm8k",
-                revision="refs/convert/parquet",
+                revision=PARQUET_BRANCH,
                 data_dir="main",
                 splits={"validation": "train"},
             ),
@@ -95,6 +69,7 @@ PROREFINE_TASKS: dict[str, Task] = {
             "validation": Cut(7_473, shuffled(200, 500), "birds"),
             "test": Cut(1_319, shuffled(0), "Amber, Micah"),
         },
+        metrics=("integer_match",),
     ),
     "svamp": Task(
         sources=(
@@ -112,11 +87,12 @@ PROREFINE_TASKS: dict[str, Task] = {
         ),
         expected_rows={"test": 1_000},
         licence="MIT",
+        metrics=("integer_match",),
     ),
     "aqua": Task(
         sources=(
             Source("deepmind/aqua_rat", "raw"),
-            Source("deepmind/aqua_rat", revision="refs/convert/parquet", data_dir="raw"),
+            Source("deepmind/aqua_rat", revision=PARQUET_BRANCH, data_dir="raw"),
         ),
         readers=(
             Reader(
@@ -128,5 +104,6 @@ PROREFINE_TASKS: dict[str, Task] = {
         ),
         expected_rows={"train": 97_467, "validation": 254, "test": 254},
         licence="Apache-2.0",
+        metrics=("letter_match",),
     ),
 }

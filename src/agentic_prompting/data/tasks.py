@@ -1,128 +1,22 @@
 """Where each data set is, and how to read a row of it: one record per set, no machinery.
 
-Adding a set is adding a [`Task`] to [`TASKS`]; ProRefine's five are in `prorefine.py`. The hub ids, splits, sizes and
-licences are facts about other people's repositories; they were collected with their sources in August 2026 and should
-be looked at again when one moves.
+Adding a set is adding a [`Task`] to [`TASKS`]. Here are the question-answering sets; the released Prompt-R1 files are
+in `prompt_r1.py`, the writing sets in `writing.py`, ProRefine's five in `prorefine.py`, E-SPL's in `espl.py`.
+
+The hub ids, splits, sizes and licences are facts about other people's repositories. They were collected with their
+sources in August 2026; `agentic-prompting data check --online` compares them with what is there now.
 """
 
 from __future__ import annotations
 
-import ast
-import json
-import re
-from collections.abc import Mapping
-from typing import Any
-
+from .espl import ESPL_TASKS
+from .formats import as_list, gsm8k_answer, mathqa_options, one_answer, squad_answers
+from .prompt_r1 import PROMPT_R1_TASKS
 from .prorefine import PROREFINE_TASKS
-from .records import Reader, Row, Source, Task
-
-# Small readers of odd formats ---------------------------------------------------------------------------------------
-
-
-def as_list(value: Any) -> list[str]:
-    """A list that may be stored as JSON, as a Python literal or as itself; a scalar is a list of one."""
-    if value is None:
-        return []
-    if not isinstance(value, str):
-        return [str(item) for item in value] if isinstance(value, (list, tuple)) else [str(value)]
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            parsed = parse(value)
-        except (ValueError, SyntaxError):
-            continue
-        if isinstance(parsed, list):
-            return [str(item) for item in parsed]
-    return [value]
-
-
-def one_answer(value: Any) -> list[str]:
-    """One answer, never parsed: `"[1, 2]"` stays the text it is. A missing one is none."""
-    return [] if value is None else [str(value)]
-
-
-def gsm8k_answer(solution: str) -> str:
-    """GSM8K's final number, commas removed and sign kept: `"… #### 24,960"` gives `"24960"`."""
-    return solution.split("####")[-1].strip().replace(",", "")
-
-
-_MATHQA_OPTION = re.compile(r"([a-e]) \) (.*?)(?=\s*,?\s*[a-e] \) |\s*$)", re.DOTALL)
-
-
-def mathqa_options(options: str) -> dict[str, str]:
-    """MathQA's options, which are one string: `"a ) 38 , b ) 27.675"` gives `{"a": "38", "b": "27.675"}`."""
-    return {letter: text.strip() for letter, text in _MATHQA_OPTION.findall(options)}
-
-
-def squad_answers(answers: Any) -> list[str]:
-    """SQuAD's answer texts, whether the list of structs came back as a dict of lists or as it is."""
-    if isinstance(answers, Mapping):
-        return list(answers["text"])
-    return [answer["text"] for answer in answers or []]
-
-
-# The released Prompt-R1 rows ----------------------------------------------------------------------------------------
-
-_R1_HEAD = "Question: "
-_R1_CUT = "\nFirst, provide a simple explanation of the question"  # occurs exactly once in every released message
-
-
-def prompt_r1_question(row: Row) -> str:
-    """The question in a released row's only message.
-
-    Raises:
-        `ValueError`: If the message is not one user message in the released wrapper.
-    """
-    return _split_prompt_r1(row)[1].strip()
-
-
-def prompt_r1_meta(row: Row) -> dict[str, Any]:
-    """The row's own instruction, as `prompt_template` with `{question}` where the question stood, and its source.
-
-    Filling the template with the question gives the released message again, character by character: the spaces around
-    some questions stay in the template.
-    """
-    head, question, tail = _split_prompt_r1(row)
-    before, after = question.split(question.strip()) if question.strip() else (question, "")
-    return {"prompt_template": f"{head}{before}{{question}}{after}{tail}", "data_source": row.get("data_source")}
-
-
-def _split_prompt_r1(row: Row) -> tuple[str, str, str]:
-    messages = row["prompt"]
-    if len(messages) != 1 or messages[0]["role"] != "user":
-        raise ValueError("a released Prompt-R1 row has exactly one user message in `prompt`")
-    content = messages[0]["content"]
-    if not content.startswith(_R1_HEAD) or _R1_CUT not in content:
-        raise ValueError(f"`prompt` is not in the released wrapper, '{_R1_HEAD}…{_R1_CUT.strip()}…': {content[:60]!r}")
-    # Not at the first newline: DAPO's questions have several lines.
-    question, _, instruction = content.removeprefix(_R1_HEAD).partition(_R1_CUT)
-    return _R1_HEAD, question, _R1_CUT + instruction
-
-
-_R1_EVAL = (
-    "2WikiMultihopQA",
-    "BookSum",
-    "DAPO-Math",
-    "MathQA_ood",
-    "MusiQue",
-    "PopQA",
-    "WritingPrompts",
-    "Xsum_ood",
-    "gsm8k",
-    "hotpot",
-    "squad_v2_ood",
-    "triviaqa_ood",
-)
-_R1_FILES: dict[str, str | list[str]] = {
-    "train": "train_data/train.parquet",
-    "validation": "train_data/validation.parquet",
-    "test": [f"eval_data/{name}.parquet" for name in _R1_EVAL],
-    **{f"test/{name}": f"eval_data/{name}.parquet" for name in _R1_EVAL},
-}
+from .records import FLASHRAG_REPOSITORY as _FLASHRAG, PARQUET_BRANCH as _PARQUET, Reader, Source, Task
+from .writing import WRITING_TASKS
 
 # Shapes that several sets share -------------------------------------------------------------------------------------
-
-_PARQUET = "refs/convert/parquet"  # the hub's own conversion: no loading script, and folders instead of configurations
-_FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
 
 FLASHRAG = Reader(
     ("question", "golden_answers"), lambda row: row["question"], lambda row: as_list(row["golden_answers"])
@@ -141,26 +35,7 @@ def _question_and_answer(*keep: str) -> Reader:
 
 
 TASKS: dict[str, Task] = {
-    # The paper's own samples of its twelve sets; the best source for its tables.
-    "prompt_r1": Task(
-        sources=(Source("QwenQKing/Prompt-R1", files=_R1_FILES),),
-        readers=(
-            Reader(
-                ("prompt", "reward_model"),
-                prompt_r1_question,
-                lambda row: list(row["reward_model"]["ground_truth"]),
-                prompt_r1_meta,
-                ("data_source",),
-            ),
-        ),
-        expected_rows={
-            "train": 8 * 5120,
-            "validation": 2048,
-            "test": 12 * 128,
-            **{f"test/{name}": 128 for name in _R1_EVAL},
-        },
-        licence="Apache-2.0",
-    ),
+    **PROMPT_R1_TASKS,
     "hotpotqa": Task(
         sources=(
             Source("hotpotqa/hotpot_qa", "distractor"),
@@ -199,6 +74,7 @@ TASKS: dict[str, Task] = {
         ),
         expected_rows={"train": 7_473, "test": 1_319},
         licence="MIT",
+        metrics=("exact_match", "math_match"),
     ),
     "musique": Task(
         sources=(
@@ -283,5 +159,7 @@ TASKS: dict[str, Task] = {
         expected_rows={"train": 29_837, "validation": 4_475, "test": 2_985},
         licence="Apache-2.0",
     ),
+    **WRITING_TASKS,
     **PROREFINE_TASKS,
+    **ESPL_TASKS,
 }

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Literal
 
-from ..llm import ChatModel, Message, Reply, with_system
+from ..llm import Budget, ChatModel, Message, Reply, charge, with_system
 from ..llm.futures import then
 from ..rollout import Observation, Rollout
 
@@ -83,6 +83,10 @@ class LLMEnvironment:
         check = getattr(self.chat, "check", None)
         if check is not None:
             check()
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what the model spends into `budget`, if it can be told to."""
+        charge(budget, **{account: self.chat})
 
     def _kept(self, earlier: list[Message]) -> Sequence[Message]:
         if callable(self.history):

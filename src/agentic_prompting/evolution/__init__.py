@@ -9,17 +9,19 @@ from .evolve import Evolution, EvolutionStopped, EvolveResult, evolve
 from .evolve_config import EvolveConfig, StepLog
 from .matrix import common_means, sole_wins
 from .member import Member, word_diversity
-from .operators import crossover, crossover_steps, mutate, mutation_steps
+from .operators import best_trial, breed, crossover, crossover_steps, mutate, mutation_steps
 from .parsing import ParsedEdits, parse_edits
 from .population import Population
 from .ratings import Rating, crossover_rating, mutation_rating, ranks, rate
-from .reflection import Outcome, Reflection, run_operators
+from .reflection import Answer, Conversation, Outcome, Reflection, drive, run_operators
 from .selection import RULES, optimistic_scores, select, selection_rule
 from .system_prompt import SystemPrompt
 
 __all__ = [
     "RULES",
+    "Answer",
     "Attempt",
+    "Conversation",
     "Draft",
     "Edit",
     "EditReport",
@@ -38,10 +40,13 @@ __all__ = [
     "SystemPrompt",
     "Trial",
     "apply_edits",
+    "best_trial",
+    "breed",
     "common_means",
     "crossover",
     "crossover_rating",
     "crossover_steps",
+    "drive",
     "evolve",
     "mutate",
     "mutation_rating",

@@ -20,7 +20,7 @@ from ..llm.files import write_whole
 from ..rollout import AgentSpec
 from .evidence import Trial
 from .evolve_config import EvolveConfig, StepLog, step_log
-from .operators import crossover_steps, mutation_steps
+from .operators import best_trial, breed
 from .play import Reward, play
 from .population import Population
 from .reflection import Outcome, run_operators
@@ -137,14 +137,7 @@ class Evolution:
         return trials
 
     def _reflect(self, trials: list[Trial], values: list[float | None], crossing: bool) -> list[Outcome]:
-        settings = self.config.reflection
-        scored = [(value, trial) for value, trial in zip(values, trials, strict=True) if value is not None]
-        operators = []
-        if scored:
-            best = max(scored, key=lambda item: item[0])[1]
-            operators.append(mutation_steps(best, settings))
-        if crossing:
-            operators.append(crossover_steps(trials, settings))
+        operators = breed(best_trial(trials, values), trials if crossing else None, self.config.reflection)
         outcomes = run_operators(self.reference, operators, **self.config.reference_sampling)
         for outcome in outcomes:
             self.usage["reference"] += outcome.usage

@@ -172,6 +172,24 @@ def _describe(edit: Edit) -> str:
     return f"{edit.op} {edit.ids[0]}: {edit.text}" if edit.op == "modify" else f"{edit.op}: {edit.text}"
 
 
+def best_trial(trials: Sequence[Trial], values: Sequence[float | None]) -> Trial | None:
+    """The trial of the prompt that did best, by the V_i that [`Population.record`] returns; `None` if none has one."""
+    scored = [(value, trial) for value, trial in zip(values, trials, strict=True) if value is not None]
+    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+
+
+def breed(best: Trial | None, crossing: Sequence[Trial] | None, settings: Reflection = Reflection()) -> list[Operator]:
+    """What a batch leads to (Algorithm 1): its best prompt mutates, and now and then all of them cross.
+
+    Args:
+        best ([`Trial`], *optional*): The parent of the mutation, if there is one.
+        crossing (`Sequence[Trial]`, *optional*): The whole batch, if it crosses this time.
+        settings ([`Reflection`], *optional*): Of both operators.
+    """
+    operators = [] if best is None else [mutation_steps(best, settings)]
+    return operators if crossing is None else [*operators, crossover_steps(crossing, settings)]
+
+
 def mutate(reference: ChatModel, trial: Trial, settings: Reflection = Reflection(), **sampling: Any) -> Outcome:
     """One mutation; blocks. See [`mutation_steps`]."""
     return run_operators(reference, [mutation_steps(trial, settings)], **sampling)[0]

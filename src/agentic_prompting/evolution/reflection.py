@@ -8,7 +8,7 @@ stages can be tested without a model, and a trainer can run them beside the weig
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -139,6 +139,10 @@ def answer_format(prompt: SystemPrompt, principles: str, free_text: str, setting
     return templates.fill(free_text if prompt.principles is None else principles, max_words=settings.max_words)
 
 
+Answer = Callable[[list[Conversation]], list[Reply]]
+"""Answers the conversations of a stage, all at once, in their order."""
+
+
 def run_operators(reference: ChatModel, operators: Sequence[Operator], **sampling: Any) -> list[Outcome]:
     """Run operators side by side until all are done; blocks. Their calls go out together, stage by stage.
 
@@ -150,6 +154,16 @@ def run_operators(reference: ChatModel, operators: Sequence[Operator], **samplin
     Returns:
         `list[Outcome]`: In the order of the operators.
     """
+
+    def answer(conversations: list[Conversation]) -> list[Reply]:
+        futures = [reference.submit(conversation, **sampling) for conversation in conversations]
+        return [future.result() for future in futures]
+
+    return drive(operators, answer)
+
+
+def drive(operators: Sequence[Operator], answer: Answer) -> list[Outcome]:
+    """[`run_operators`] for whatever can answer: each stage of all operators is one call of `answer`."""
     outcomes: dict[int, Outcome] = {}
     waiting: dict[int, list[Conversation]] = {}
 
@@ -162,11 +176,9 @@ def run_operators(reference: ChatModel, operators: Sequence[Operator], **samplin
     for place in range(len(operators)):
         go_on(place, None)
     while waiting:
-        asked = {
-            place: [reference.submit(conversation, **sampling) for conversation in conversations]
-            for place, conversations in waiting.items()
-        }
+        stage = dict(waiting)
         waiting.clear()
-        for place, futures in asked.items():
-            go_on(place, [future.result() for future in futures])
+        replies = iter(answer([conversation for conversations in stage.values() for conversation in conversations]))
+        for place, conversations in stage.items():
+            go_on(place, [next(replies) for _ in conversations])
     return [outcomes[place] for place in range(len(operators))]

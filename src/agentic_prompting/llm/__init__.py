@@ -1,5 +1,6 @@
 """The large-LLM side: everything that is asked through text. Imports neither torch nor transformers nor trl."""
 
+from .budget import Budget, charge
 from .cache import ReplayCache
 from .errors import (
     BadReply,
@@ -22,6 +23,7 @@ from .types import ChatModel, Message, Reply, Usage, complete, with_system
 __all__ = [
     "BadReply",
     "BadRequest",
+    "Budget",
     "BudgetExceeded",
     "ChatModel",
     "Closed",
@@ -39,6 +41,7 @@ __all__ = [
     "TimedOut",
     "Unreachable",
     "Usage",
+    "charge",
     "complete",
     "with_system",
 ]

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from .database import BUSY_SECONDS, Connection, open_for_writing
 from .errors import Misconfigured
 from .types import Message, Reply
 
@@ -33,7 +34,6 @@ CREATE TABLE IF NOT EXISTS replies (
     PRIMARY KEY (key, repeat)
 ) WITHOUT ROWID
 """
-_BUSY_SECONDS = 30.0
 
 
 class CacheKey(NamedTuple):
@@ -71,13 +71,12 @@ class ReplayCache:
         if mode not in ("record", "replay", "off"):
             raise ValueError(f'mode must be "record", "replay" or "off", not {mode!r}')
         self.path, self.mode = Path(path), mode
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._asked: dict[bytes, int] = {}
-        self._connection: sqlite3.Connection | None = None
-        self._pid = 0
-        self._left_by_fork: list[sqlite3.Connection] = []
+        self._file = Connection(lambda: _open(self.path, mode))
         if mode != "off":
-            self._connected()  # a wrong path fails here, not hours into the run
+            with self._file.lock:
+                self._file()  # a wrong path fails here, not hours into the run
 
     def key(
         self, model: str, messages: Sequence[Message], sampling: Mapping[str, Any], repeat: int | None = None
@@ -107,8 +106,8 @@ class ReplayCache:
         if self.mode == "off":
             return None
         query = "SELECT text, finish_reason FROM replies WHERE key = ? AND repeat = ?"
-        with self._lock:
-            row = self._connected().execute(query, key[:2]).fetchone()
+        with self._file.lock:
+            row = self._file().execute(query, key[:2]).fetchone()
         if row is not None:
             return Reply(text=row[0], finish_reason=row[1], cached=True, attempts=0)
         if self.mode == "record":
@@ -125,24 +124,21 @@ class ReplayCache:
             return
         usage = reply.usage
         row = (reply.text, reply.finish_reason, usage.prompt_tokens, usage.completion_tokens, time.time())
-        with self._lock:
-            self._connected().execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", key[:3] + row)
+        with self._file.lock:
+            self._file().execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", key[:3] + row)
 
     def __len__(self) -> int:
         if self.mode == "off":
             return 0
-        with self._lock:
-            return int(self._connected().execute("SELECT COUNT(*) FROM replies").fetchone()[0])
+        with self._file.lock:
+            return int(self._file().execute("SELECT COUNT(*) FROM replies").fetchone()[0])
 
     def __bool__(self) -> bool:
         return True  # an empty cache is a cache: `if cache` must not depend on its length
 
     def close(self) -> None:
         """Let go of the file. The next use opens it again."""
-        with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
-                self._connection.close()
-            self._connection = None
+        self._file.close()
 
     def __repr__(self) -> str:
         return f"ReplayCache({str(self.path)!r}, mode={self.mode!r})"
@@ -153,19 +149,12 @@ class ReplayCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # a copy in another process starts with its own connection
 
-    def _connected(self) -> sqlite3.Connection:
-        if self._connection is None or self._pid != os.getpid():
-            if self._connection is not None:  # SQLite forbids to use or close a connection after a fork: keep it
-                self._left_by_fork.append(self._connection)
-            self._connection, self._pid = _open(self.path, self.mode), os.getpid()
-        return self._connection
-
 
 def _open(path: Path, mode: Mode) -> sqlite3.Connection:
     if mode == "replay" and not path.is_file():
         raise FileNotFoundError(f'nothing to replay: {path} does not exist, record it first (mode="record")')
     try:
-        return _open_replay(path) if mode == "replay" else _open_record(path)
+        return _open_replay(path) if mode == "replay" else open_for_writing(path, _TABLE)
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} cannot be used as a replay cache: {error}") from error
 
@@ -175,27 +164,8 @@ def _open_replay(path: Path) -> sqlite3.Connection:
     # change the recording there either.
     fixed = not os.access(path.parent, os.W_OK)
     uri = f"{path.resolve().as_uri()}?{'immutable=1' if fixed else 'mode=ro'}"
-    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     connection.execute("SELECT 1 FROM replies LIMIT 1")
-    return connection
-
-
-def _open_record(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    deadline = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            break
-        except sqlite3.OperationalError as error:
-            # Of processes that make the file at the same moment one switches the mode, and now and then SQLite fails
-            # another at once instead of letting it wait (seen once in 40 starts of ten processes).
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-    connection.execute("PRAGMA synchronous = NORMAL")  # safe against a killed process, and fast
-    connection.execute(_TABLE)
     return connection
 
 

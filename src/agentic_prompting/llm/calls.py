@@ -15,50 +15,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from .cache import CacheKey, ReplayCache
+from .endpoint import Endpoint
 from .errors import BadRequest, Closed, LLMError, Misconfigured
 from .ledger import Ledger
-from .pricing import Price
 from .types import Message, Reply
-from .wire import Call, shown_url, with_details
+from .wire import Call, with_details
 
 if TYPE_CHECKING:
     import openai
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Where and how to ask: the settings of [`OpenAIChat`] that a call needs.
-
-    Args:
-        literal_key (`str`, *optional*): The key passed in, never shown and never pickled.
-        key_variable (`str`, *optional*): The environment variable that holds the key.
-        needs_key (`bool`): Whether there is no use in asking without a key.
-        The others are those of [`OpenAIChat`].
-    """
-
-    model: str
-    base_url: str
-    literal_key: str | None = field(repr=False)
-    key_variable: str | None
-    needs_key: bool
-    max_concurrency: int
-    requests_per_minute: float | None
-    timeout: float
-    max_retries: int
-    price: Price | None
-
-    @property
-    def where(self) -> str:
-        return f"{self.model} at {shown_url(self.base_url)}"
-
-    def find_key(self) -> str | None:
-        from_environment = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
-        return self.literal_key or from_environment or None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "literal_key": None}
 
 
 @dataclass(frozen=True)
@@ -87,7 +53,10 @@ class Calls:
 
     async def answer(self, request: Request) -> Reply:
         """The reply to one request. Raises nothing but the cancellation of the caller's own future."""
-        call, reply = Call(request.timeout, self.endpoint.price), Reply(error=Closed("cancelled"))
+        call, reply = (
+            Call(request.timeout, self.endpoint.patience, self.endpoint.price),
+            Reply(error=Closed("cancelled")),
+        )
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

@@ -1,11 +1,11 @@
-"""What a client has done and spent so far, and the budget that stops it."""
+"""What a client has done so far, and where its spending is booked."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field, replace
 
-from .errors import BudgetExceeded
+from .budget import Budget, Limit
 from .types import Reply, Usage
 
 
@@ -29,14 +29,16 @@ class ChatStats:
 
 
 class Ledger:
-    """Counts calls and money; safe to use from several threads.
+    """Counts the calls of one client and books what they cost; safe to use from several threads.
 
     Args:
-        budget_usd (`float`, *optional*): See [`OpenAIChat`].
+        account (`str`): Under which name spending is booked.
+        limit ([`Limit`], *optional*): The client's own.
     """
 
-    def __init__(self, budget_usd: float | None = None):
-        self.budget_usd = budget_usd
+    def __init__(self, account: str, limit: Limit = Limit()):
+        self.account, self.limit = account, limit
+        self.budget = Budget()  # in memory, without a total: until it is told where to book
         self._lock = threading.Lock()
         self._stats = ChatStats()
 
@@ -45,6 +47,15 @@ class Ledger:
         """The counts so far: a copy."""
         with self._lock:
             return replace(self._stats)
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book into `budget` from now on, and what was booked elsewhere before along with it."""
+        with self._lock:
+            if budget is self.budget:
+                return
+            before = self.budget.spent(self.account) if self.budget.path is None else Usage()
+            self.budget, self.account = budget, account
+            budget.add(account, before)
 
     def add(self, reply: Reply) -> None:
         """Count one call that has ended."""
@@ -55,9 +66,11 @@ class Ledger:
             stats.failed += reply.error is not None
             stats.retries += max(0, reply.attempts - 1)
             stats.usage += reply.usage
+            self.budget.add(self.account, reply.usage)
 
     def stop_when_spent(self) -> None:
-        """Raise [`BudgetExceeded`] if the budget is spent."""
-        spent = self.stats.usage.cost_usd
-        if self.budget_usd is not None and spent >= self.budget_usd:
-            raise BudgetExceeded(f"${spent:.4f} of the budget of ${self.budget_usd:.4f} are spent: raise budget_usd=")
+        """Raise [`BudgetExceeded`] if the client's own limit or the total of its budget is reached."""
+        with self._lock:
+            if self.limit:
+                self.limit.stop_when_reached(self.budget.spent(self.account), f" by {self.account!r}")
+            self.budget.stop_when_spent()

@@ -16,8 +16,10 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Self, TypeVar
 
+from .budget import Budget, Limit
 from .cache import ReplayCache
-from .calls import Calls, Endpoint, Request
+from .calls import Calls, Request
+from .endpoint import Endpoint, variable_with
 from .errors import BadReply, BadRequest, Closed, LLMError
 from .ledger import ChatStats, Ledger
 from .loop import background_loop, on_background_thread
@@ -50,20 +52,23 @@ class OpenAIChat:
         requests_per_minute (`float`, *optional*): Requests are spaced to stay below this, retries included.
         timeout (`float`, *optional*, defaults to `60`): Seconds for each attempt. A call ends at the latest
             `timeout · (max_retries + 1)` seconds after it got its place, plus the waits between attempts: 0.5 to 8
-            seconds each, or what the endpoint asks for (`Retry-After`) up to two minutes.
+            seconds each, or what the endpoint asks for (`Retry-After`) up to two minutes; and `patience`.
         max_retries (`int`, *optional*, defaults to `5`): Further attempts after a failed one.
+        patience (`float`, *optional*, defaults to `120`): Seconds that a call waits in all, its retries unspent,
+            while the endpoint is down; see `breaker.py`.
         budget_usd (`float`, *optional*): When this client has spent this much, no new call is sent; those on their way
-            end. Counted per process: in a launch of eight, give each an eighth. An endpoint that reports no usage
-            costs nothing here.
+            end. A trainer counts all processes of a job and its restarts together ([`OpenAIChat.charge_to`]); without
+            one it is counted per process. An endpoint that reports no usage costs nothing here.
+        budget_tokens (`int`, *optional*): The same in tokens, read and written.
         price (`tuple[float, float]`, *optional*): US dollars per million prompt and completion tokens. Defaults to the
-            table in `pricing.py`, which you should check; 0 for a model that is not in it.
+            table in `pricing.py`, which you should check; a model that is not in it costs 0, its tokens are counted.
         cache ([`ReplayCache`], *optional*): Where replies are recorded or replayed. Not closed by `close`.
         system_prompt (`str`, *optional*): Put in front of conversations that have none.
         **sampling: Defaults for `temperature`, `max_tokens`, ...; what a call passes wins. Every parameter is sent as
             it is, also one that only this endpoint knows.
 
     Raises:
-        `ValueError`: A setting makes no sense, or there is a budget without a known price.
+        `ValueError`: A setting makes no sense, or `budget_usd` is the only limit and the price is not known.
     """
 
     def __init__(
@@ -75,7 +80,9 @@ class OpenAIChat:
         requests_per_minute: float | None = None,
         timeout: float = 60,
         max_retries: int = 5,
+        patience: float = 120,
         budget_usd: float | None = None,
+        budget_tokens: int | None = None,
         price: Price | None = None,
         cache: ReplayCache | None = None,
         system_prompt: str | None = None,
@@ -87,21 +94,23 @@ class OpenAIChat:
             model=model,
             base_url=base_url or _OPENAI_URL,
             literal_key=key,
-            key_variable=_variable_with(key) if key else "OPENAI_API_KEY",
+            key_variable=variable_with(key) if key else "OPENAI_API_KEY",
             needs_key=base_url is None,
             max_concurrency=max_concurrency,
             requests_per_minute=requests_per_minute,
             timeout=timeout,
             max_retries=max_retries,
+            patience=patience,
             price=price or find_price(model),
         )
-        _check(self.endpoint, budget_usd)
-        self.budget_usd, self.cache, self.system_prompt, self.sampling = budget_usd, cache, system_prompt, sampling
+        self.limit = Limit(budget_usd, budget_tokens)
+        self.endpoint.check(self.limit)
+        self.cache, self.system_prompt, self.sampling = cache, system_prompt, sampling
         self._begin()
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._ledger = Ledger(self.budget_usd)
+        self._ledger = Ledger(self.model, self.limit)
         self._closed = False
         self._calls: Calls | None = None
         self._left_by_fork: list[Calls] = []
@@ -125,7 +134,24 @@ class OpenAIChat:
         except Exception as error:  # whatever is wrong with this conversation, the next one may be fine
             return self._ended(BadRequest, f"not a conversation that can be sent: {error!r}")
         endpoint = self.endpoint
-        return self._start(Request(conversation, sampling, key, endpoint.max_retries, endpoint.timeout, started))
+        request = Request(conversation, sampling, key, endpoint.max_retries, endpoint.timeout, started)
+        return (
+            self._replayed(request) if self.cache is not None and self.cache.mode == "replay" else self._start(request)
+        )
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what this client spends into `budget`, under the name of its role.
+
+        Its own `budget_usd` and `budget_tokens` then hold for all that is booked under this name, by whichever process
+        and whenever; the total of `budget` holds as well.
+
+        Args:
+            budget ([`Budget`]): Of the whole job, or of several roles.
+            account (`str`): The role: `environment`, `reference`, `feedback`, `optimizer`, `verifier`, `judge`, ...
+        """
+        self._ledger.charge_to(budget, account)
+        if self.endpoint.price is None:
+            budget.count_tokens_only(self.model)
 
     def check(self) -> None:
         """Ask the endpoint for one word, the way every call does but for the cache. Nothing to check in replay mode.
@@ -198,6 +224,16 @@ class OpenAIChat:
             future = _run(self._calls.answer(request), self)
         return future or self._ended(Closed, "the interpreter is shutting down")
 
+    def _replayed(self, request: Request) -> Future[Reply]:
+        """The recorded reply, at once: replies then come in the order of the requests, which no thread can change."""
+        assert self.cache is not None and request.key is not None
+        reply = self.cache.get(request.key)
+        assert reply is not None, "in replay mode what is missing is an error"
+        self._ledger.add(reply)
+        future: Future[Reply] = Future()
+        future.set_result(reply)
+        return future
+
     def _ended(self, kind: type[LLMError], what: str) -> Future[Reply]:
         """The reply to a call that never left."""
         reply = Reply(error=kind(clean(what), self.endpoint.where, attempts=0), attempts=0)
@@ -205,26 +241,6 @@ class OpenAIChat:
         future: Future[Reply] = Future()
         future.set_result(reply)
         return future
-
-
-def _check(endpoint: Endpoint, budget_usd: float | None) -> None:
-    if not endpoint.base_url.startswith(("http://", "https://")):
-        raise ValueError(f"base_url must begin with http:// or https://, not {shown_url(endpoint.base_url)!r}")
-    if endpoint.max_concurrency < 1 or endpoint.max_retries < 0 or endpoint.timeout <= 0:
-        raise ValueError("max_concurrency must be at least 1, max_retries at least 0 and timeout above 0")
-    if endpoint.requests_per_minute is not None and endpoint.requests_per_minute <= 0:
-        raise ValueError("requests_per_minute must be above 0")
-    if budget_usd is not None and endpoint.price is None:
-        raise ValueError(
-            f"budget_usd needs a price, and that of {endpoint.model!r} is not known: pass "
-            "price=(usd per 1M prompt tokens, usd per 1M completion tokens)"
-        )
-
-
-def _variable_with(key: str) -> str | None:
-    """The environment variable that `key` was read from, so that a pickled copy can carry the name, not the key."""
-    names = (name for name, value in os.environ.items() if value.strip() == key and ("KEY" in name or "TOKEN" in name))
-    return next(names, None)
 
 
 def _run(coroutine: Coroutine[Any, Any, T], user: OpenAIChat | None = None) -> Future[T] | None:

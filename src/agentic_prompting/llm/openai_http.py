@@ -1,9 +1,10 @@
 """The HTTP half of [`OpenAIChat`]: the openai package's client, with every attempt passing through one method.
 
 Retries, backoff and `Retry-After` are the openai package's. What it lacks sits in [`AttemptClient.send`], which each
-request goes through, retries included: attempts are counted and spaced there, a time limit holds for the *whole*
-attempt (httpx's own is per read, so a server that trickles bytes never meets it), and a 2xx body without a usable reply
-is raised as a broken transfer, so that it is retried like one, within the same number of attempts.
+request goes through, retries included: attempts wait while the endpoint is down, are counted and spaced there, a time
+limit holds for the *whole* attempt (httpx's own is per read, so a server that trickles bytes never meets it), and a 2xx
+body without a usable reply is raised as a broken transfer, so that it is retried like one, within the same number of
+attempts.
 
 Imports openai, 0.7 s: to be imported inside functions only.
 """
@@ -11,14 +12,15 @@ Imports openai, 0.7 s: to be imported inside functions only.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
+import logging
 from contextvars import ContextVar
 from typing import Any
 
 import openai
 
-from .calls import Endpoint
+from .breaker import Breaker
+from .endpoint import Endpoint
 from .errors import (
     BadReply,
     BadRequest,
@@ -29,13 +31,23 @@ from .errors import (
     TimedOut,
     Unreachable,
 )
+from .http_pools import Pools, httpx
 from .types import Reply
-from .wire import Call, read_completion, said_by, worth_retrying
-
-# httpx in openai 1 and 2, its successor httpx2 from 3 on: the same classes under another name.
-httpx: Any = importlib.import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
+from .wire import Call, read_completion, said_by, shown_url, worth_retrying
 
 _CONNECT_SECONDS = 10.0
+
+
+class _WithoutSecrets(logging.Filter):
+    """For httpx's log, which at level INFO writes down every address as it is, user and password included."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(shown_url(str(arg)) if isinstance(arg, httpx.URL) else arg for arg in record.args)
+        return True
+
+
+logging.getLogger(httpx.__name__).addFilter(_WithoutSecrets())
 
 
 # The openai package hands nothing of ours on to the transport; the context of the call's own task reaches it.
@@ -51,35 +63,41 @@ class UnusableBody(httpx.RequestError):  # type: ignore[misc, name-defined]  # a
 
 
 class AttemptClient(openai.DefaultAsyncHttpxClient):
-    """An HTTP client that counts, spaces, times and judges every attempt.
+    """An HTTP client that holds back, counts, spaces, times and judges every attempt.
 
     Args:
+        breaker ([`Breaker`]): Lets attempts through.
         requests_per_minute (`float`, *optional*): At most this many attempts a minute, evenly spaced.
         **kwargs: Of `httpx.AsyncClient`.
     """
 
-    def __init__(self, requests_per_minute: float | None = None, **kwargs: Any):
+    def __init__(self, breaker: Breaker, requests_per_minute: float | None = None, **kwargs: Any):
         super().__init__(**kwargs)
+        self.breaker = breaker
         self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
         self._next_start = 0.0
 
     async def send(self, request: Any, **kwargs: Any) -> Any:
         call = CURRENT_CALL.get()
-        await self._wait_for_turn()
-        call.attempts += 1
-        try:
-            response = await asyncio.wait_for(super().send(request, **kwargs), call.timeout)
-        except TimeoutError:
-            raise httpx.ReadTimeout(f"no complete reply within {call.timeout:g} s", request=request) from None
-        if response.status_code == 429 and b"insufficient_quota" in response.content:
-            # Raised as our own error it is not retried: waiting does not fill an account.
-            raise Misconfigured("the account is out of credit: add credit or use another key", status=429)
-        if response.is_success:
-            call.reply = read_completion(response.content, call.price)
-            call.usage += call.reply.usage
-            if call.reply.error is not None and worth_retrying(call.reply):
-                raise UnusableBody(call.reply.error, request)
-        return response
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        async with self.breaker.attempt(call.patience) as probing:
+            call.patience = max(0.0, call.patience - (clock() - began))
+            await self._wait_for_turn()
+            call.attempts += 1
+            try:
+                response = await asyncio.wait_for(super().send(request, **kwargs), call.timeout)
+            except TimeoutError:
+                self.breaker.dead(probing)
+                raise httpx.ReadTimeout(f"no complete reply within {call.timeout:g} s", request=request) from None
+            except httpx.DecodingError:
+                self.breaker.alive()
+                raise
+            except httpx.TransportError:
+                self.breaker.dead(probing)
+                raise
+            self.breaker.dead(probing) if response.status_code >= 500 else self.breaker.alive()
+        return _judged(response, call, request)
 
     async def _wait_for_turn(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -89,18 +107,33 @@ class AttemptClient(openai.DefaultAsyncHttpxClient):
             await asyncio.sleep(start - now)
 
 
+def _judged(response: Any, call: Call, request: Any) -> Any:
+    """`response`, with what it holds written into `call`. Raises where another attempt is, or is not, worth making."""
+    if response.status_code == 429 and b"insufficient_quota" in response.content:
+        # Raised as our own error it is not retried: waiting does not fill an account.
+        raise Misconfigured("the account is out of credit: add credit or use another key", status=429)
+    if response.is_success:
+        call.reply = read_completion(response.content, call.price)
+        call.usage += call.reply.usage
+        if call.reply.error is not None and worth_retrying(call.reply):
+            raise UnusableBody(call.reply.error, request)
+    return response
+
+
 def connect(endpoint: Endpoint, key: str) -> openai.AsyncOpenAI:
     """An openai client over an [`AttemptClient`]. To be made and used on one event loop."""
-    connections, seconds = endpoint.max_concurrency, endpoint.timeout
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    seconds = endpoint.timeout
     # Connecting gets less: a host that is there answers fast.
     timeouts = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
+    # Mounted, not passed as the transport, which would turn off the proxies that the environment names.
+    pools = {"all://": Pools(endpoint.max_concurrency)}
+    client = AttemptClient(Breaker(), endpoint.requests_per_minute, mounts=pools, timeout=timeouts)
     return openai.AsyncOpenAI(
         api_key=key,
         base_url=endpoint.base_url,
         timeout=timeouts,
         max_retries=endpoint.max_retries,
-        http_client=AttemptClient(endpoint.requests_per_minute, limits=limits, timeout=timeouts),
+        http_client=client,
     )
 
 
@@ -117,7 +150,10 @@ async def request_completion(
     body = {**sampling, **(sampling.get("extra_body") or {})}
     body.pop("extra_body", None)
     try:
-        await client.chat.completions.with_raw_response.create(model=model, messages=messages, extra_body=body)
+        # Not `chat.completions.create`, which walks through the types of every message and builds a typed completion:
+        # a third of the processor time of a call, for what `read_completion` does anyway.
+        request = {"model": model, "messages": messages, **body}
+        await client.post("/chat/completions", body=request, cast_to=httpx.Response)
     except Exception as error:  # whatever happened, it happened to this call alone
         raise as_llm_error(error, model, str(client.base_url)) from None
     assert call.reply is not None, "a 2xx response leaves a reply"

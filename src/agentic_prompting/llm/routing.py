@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from .budget import Budget, charge
 from .errors import Misconfigured
 from .types import ChatModel, Message, Reply
 
@@ -93,6 +94,10 @@ class RoutedChat:
             check = getattr(model, "check", None)
             if check is not None:
                 check()
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what each model spends under `account/name`, where a model can."""
+        charge(budget, **{f"{account}/{name}": model for name, model in self.models.items()})
 
     def close(self) -> None:
         """Close every model that can be closed."""

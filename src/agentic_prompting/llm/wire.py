@@ -17,6 +17,8 @@ from .types import Reply, Usage
 
 _SECRETS = re.compile(r"\bsk-[\w*.\-]{4,}|(?<=Bearer )[^\s'\"]+", re.IGNORECASE)
 _LONGEST_QUOTE = 300
+_LONGEST_REASON = 40
+_MOST_TOKENS = 10**9  # in one call; a count above it, or below 0, is no count, and would upset every sum it got into
 _LONGEST_READ = 5000  # far more than is shown: a text is cut only after the key is out, or half a key would stay
 
 
@@ -26,6 +28,7 @@ class Call:
 
     Args:
         timeout (`float`): Seconds for each attempt.
+        patience (`float`): Seconds that it may still wait for an endpoint that is down.
         price (`tuple[float, float]`, *optional*): See [`OpenAIChat`].
         attempts (`int`, *optional*, defaults to `0`): Requests sent so far.
         usage ([`Usage`], *optional*): Of all attempts: an answer that was no use is paid for too.
@@ -33,6 +36,7 @@ class Call:
     """
 
     timeout: float
+    patience: float
     price: Price | None = None
     attempts: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -52,7 +56,7 @@ def read_completion(body: bytes, price: Price | None = None) -> Reply:
     """
     try:
         data = json.loads(body)
-    except ValueError:  # JSONDecodeError and UnicodeDecodeError
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, nested without end
         return _bad(f"the endpoint's answer is not JSON: {_start(body)}")
     if not isinstance(data, dict):
         return _bad(f"the endpoint's answer is not a chat completion: {_start(body)}")
@@ -61,7 +65,7 @@ def read_completion(body: bytes, price: Price | None = None) -> Reply:
         return _bad(f"the endpoint answered with an error: {said_by(data)}", usage)
     try:
         choice = data["choices"][0]
-        message, finish_reason = choice["message"], str(choice.get("finish_reason") or "stop")
+        message, finish_reason = choice["message"], str(choice.get("finish_reason") or "stop")[:_LONGEST_REASON]
         text, refusal = message.get("content"), message.get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
         return _bad("the endpoint's answer has no choices", usage)
@@ -127,5 +131,8 @@ def _why_empty(finish_reason: str) -> str:
 
 def _usage(usage: Any, price: Price | None) -> Usage:
     counts = usage if isinstance(usage, dict) else {}
-    prompt, completion = counts.get("prompt_tokens"), counts.get("completion_tokens")
-    return priced(prompt if isinstance(prompt, int) else 0, completion if isinstance(completion, int) else 0, price)
+    return priced(_count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), price)
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0

@@ -3,9 +3,9 @@
 A *draft* is what the output might be: in ProRefine, the output under the previous prompt. It is fed to the model at
 once. Where the model's own likeliest tokens agree with it they are kept, the first that disagrees is replaced, and the
 rest of the draft serves as a store of guesses: where the last tokens written occur in it, what follows there is guessed
-next (prompt-lookup decoding, with the old output as the text to look up in). Every kept token was the likeliest one
-given all before it, so the output is that of plain greedy decoding, token for token, in exact arithmetic and in float32
-practice.
+next (prompt-lookup decoding, with the old output as the text to look up in), and where they do not, that something was
+put in or left out and the draft goes on behind it. Every kept token was the likeliest one given all before it, so the
+output is that of plain greedy decoding, token for token, in exact arithmetic and in float32 practice.
 
 Rows of a batch proceed at their own pace: a pass takes each row's guesses, however many, and nobody waits. Rows may
 join between passes, and leave when they are done. transformers' own assisted decoding takes one sequence at a time,
@@ -25,8 +25,11 @@ Cache = list[tuple[torch.Tensor, torch.Tensor]]  # per layer: keys, values
 
 # How many of the last tokens are looked up in the draft, longest first.
 _LONGEST_MATCH, _SHORTEST_MATCH = 3, 2
-# Guesses in one pass after the first. More cost little where a pass is bound by reading the weights.
-_MAX_GUESSES = 10
+# How far on in the draft a token counts as the same one, with something left out before it.
+_NEAR = 4
+# Guesses of a row in one pass after the first, and tokens of all rows together. Below about this many tokens a pass is
+# bound by reading the weights and guesses cost little; above it by arithmetic, and wrong ones cost everybody.
+_MAX_GUESSES, _MAX_PASS_TOKENS = 10, 64
 
 
 @dataclass
@@ -36,8 +39,7 @@ class GreedyRow:
     Args:
         context (`list[int]`): The prompt's tokens, at least one.
         limit (`int`): At most this many new tokens, >= 1.
-        draft (`list[int]`, *optional*): A guess at the output.
-
+        draft (`list[int]`, *optional*): A guess at the output. Not changed once decoding has begun.
         keep_cache (`bool`, *optional*, defaults to `False`): Keep keys and values when done, to go on later.
 
     Attributes:
@@ -58,6 +60,11 @@ class GreedyRow:
     passes: int = 0
     drafted: int = 0
     cache: Cache | None = field(default=None, repr=False)
+    _places: dict[tuple[int, ...], list[int]] | None = field(default=None, init=False, repr=False)
+    _at: int = field(default=0, init=False, repr=False)  # where in the draft the last guess began
+    _next: int = field(default=0, init=False, repr=False)  # where in it the output would go on
+    _failed: int = field(default=0, init=False, repr=False)  # guesses in a row of which nothing was right
+    _quiet_until: int = field(default=0, init=False, repr=False)
 
     @property
     def done(self) -> bool:
@@ -79,25 +86,45 @@ class GreedyRow:
                 break
             agreed += 1
         self.drafted += agreed
+        if guesses:
+            self._failed = 0 if agreed else self._failed + 1
+            self._quiet_until = len(self.ids) + (2 ** (self._failed - 1) - 1 if agreed == 0 else 0)
+            self._next = self._at + agreed
+        # The last token is the model's own. Found a little further on: what is between was left out. Else it is new.
+        near = self.draft[self._next : self._next + _NEAR]
+        self._next += near.index(self.ids[-1]) + 1 if self.ids[-1] in near else 0
         return agreed
 
-    def guess(self) -> list[int]:
-        """What may come next: the continuation of the output's last tokens in the draft. Empty without a match."""
-        room = min(_MAX_GUESSES, self.limit - len(self.ids) - 1)
-        if room <= 0:
+    def guess(self, most: int) -> list[int]:
+        """What may come next, at most `most` tokens of the draft.
+
+        What follows the output's last tokens there, at the occurrence closest to where the output would go on; without
+        one, what stands at that place. Wrong guesses are followed by ever longer silence.
+        """
+        room = min(most, self.limit - len(self.ids) - 1)
+        if room <= 0 or len(self.ids) < self._quiet_until:
             return []
+        if self._places is None:
+            self._places = _places_of(self.draft)
+        self._at = self._next
         for length in range(min(_LONGEST_MATCH, len(self.ids)), _SHORTEST_MATCH - 1, -1):
-            found = _find(self.draft, self.ids[-length:], near=len(self.ids) - length)
-            if found is not None:
-                return self.draft[found + length : found + length + room]
-        return []
+            found = self._places.get(tuple(self.ids[-length:]))
+            if found:
+                self._at = min(found, key=lambda place: abs(place - self._next))
+                break
+        return self.draft[self._at : self._at + room]
 
 
-def _find(draft: Sequence[int], tokens: Sequence[int], near: int) -> int | None:
-    """The occurrence of `tokens` in `draft` that is closest to position `near` and has something after it."""
-    n = len(tokens)
-    starts = [i for i in range(len(draft) - n) if list(draft[i : i + n]) == list(tokens)]
-    return min(starts, key=lambda i: abs(i - near), default=None)
+def _places_of(draft: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
+    """Where in `draft` each run of tokens that may be looked up is followed by something: the positions after it.
+
+    Made once for a draft. Searching through it in each pass cost a tenth of the pass of a small model.
+    """
+    places: dict[tuple[int, ...], list[int]] = {}
+    for length in range(_SHORTEST_MATCH, _LONGEST_MATCH + 1):
+        for end in range(length, len(draft)):
+            places.setdefault(tuple(draft[end - length : end]), []).append(end)
+    return places
 
 
 class GreedyBatch:
@@ -155,7 +182,8 @@ class GreedyBatch:
     @torch.no_grad()
     def step(self) -> list[GreedyRow]:
         """One pass: every row's next token, and as many of its guesses as are right. Returns the rows that are done."""
-        guesses = [row.guess() if self.look_up else [] for row in self.rows]
+        most = min(_MAX_GUESSES, _MAX_PASS_TOKENS // len(self.rows) - 1) if self.look_up else 0
+        guesses = [row.guess(most) for row in self.rows]
         width = max(map(len, guesses)) + 1
         # Left-aligned: what pads a row with fewer guesses comes after them, where no token of the row can see it.
         chunk = [

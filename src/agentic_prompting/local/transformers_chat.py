@@ -38,6 +38,26 @@ class _Job:
     started: float
 
 
+@dataclass(frozen=True)
+class _Session:
+    """What is known of a session: its latest row, and whether drafts are worth their while in it.
+
+    A draft that gives less than a tenth of the output costs more than it saves: it has to be read, and rows that go at
+    different paces leave a batch. After f of these in a row the next 2^(f-1) - 1 replies do without.
+    """
+
+    row: GreedyRow
+    failed: int = 0
+    wait: int = 0
+
+    def followed_by(self, row: GreedyRow) -> _Session:
+        """The session after one more reply."""
+        if not row.draft:
+            return _Session(row, self.failed, max(self.wait - 1, 0))
+        failed = self.failed + 1 if 10 * row.drafted < len(row.ids) else 0
+        return _Session(row, failed, 2 ** (failed - 1) - 1 if failed else 0)
+
+
 class TransformersChat:
     """A local model as a [`ChatModel`]; greedy, whatever `temperature` a call asks for is refused unless it is 0.
 
@@ -65,7 +85,8 @@ class TransformersChat:
             Passed to the chat template.
 
     Attributes:
-        passes (`int`): Forward passes so far.
+        passes (`int`): Forward passes so far, each of a whole batch.
+        row_passes (`int`): The same counted for each reply alone: what its passes would have been in a batch of one.
 
     Raises:
         `ValueError`: If the tokenizer has no chat template, or `draft=True` and the model's state cannot be cut back.
@@ -99,8 +120,9 @@ class TransformersChat:
         self.context_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._batch = GreedyBatch(self.model, self.end_ids, look_up)
         self._earlier_passes = 0
+        self.row_passes = 0
         self._arrived: SimpleQueue[_Job | None] = SimpleQueue()
-        self._last: OrderedDict[str, GreedyRow] = OrderedDict()  # the latest row of each session
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._lock = threading.Lock()
         self._worker: threading.Thread | None = None
         self._closed = False
@@ -193,6 +215,7 @@ class TransformersChat:
                 done = []
             for row in done:
                 job = jobs.pop(id(row))
+                self.row_passes += row.passes
                 self._remember(job)
                 job.future.set_result(self._reply(job))
             if closing:
@@ -235,36 +258,38 @@ class TransformersChat:
         """Give a row what its session already has: the output itself under the same context, else a draft."""
         if not self.draft or job.session is None:
             return
-        row, last = job.row, self._last.get(job.session)
+        row, session = job.row, self._sessions.get(job.session)
         row.keep_cache = self.keep_caches > 0
-        if last is None:
+        if session is None:
             return
+        last = session.row
         enough = last.finished or len(last.ids) >= row.limit
         if last.context == row.context and (enough or last.cache is not None):
             row.ids, row.cache = last.ids[: row.limit], last.cache
             row.finished = last.finished and len(last.ids) <= row.limit
-        else:
+        elif session.wait == 0:
             row.draft = last.ids
 
     def _remember(self, job: _Job) -> None:
         if not self.draft or job.session is None:
             return
         row = job.row
-        previous = self._last.pop(job.session, None)
-        if previous is not None and previous.context == row.context and len(previous.ids) > len(row.ids):
-            row = previous  # the same conversation, asked for less of it
-        self._last[job.session] = row
-        with_cache = [session for session, kept in self._last.items() if kept.cache is not None]
-        for session in with_cache[: max(len(with_cache) - self.keep_caches, 0)]:
-            self._last[session].cache = None
-        while len(self._last) > 16 * max(self.keep_caches, 64):  # outputs are small, but not for ever
-            self._last.popitem(last=False)
+        previous = self._sessions.pop(job.session, None)
+        if previous is not None and previous.row.context == row.context and len(previous.row.ids) > len(row.ids):
+            self._sessions[job.session] = previous  # the same conversation, asked for less of it
+        else:
+            self._sessions[job.session] = _Session(row) if previous is None else previous.followed_by(row)
+        with_cache = [name for name, session in self._sessions.items() if session.row.cache is not None]
+        for name in with_cache[: max(len(with_cache) - self.keep_caches, 0)]:
+            self._sessions[name].row.cache = None
+        while len(self._sessions) > 16 * max(self.keep_caches, 64):  # outputs are small, but not for ever
+            self._sessions.popitem(last=False)
 
     def _decode_plainly(self, rows: list[GreedyRow]) -> list[GreedyRow]:
         sampler = TransformersSampler(self.model, self.tokenizer, Sampling(temperature=0), end_of_turn_ids=self.end_ids)
         samples = sampler([SampleRequest(row.context, row.limit, seed=0) for row in rows])
         for row, sample in zip(rows, samples, strict=True):
-            row.ids, row.finished = sample.ids, sample.finished
+            row.ids, row.finished, row.passes = sample.ids, sample.finished, len(sample.ids)
         self._earlier_passes += max(len(row.ids) for row in rows)
         return rows
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
+from typing import Literal
 
 from .result import RefinementResult, RefinementStep
 
-_PIECE_ENDS = re.compile(r"(?<=[.!?:;])\s+|\n+")
+Mark = Literal["", "-", "+", "#"]
+_MARKS: dict[str, Mark] = {"-": "-", "+": "+"}
+
+_PIECE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 def prompt_diff(old: str, new: str) -> str:
@@ -23,31 +28,45 @@ def describe(result: RefinementResult, width: int = 300) -> str:
         result ([`RefinementResult`]): One query's.
         width (`int`, *optional*, defaults to `300`): Outputs and feedback are shortened to this many characters.
     """
-    parts = [f"Question: {_short(result.query, width)}", f"Prompt:\n{_indented(result.initial_prompt)}"]
+    return "\n".join(text for _, text in described_lines(result, width))
+
+
+def described_lines(result: RefinementResult, width: int = 300) -> Iterator[tuple[Mark, str]]:
+    """The lines of [`describe`], each with what it is: `-` gone from a prompt, `+` new in it, `#` a heading."""
+    yield "#", f"Question: {_short(result.query, width)}"
+    yield "", ""
+    yield "#", "Prompt:"
+    yield from (("", f"  {line}") for line in result.initial_prompt.splitlines())
     if result.verdict is not None:
-        parts.append(f"First answer: {_short(result.initial_answer or '', width)}\nVerdict: {result.verdict}")
-    parts += [_described(number, step, width) for number, step in enumerate(result.steps, start=1)]
+        yield "", ""
+        yield "", f"First answer: {_short(result.initial_answer or '', width)}"
+        yield "", f"Verdict: {result.verdict}"
+    for number, step in enumerate(result.steps, start=1):
+        yield "", ""
+        yield "#", f"Step {number}"
+        yield from _of_step(step, width)
     changed = sum(step.new_prompt != step.prompt for step in result.steps)
-    parts.append(f"Ended: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times")
+    yield "", ""
+    yield "", f"Ended: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times"
     if result.error is not None:
-        parts.append(f"Error: {result.error}")
-    parts.append(f"Answer: {result.answer}")
-    return "\n\n".join(parts)
+        yield "", f"Error: {result.error}"
+    yield "", ""
+    yield "#", "Answer:"
+    yield from (("", f"  {line}") for line in result.answer.splitlines())
 
 
-def _described(number: int, step: RefinementStep, width: int) -> str:
-    lines = [f"Step {number}"]
+def _of_step(step: RefinementStep, width: int) -> Iterator[tuple[Mark, str]]:
     if step.output is not None:
-        lines.append(f"  output{'' if step.complete else ' (cut off)'}: {_short(step.output, width)}")
+        yield "", f"  output{'' if step.complete else ' (cut off)'}: {_short(step.output, width)}"
     if step.feedback is not None:
-        lines.append(f"  feedback: {_short(step.feedback, width)}")
+        yield "", f"  feedback: {_short(step.feedback, width)}"
     if step.problem is not None:
-        lines.append(f"  prompt kept: {step.problem}")
+        yield "", f"  prompt kept: {step.problem}"
     elif step.new_prompt == step.prompt:
-        lines.append("  prompt unchanged")
+        yield "", "  prompt unchanged"
     else:
-        lines.append(_indented(prompt_diff(step.prompt, step.new_prompt)))
-    return "\n".join(lines)
+        for line in prompt_diff(step.prompt, step.new_prompt).splitlines():
+            yield _MARKS.get(line[:1], ""), f"  {line}"
 
 
 def _pieces(text: str) -> list[str]:
@@ -57,7 +76,3 @@ def _pieces(text: str) -> list[str]:
 def _short(text: str, width: int) -> str:
     text = " ".join(text.split())
     return text if len(text) <= width else text[: width - 4] + " ..."
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -71,7 +71,7 @@ Prediction:
 
 DEFAULT_PROMPT = "Answer the question. Think step by step and check each step before you go on to the next."
 
-_LAST_LINE = "Reason step by step. Then write a last line of the form 'Answer: {}'."
+_LAST_LINE = "Reason step by step. Then write a last line of the form 'Answer: {}."
 
 START_PROMPTS = {
     "bbh_object_counting": "You are asked to count things. "

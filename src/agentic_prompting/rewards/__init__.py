@@ -1,6 +1,6 @@
 """Rewards: pure functions of what happened in a [`Rollout`], with TRL's reward signature."""
 
-from .math import math_equal, math_reward
+from .math import math_equal, math_match, math_reward
 from .prompt_r1 import PromptR1Reward, PromptR1Score, prompt_r1_reward, prompt_r1_score
 from .qa import exact_match, exact_match_reward, normalize_answer, scorable, token_f1, token_f1_reward
 from .reasoning import (
@@ -24,6 +24,7 @@ __all__ = [
     "integer_match",
     "letter_match",
     "math_equal",
+    "math_match",
     "math_reward",
     "normalize_answer",
     "parse_integer",

@@ -53,6 +53,20 @@ def math_reward(
     ]
 
 
+def math_match(prediction: str, answers: Sequence[str]) -> float | None:
+    """1.0 if an answer equals an accepted one mathematically, else 0.0; `None` if that cannot be told.
+
+    Args:
+        prediction (`str`): The answer given, and nothing but the answer; or a text with its answer in `\\boxed{...}`.
+        answers (`Sequence[str]`): The accepted answers, LaTeX or plain, at least one.
+
+    Raises:
+        `ImportError`: math-verify is not installed.
+        `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
+    """
+    return _grade(_boxed(prediction), answers)
+
+
 def math_equal(text: str, answer: str, timeout_seconds: int | None = TIMEOUT_SECONDS) -> bool | None:
     """Whether the final answer in `text` equals `answer`; `None` if that cannot be told.
 
@@ -122,6 +136,11 @@ def _final(rollout: Rollout) -> str:
     said, answer = rollout.texts[-1], rollout.answer
     if answer is None or answer == said.strip():  # no tags, as in FreeText
         return said
+    return _boxed(answer)
+
+
+def _boxed(answer: str) -> str:
+    """An answer as math-verify finds it: all of it is one."""
     return answer if "\\boxed" in answer else f"\\boxed{{{answer}}}"
 
 

@@ -61,7 +61,7 @@ class ChatFormat:
         if end_of_turn_ids is None:
             end_of_turn_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end_of_turn_ids = frozenset(end_of_turn_ids)
-        self._added_tokens = _added_tokens_pattern(tokenizer)
+        self._added_tokens, self._added_ids = _added_tokens_pattern(tokenizer), _added_ids(tokenizer)
         before, self._after_reply, self.turn_prefix = self._seams()
         # What ends the agent's turn, up to and including the end-of-turn token, and what comes after that.
         ends = [i + 1 for i, token in enumerate(before) if token in self.end_of_turn_ids][:1]
@@ -102,9 +102,9 @@ class ChatFormat:
         ids: list[int] = []
         position = 0
         for match in self._added_tokens.finditer(text):
-            ids += self._encode(text[position : match.start() + 1])
+            ids += self._plain_piece(text[position : match.start() + 1])
             position = match.start() + 1
-        return ids + self._encode(text[position:])
+        return ids + self._plain_piece(text[position:])
 
     def parse(self, ids: Sequence[int]) -> Turn:
         """Read the sampled ids of one turn. Ending tokens are dropped, every other special token stays visible."""
@@ -118,6 +118,14 @@ class ChatFormat:
         return self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=generation_prompt, tokenize=False, **self.chat_template_kwargs
         )
+
+    def _plain_piece(self, text: str) -> list[int]:
+        ids = self._encode(text)
+        if self._added_ids.isdisjoint(ids):
+            return ids
+        # A normaliser that drops the invisible or folds wide characters has made an added token of what was none.
+        # Character by character there is nothing for it to put together.
+        return [token for character in text for token in self._encode(character)]
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
@@ -155,3 +163,11 @@ def _added_tokens_pattern(tokenizer: Any) -> re.Pattern[str]:
     if not texts:
         return re.compile(r"(?!)")
     return re.compile("(?=" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")", re.I)
+
+
+def _added_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids of the added tokens that text could pose as: not the one for unknown words, nor runs of white space, both
+    of which come out of harmless text."""
+    harmless = {tokenizer.unk_token_id}
+    added = tokenizer.get_added_vocab().items()
+    return frozenset(i for text, i in added if i not in harmless and len(str(text).strip(" \t\r\n\u2581")) > 1)

@@ -84,7 +84,8 @@ class RolloutLog:
         return sorted(self.folder.glob(f"rollouts-{self.process_index:05d}-*.jsonl.gz"))
 
     def _current_part(self) -> Path:
-        if self._part is None or self._part.stat().st_size >= self.part_bytes:
+        # A part that is not there any more was moved away, or its folder was, while the run went on: begin another.
+        if self._part is None or not self._part.exists() or self._part.stat().st_size >= self.part_bytes:
             parts = self._parts()
             number = int(parts[-1].name.split("-")[2].split(".")[0]) + 1 if parts else 0
             self._part = self.folder / f"rollouts-{self.process_index:05d}-{number:05d}.jsonl.gz"

@@ -17,26 +17,37 @@ from typing import Any
 
 from .world import Country, World, load_world
 
-LAST_RELATIONS = ("currency", "continent", "language")
-"""The relations a chain may end on once it has reached a country."""
-
-
-def _with_each_relation(before: tuple[str, ...], text: str) -> dict[tuple[str, ...], str]:
-    return {(*before, relation): text.replace("{relation}", relation) for relation in LAST_RELATIONS}
-
-
-# A relation is the field of `Country` that it leads to. Chains of one relation are what the oracle knows.
-TEXTS: dict[tuple[str, ...], str] = {
+# A relation is the field of a country that it leads to. Chains of one relation are what the oracle knows.
+_WAYS: dict[tuple[str, ...], str] = {
     ("capital",): "which city is served by airport {start} ?",
     ("name",): "which country has the capital {start} ?",
     ("capital", "name"): "which country has the capital served by airport {start} ?",
-    **_with_each_relation((), "what is the {relation} of {start} ?"),
-    **_with_each_relation(("name",), "what is the {relation} of the country whose capital is {start} ?"),
-    **_with_each_relation(
-        ("capital", "name"), "what is the {relation} of the country whose capital is served by airport {start} ?"
-    ),
 }
-"""The wording of every chain; `{start}` is the airport, city or country it starts from."""
+# The chains that end on one of the world's `last_relations`, by how they get to the country.
+_ENDS: dict[tuple[str, ...], str] = {
+    (): "what is the {relation} of {start} ?",
+    ("name",): "what is the {relation} of the country whose capital is {start} ?",
+    ("capital", "name"): "what is the {relation} of the country whose capital is served by airport {start} ?",
+}
+
+
+SOUGHT = {"capital": "city", "name": "country"}
+"""What a relation's value is called where it is not called by the relation's own name."""
+
+
+def sought(relation: str) -> str:
+    """The word for what a relation leads to: a city, a country, a currency."""
+    return SOUGHT.get(relation, relation)
+
+
+def texts_of(world: World) -> dict[tuple[str, ...], str]:
+    """The wording of every chain that there is in a world; `{start}` is the airport, city or country it starts from."""
+    ends = {
+        (*before, relation): text.replace("{relation}", relation)
+        for before, text in _ENDS.items()
+        for relation in world.last_relations
+    }
+    return {**_WAYS, **ends}
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ class ParsedQuestion:
 
     Args:
         start (`str`): An airport code, a capital or a country, spelled as the world spells it.
-        chain (`tuple[str, ...]`): The relations to follow from there; a key of `TEXTS`.
+        chain (`tuple[str, ...]`): The relations to follow from there; a key of [`texts_of`] its world.
     """
 
     start: str
@@ -87,9 +98,11 @@ def question_text(start: str, chain: Sequence[str]) -> str:
     """The wording of a question.
 
     Raises:
-        `KeyError`: If there are no such questions.
+        `KeyError`: If there is no such way to follow.
     """
-    return TEXTS[tuple(chain)].replace("{start}", start)
+    *before, last = chain
+    text = _WAYS.get(tuple(chain)) or _ENDS[tuple(before)].replace("{relation}", last)
+    return text.replace("{start}", start)
 
 
 def parse_question(text: str, world: World | None = None) -> ParsedQuestion | None:
@@ -108,7 +121,7 @@ def parse_question(text: str, world: World | None = None) -> ParsedQuestion | No
     world = world or load_world()
     request = f" {' '.join(re.findall(r'[a-z0-9-]+', text.lower()))} "
     found = []
-    for chain, wording in TEXTS.items():
+    for chain, wording in texts_of(world).items():
         before, phrase, after = request.partition(f" {wording.partition(' {start}')[0]} ")
         start = _leading_name(after, ParsedQuestion("", chain).start_field, world) if phrase else None
         if start is not None:
@@ -152,7 +165,7 @@ def all_questions(hops: Iterable[int] = (2, 3), world: World | None = None) -> l
     world, wanted = world or load_world(), set(hops)
     parsed = [
         ParsedQuestion(start, chain)
-        for chain in TEXTS
+        for chain in texts_of(world)
         if len(chain) in wanted
         for start in world.values[ParsedQuestion("", chain).start_field]
     ]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from accelerate import PartialState
 from datasets import Dataset
+from transformers import PreTrainedTokenizerFast
 
-from ..rollout import SPEC_FILE, AgentSpec, ChatFormat, rollout_from_trace
+from ..rollout import SPEC_FILE, AgentSpec, ChatFormat, Rollout, rollout_from_trace
 from ..trainers import warm_start
 from .oracle import Oracle
 from .policy import build_policy, copying_exercises, sandbox_spec, save_policy, world_tokenizer
@@ -53,22 +54,48 @@ def prepare_sandbox(folder: str | Path, seed: int = 0, n_test: int = 256, warm_s
     if not (model / SPEC_FILE).exists():
         _warm_start(model, spec, train, seed, warm_start_steps)
     PartialState().wait_for_everyone()
-    return Sandbox(model, spec, _dataset(train), _dataset(test))
+    return Sandbox(model, spec, as_dataset(train), as_dataset(test))
 
 
-def _dataset(questions: list[Question]) -> Dataset:
+def as_dataset(questions: list[Question]) -> Dataset:
+    """Questions as a data set."""
     return Dataset.from_list(as_rows(questions))
 
 
 def _warm_start(folder: Path, spec: AgentSpec, questions: list[Question], seed: int, steps: int) -> None:
-    tokenizer = world_tokenizer()
-    policy = build_policy(tokenizer, seed)
-    chat_format, rng, state = ChatFormat(tokenizer, spec.grammar), random.Random(seed), PartialState()
+    tokenizer, rng = world_tokenizer(), random.Random(seed)
+    chat_format = ChatFormat(tokenizer, spec.grammar)
     traces = make_traces(questions, 20 * steps, DEFAULT_MIX, Oracle(seed=seed), rng)
     conversations = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
-    exercises = copying_exercises(tokenizer, 64 * max(steps // 2, 1), rng)
+    imitate(folder, spec, tokenizer, conversations, steps, max(steps // 2, 1), seed, rng)
+
+
+def imitate(
+    folder: Path,
+    spec: AgentSpec,
+    tokenizer: PreTrainedTokenizerFast,
+    conversations: list[Rollout],
+    steps: int,
+    copying_steps: int,
+    seed: int,
+    rng: random.Random,
+) -> None:
+    """Make a policy, let it do copying exercises, then imitate conversations, and save it.
+
+    Args:
+        folder (`Path`): Where to.
+        spec ([`AgentSpec`]): How the policy is asked; saved with it.
+        tokenizer (`PreTrainedTokenizerFast`): Its words.
+        conversations (`list[Rollout]`): What to imitate.
+        steps (`int`): Of 32 conversations.
+        copying_steps (`int`): Of 64 exercises.
+        seed (`int`): Of the weights and of the order.
+        rng (`random.Random`): Of the exercises.
+    """
+    policy, state = build_policy(tokenizer, seed), PartialState()
+    exercises = copying_exercises(tokenizer, 64 * copying_steps, rng)
     for name, rollouts, batch, max_steps in (
-        ("copying exercises", exercises, 64, max(steps // 2, 1)),
+        ("copying exercises", exercises, 64, copying_steps),
         ("conversations of mixed quality", conversations, 32, steps),
     ):
         if state.is_main_process:

@@ -14,16 +14,13 @@ from typing import TypedDict
 from ..llm.types import ChatModel, Message, complete
 from ..rollout.grammar import TagGrammar
 from .oracle import ANSWER, NOT_UNDERSTOOD, value_of
-from .questions import LAST_RELATIONS, TEXTS, ParsedQuestion, Question, parse_question, question_text
+from .questions import SOUGHT, ParsedQuestion, Question, parse_question, question_text, sought, texts_of
 from .world import World, load_world
 
 DEFAULT_MIX = {"decompose": 0.3, "pass_on": 0.4, "bare": 0.08, "impatient": 0.1, "partial": 0.12}
 """Share of each kind. Passing the question on is the habit to be unlearned: it is the likeliest first move, so that an
 imitator is mostly wrong whether it samples or takes its likeliest words. About a third of these traces end on the right
 answer."""
-
-SOUGHT = {"capital": "city", "name": "country"}
-"""What a relation's value is called in a thought; the others are called by their own name."""
 
 FIRST, NEXT, PASS_ON, IMPATIENT, DONE = (
     "first find the {sought}",
@@ -53,8 +50,13 @@ class Trace(TypedDict):
     observations: list[str]
 
 
-class _Episode:
-    """An episode while it is being written: the turns, and the conversation with the oracle that goes with them."""
+class Episode:
+    """An episode while it is being written: the turns, and the conversation with the oracle that goes with them.
+
+    Args:
+        oracle ([`ChatModel`]): Who replies.
+        grammar ([`TagGrammar`]): The tags to write.
+    """
 
     def __init__(self, oracle: ChatModel, grammar: TagGrammar):
         self.oracle, self.grammar = oracle, grammar
@@ -89,10 +91,10 @@ def _tagged(tag: str, text: str) -> str:
 
 
 def _find(thought: str, relation: str) -> str:
-    return thought.replace("{sought}", SOUGHT.get(relation, relation))
+    return thought.replace("{sought}", sought(relation))
 
 
-def _decompose(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _decompose(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
     """One fact after the other, each question made from the reply before it."""
     value = question.start
     for i, relation in enumerate(question.chain):
@@ -100,44 +102,44 @@ def _decompose(episode: _Episode, question: ParsedQuestion, world: World, rng: r
     episode.finish(DONE, value)
 
 
-def _pass_on(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _pass_on(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
     """The question as it came; the answer is the oracle's guess."""
     episode.finish(DONE, episode.ask(PASS_ON, question.text))
 
 
-def _bare(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _bare(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
     """One of the two above that ends without a thought: it can be acted on, but is not well formed."""
     rng.choice((_decompose, _pass_on))(episode, question, world, rng)
     episode.drop_last_thought()
 
 
-def _impatient(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _impatient(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
     """A value of the right kind, out of nowhere."""
     episode.finish(IMPATIENT, rng.choice(world.values[question.chain[-1]]))
 
 
-def _partial(episode: _Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _partial(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
     """The first fact, and then astray: it is taken for the answer, or something else is asked than the next hop."""
     first = question.chain[0]
     value = episode.ask(_find(FIRST, first), question_text(question.start, (first,)))
     if rng.random() < 0.5:
-        thought, request = _astray(question, value, rng)
+        thought, request = _astray(question, value, world, rng)
         value = episode.ask(thought, request)
     episode.finish(DONE, value)
 
 
-def _astray(question: ParsedQuestion, value: str, rng: random.Random) -> tuple[str, str]:
+def _astray(question: ParsedQuestion, value: str, world: World, rng: random.Random) -> tuple[str, str]:
     """A thought and a request that do not follow from having found `value` first."""
     rest = question.chain[1:]
     if len(rest) == 2:
         return PASS_ON, question_text(value, rest)
-    if rest[0] in LAST_RELATIONS:
-        wrong = rng.choice([relation for relation in LAST_RELATIONS if relation != rest[0]])
+    if rest[0] in world.last_relations:
+        wrong = rng.choice([relation for relation in world.last_relations if relation != rest[0]])
         return _find(NEXT, wrong), question_text(value, (wrong,))
     return PASS_ON, question.text
 
 
-KINDS: dict[str, Callable[[_Episode, ParsedQuestion, World, random.Random], None]] = {
+KINDS: dict[str, Callable[[Episode, ParsedQuestion, World, random.Random], None]] = {
     "decompose": _decompose,
     "pass_on": _pass_on,
     "bare": _bare,
@@ -178,14 +180,20 @@ def make_traces(
         raise ValueError(f"mix: there is no kind {sorted(unknown)}; the kinds are {list(KINDS)}")
     world = world or load_world()
     kinds = rng.choices(list(mix), weights=list(mix.values()), k=n)
-    return [_make_trace(kind, rng.choice(questions), _Episode(oracle, grammar), world, rng) for kind in kinds]
+    return [write_trace(kind, rng.choice(questions), Episode(oracle, grammar), world, rng) for kind in kinds]
 
 
-def _make_trace(kind: str, question: Question, episode: _Episode, world: World, rng: random.Random) -> Trace:
+def write_trace(kind: str, question: Question, episode: Episode, world: World, rng: random.Random) -> Trace:
+    """One trace, written into a fresh `episode`; see [`make_traces`]."""
     parsed = parse_question(question.text, world)
     if parsed is None or parsed.hops < 2:
         raise ValueError(f"traces need questions of the sandbox with two hops or more, got {question.text!r}")
     KINDS[kind](episode, parsed, world, rng)
+    return trace_of(kind, question, episode)
+
+
+def trace_of(kind: str, question: Question, episode: Episode) -> Trace:
+    """An episode that has come to its end, as a trace."""
     return {
         "kind": kind,
         "question": question.text,
@@ -198,8 +206,8 @@ def _make_trace(kind: str, question: Question, episode: _Episode, world: World, 
 def vocabulary(world: World | None = None, grammar: TagGrammar = TagGrammar()) -> list[str]:
     """Every word that occurs in a question, a reply, a trace or a name, sorted; names are split at their spaces."""
     world = world or load_world()
-    fixed = [*TEXTS.values(), ANSWER, NOT_UNDERSTOOD, FIRST, NEXT, PASS_ON, IMPATIENT, DONE, *SOUGHT.values()]
+    fixed = [*texts_of(world).values(), ANSWER, NOT_UNDERSTOOD, FIRST, NEXT, PASS_ON, IMPATIENT, DONE, *SOUGHT.values()]
     tags = [_tagged(tag, "") for tag in (grammar.think, grammar.act, grammar.observation, grammar.answer)]
     values = [value for of_one_kind in world.values.values() for value in of_one_kind]
-    words = {word for text in [*fixed, *tags, *values, *LAST_RELATIONS] for word in text.split()}
+    words = {word for text in [*fixed, *tags, *values, *world.last_relations] for word in text.split()}
     return sorted(words - {"{start}", "{value}", "{sought}"})

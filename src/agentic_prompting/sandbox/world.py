@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 
+NAMING_FIELDS = ("name", "capital", "airport")
+"""The fields of [`Country`] that a question may start from: each value belongs to one country."""
+
 CONTINENTS = ("Africa", "Asia", "Europe", "North America", "Oceania", "South America")
 """Where a country lies; Russia and Turkey where their capital lies."""
 
@@ -215,7 +218,7 @@ class World:
     """Countries and the ways to find them. A slice of one, `World(world.countries[:20])`, is a world as well.
 
     Args:
-        countries (`tuple[Country, ...]`): In a fixed order.
+        countries (`tuple[Country, ...]`): In a fixed order, all of one class.
     """
 
     countries: tuple[Country, ...]
@@ -234,17 +237,27 @@ class World:
 
     @cached_property
     def values(self) -> dict[str, tuple[str, ...]]:
-        """Every different value of each field of [`Country`], sorted; an absent airport is none."""
+        """Every different value of each field of a country, sorted; an absent airport is none."""
         return {
-            field.name: tuple(sorted({getattr(country, field.name) for country in self.countries} - {""}))
-            for field in fields(Country)
+            field: tuple(sorted({getattr(country, field) for country in self.countries} - {""}))
+            for field in self._fields
         }
+
+    @property
+    def last_relations(self) -> tuple[str, ...]:
+        """The fields that nothing starts from: where a chain ends once it has reached a country."""
+        return tuple(field for field in self._fields if field not in NAMING_FIELDS)
+
+    @property
+    def _fields(self) -> tuple[str, ...]:
+        """Of [`Country`], or of a kind of it about which more is known."""
+        return tuple(field.name for field in fields(self.countries[0] if self.countries else Country))
 
     @cached_property
     def names(self) -> dict[str, dict[str, str]]:
         """What each name, in lower case, is a name of: `{"nairobi": {"capital": "Nairobi"}}`."""
         names: dict[str, dict[str, str]] = {}
-        for field in ("name", "capital", "airport"):
+        for field in NAMING_FIELDS:
             for value in self.values[field]:
                 names.setdefault(value.lower(), {})[field] = value
         return names

@@ -3,8 +3,9 @@
 from .config import MultiTurnGRPOConfig, PromptR1Config
 from .espl import ESPLTrainer
 from .espl_config import ESPLConfig
-from .multi_turn_grpo import MultiTurnGRPOTrainer, TrainingStopped
+from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .prompt_r1 import PromptR1Trainer
+from .stopping import TrainingStopped
 from .warm_start import warm_start
 
 __all__ = [

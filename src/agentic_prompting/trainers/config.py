@@ -26,6 +26,15 @@ class MultiTurnGRPOConfig(GRPOConfig):
             fault, not the agent's), training saves a checkpoint and stops with an error that names the cause.
         failure_window (`int`, *optional*, defaults to `3`):
             Batches that `max_failed_share` looks at.
+        budget_usd (`float`, *optional*):
+            US dollars that the job may spend on large LLMs, all roles, processes and restarts together; what was spent
+            is kept in `output_dir/spending.sqlite`. When it is reached, calls on their way end, training saves a
+            checkpoint and stops. A role's own limit is its model's `budget_usd`.
+        budget_tokens (`int`, *optional*):
+            The same in tokens, for models whose price is not known.
+        vllm_server_calls (`str`, *optional*, defaults to `"direct"`):
+            With `vllm_mode="server"`, how rollouts reach the server: `direct`, each process by itself and as soon as a
+            rollout is ready; `collective`, by TRL's own path, all processes in step through the first one.
         check_environment (`bool`, *optional*, defaults to `True`):
             Ask the environment once before training starts, so that a wrong key or address is found at once.
         rollouts_max_mb (`float`, *optional*, defaults to `1024`):
@@ -44,6 +53,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         default=0.5, metadata={"help": "Stop when more than this share of recent rollouts failed."}
     )
     failure_window: int = field(default=3, metadata={"help": "Batches that max_failed_share looks at."})
+    budget_usd: float | None = field(default=None, metadata={"help": "What the job may spend on large LLMs, in US $."})
+    budget_tokens: int | None = field(default=None, metadata={"help": "What the job may spend, in tokens."})
+    vllm_server_calls: str = field(
+        default="direct", metadata={"help": "How rollouts reach a vLLM server: direct or collective (TRL's own path)."}
+    )
     check_environment: bool = field(default=True, metadata={"help": "Ask the environment once before training."})
     rollouts_max_mb: float = field(
         default=1024.0, metadata={"help": "Size limit of output_dir/rollouts in MB; 0: none."}
@@ -55,6 +69,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"max_failed_share must be between 0 and 1, got {self.max_failed_share}")
         if self.failure_window < 1:
             raise ValueError(f"failure_window must be at least 1, got {self.failure_window}")
+        if self.vllm_server_calls not in ("direct", "collective"):
+            raise ValueError(f"vllm_server_calls must be direct or collective, got {self.vllm_server_calls!r}")
+        for name in ("budget_usd", "budget_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         super().__post_init__()
 
     def limits(self, max_context: int | None = None) -> Limits:

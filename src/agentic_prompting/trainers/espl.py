@@ -2,42 +2,31 @@
 
 Each problem of a batch is attempted N times under each of M system prompts. The rollouts serve twice: TRL's group
 baseline over the N of one (problem, prompt) is the paper's V_i for the policy gradient, and the mean rewards rank the
-prompts, whose ratings and children come of it. The reference LLM reflects on a thread of its own while the weights are
-updated.
+prompts, whose ratings and children come of it. Who writes the children, and when, is in `reflecting.py`.
 
-Every process holds the same population and does the same to it; only the reference LLM is asked by the first process
-alone, and its children are broadcast.
+Every process holds the same population and does the same to it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from datasets import Dataset
-from trl.trainer.utils import RepeatSampler
 
-from ..evolution import (
-    Attempt,
-    Evidence,
-    Outcome,
-    Population,
-    SystemPrompt,
-    Trial,
-)
+from ..evolution import Attempt, Evidence, Outcome, Population, SystemPrompt, Trial, best_trial
 from ..llm import ChatModel
 from ..llm.files import write_whole
-from ..rollout import AgentSpec, Environment, FreeText, Grammar, rollout_seed
+from ..rollout import AgentSpec, Environment, FreeText, Grammar
 from .checks import check_environment
 from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
-from .reflecting import Reflecting, told_of
+from .reflecting import Editor, PolicyEditor, ReferenceEditor, Reflecting, told_of
 
 POPULATION_FILE, PROMPT_FILE = "population.json", "system_prompt.txt"
 
@@ -51,7 +40,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         reward_funcs (`Callable` or `list[Callable]`):
             As in [`MultiTurnGRPOTrainer`].
         reference ([`ChatModel`], *optional*):
-            π_ref: summarises, criticises and edits. Not needed in mode `rl`.
+            π_ref: summarises, criticises and edits. Not needed in mode `rl` and with `editor="current"`.
         args ([`ESPLConfig`], *optional*):
             Training arguments.
         train_dataset (`Dataset`):
@@ -88,8 +77,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         **kwargs: Any,
     ):
         args = args if args is not None else ESPLConfig("espl_output")
-        if reference is None and args.evolves:
-            raise ValueError(f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl'")
+        _check_editor(reference, args)
         self.population = Population(
             _root(initial_prompt),
             window=1 if args.mode == "reflection" else args.window,
@@ -107,7 +95,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._playing = [self.population.best()]  # until the first batch draws its own
         self._pending: list[Reflecting] = []
         self._batches = 0  # training batches generated so far: the clock of the evolution
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="espl-reflection")
         super().__init__(
             model=model,
             environment=environment,
@@ -117,23 +104,21 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             grammar=grammar if grammar is not None else FreeText() if environment is None else None,
             **kwargs,
         )
+        self._editor: Editor | None = None
+        if args.evolves and reference is not None:
+            asks = self.accelerator.is_main_process
+            self._editor = ReferenceEditor(reference, args.reflection(), args.seed, asks)
+        elif args.evolves:
+            self._editor = PolicyEditor(self, args.reflection())
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations
 
     # --- row -> prompt -------------------------------------------------------------------------------------------
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
-        """TRL's sampler with each row repeated M·N times instead of N."""
-        repeats = self.args.prompts_per_step * self.args.num_generations
-        return RepeatSampler(
-            data_source=self.train_dataset if dataset is None else dataset,
-            mini_repeat_count=repeats,
-            batch_size=self.args.generation_batch_size // repeats,
-            repeat_count=self.num_iterations * self.args.steps_per_generation,
-            shuffle=self.shuffle_dataset,
-            seed=self.args.seed,
-        )
+    def rollouts_per_row(self) -> int:
+        """M·N instead of N."""
+        return self.args.prompts_per_step * self.args.num_generations
 
     def prompt_messages(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
         """The row's conversation under the system prompt of its slot; in evaluation under the best one."""
@@ -160,15 +145,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return rewards
 
     def _evolve(self, rewards: Sequence[float | None], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rate the prompts of the batch, and set the reference LLM to work on the next generation."""
-        # Without a reference LLM nobody reads them, and the texts of a batch are megabytes.
+        """Rate the prompts of the batch, and have the next generation written."""
+        # In mode `rl` nobody reads them, and the texts of a batch are megabytes.
         told = gather_object([told_of(row) for row in rows]) if self.args.evolves else [("", "", "")] * len(rewards)
         trials = self._trials(rewards, told)
         values = self.population.record(self._playing, [trial.row for trial in trials])
-        scored = [(value, trial) for value, trial in zip(values, trials, strict=True) if value is not None]
-        self._log_population([value for value, _ in scored])
-        if self.args.evolves and scored:
-            best = max(scored, key=lambda pair: pair[0])[1]
+        best = best_trial(trials, values)
+        self._log_population([value for value in values if value is not None])
+        if self.args.evolves and best is not None:
             # Drawn on every process alike, whether or not there is anything to cross: the generators stay in step.
             crosses = self.args.mode != "reflection" and self.population.rng.random() < self.args.p_crossover
             self._reflect(Reflecting(self._batches, self.population.island, best, trials if crosses else None))
@@ -186,10 +170,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return [Trial(prompt, tuple(row)) for prompt, row in zip(self._playing, cells, strict=True)]
 
     def _reflect(self, work: Reflecting) -> None:
-        if self.accelerator.is_main_process and self.reference is not None:
-            seed = rollout_seed(self.args.seed, "reflection", work.batch)
-            work.outcomes = self._thread.submit(work.run, self.reference, self.args.reflection(), repeat=seed)
         self._pending.append(work)
+        if self._editor is not None:
+            self._editor.begin(work)
 
     def _let_children_join(self) -> None:
         """Add the children that are due: those of the batch `evolution_lag` before the last one, and older.
@@ -197,15 +180,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         Due by the clock, not by the wall: a run does not depend on how fast the reference LLM is, and training waits
         where it is slower than `evolution_lag` steps.
         """
-        while self._pending and self._pending[0].batch < self._batches - self.args.evolution_lag:
+        while self._editor and self._pending and self._pending[0].batch < self._batches - self.args.evolution_lag:
             work = self._pending.pop(0)
-            results: list[Any] = [work.outcomes.result() if work.outcomes is not None else []]
-            broadcast_object_list(results)
-            fatal = next((o.error for o in results[0] if o.error is not None and o.error.fatal), None)
-            if fatal is not None:
+            outcomes = self._editor.finish(work)
+            fatal = next((o.error for o in outcomes if o.error is not None and o.error.fatal), None)
+            if fatal is not None and self.args.editor == "reference":
                 self._pending.insert(0, work)  # asked for again when training goes on
                 self._stop(f"the reference LLM failed for good with {fatal.kind}: {fatal}")
-            for outcome in results[0]:
+            for outcome in outcomes:
                 self._log_outcome(outcome)
                 if outcome.child is not None:
                     self.population.add(replace(outcome.child, born_at=self._batches), island=work.island)
@@ -278,6 +260,19 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and (Path(checkpoint) / POPULATION_FILE).exists():
             self.load_state_dict(json.loads((Path(checkpoint) / POPULATION_FILE).read_text(encoding="utf-8")))
+
+
+def _check_editor(reference: ChatModel | None, args: ESPLConfig) -> None:
+    """Raises `ValueError` unless there is exactly one editor for a mode that needs one."""
+    if not args.evolves:
+        return
+    if reference is None and args.editor == "reference":
+        raise ValueError(
+            f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl', or "
+            "editor='current' to let the policy do it"
+        )
+    if reference is not None and args.editor == "current":
+        raise ValueError("with editor='current' the reference LLM would never be asked: pass reference=None")
 
 
 def _root(prompt: SystemPrompt | str) -> SystemPrompt:

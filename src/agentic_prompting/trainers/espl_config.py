@@ -40,6 +40,9 @@ class ESPLConfig(MultiTurnGRPOConfig):
         reflect_on (`str`, *optional*, defaults to `"mixed"`):
             The problems a mutation looks at: `mixed`, those with differing rewards (the paper); `imperfect`, also
             those at which every attempt failed.
+        editor (`str`, *optional*, defaults to `"reference"`):
+            Who reflects: `reference`, the fixed LLM passed to the trainer (better, by Figure 15); or `current`, the
+            policy being trained, in turns of `max_turn_tokens`, when its children are due: nothing overlaps then.
         evolution_lag (`int`, *optional*, defaults to `1`):
             A child joins so many batches later than in Algorithm 1, so that the reference LLM works while the weights
             are updated. 0 is the exact algorithm: each batch waits for the children of the last one.
@@ -65,6 +68,7 @@ class ESPLConfig(MultiTurnGRPOConfig):
     p_crossover: float = field(default=0.2, metadata={"help": "Probability of a crossover after a batch."})
     max_ops: int = field(default=2, metadata={"help": "K_ops: edits per problem."})
     reflect_on: str = field(default="mixed", metadata={"help": "mixed (the paper) or imperfect."})
+    editor: str = field(default="reference", metadata={"help": "Who reflects: reference, or current (the policy)."})
     evolution_lag: int = field(default=1, metadata={"help": "Batches that a child joins later; 0: exact algorithm."})
     prompt_place: str = field(default="system", metadata={"help": "system or user."})
     islands: int = field(default=1, metadata={"help": "Separate populations with migration."})
@@ -83,6 +87,7 @@ class ESPLConfig(MultiTurnGRPOConfig):
     def __post_init__(self):
         _one_of("mode", self.mode, _MODES)
         _one_of("baseline", self.baseline, ("normal", "marginalize"))
+        _one_of("editor", self.editor, ("reference", "current"))
         _one_of("prompt_place", self.prompt_place, ("system", "user"))
         if not 0 <= self.p_crossover <= 1:
             raise ValueError(f"p_crossover is a probability between 0 and 1, got {self.p_crossover}")

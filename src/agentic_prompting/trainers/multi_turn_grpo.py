@@ -7,9 +7,10 @@ and watches what came back. The private parts of TRL it touches are listed in `t
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 import warnings
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -19,9 +20,10 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import ProgressCallback
-from trl import GRPOTrainer
+from transformers.trainer_utils import get_last_checkpoint
 
 from ..data import validate_dataset
+from ..llm import Budget, charge
 from ..rollout import (
     AgentSpec,
     ChatFormat,
@@ -38,22 +40,25 @@ from ..rollout import (
 )
 from .checks import check_environment, datasets_of, reject_other_loops
 from .config import MultiTurnGRPOConfig
+from .empty_steps import EmptyStepsGRPOTrainer
+from .handover import for_trl
 from .progress import OneLineProgress
-from .samplers import sampling_of, trainer_sampler
+from .roll_call import all_together, listening
+from .samplers import sampling_of, trainer_backend
+from .stopping import FailureWatch, TrainingStopped
+
+logger = logging.getLogger(__name__)
 
 
-class TrainingStopped(RuntimeError):
-    """Training could not go on because of the environment. A checkpoint was saved first; resume from it."""
-
-
-class MultiTurnGRPOTrainer(GRPOTrainer):
+class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
     """Trains an agent that talks to an environment.
 
     Args:
         model (`str` or `PreTrainedModel`):
             As in [`~trl.GRPOTrainer`].
         environment ([`Environment`]):
-            Answers the agent's requests, for example [`LLMEnvironment`].
+            Answers the agent's requests, for example [`LLMEnvironment`]. If it has `state_dict()` (plain data) and
+            `load_state_dict(state)`, checkpoints keep its state, one per process.
         reward_funcs (`Callable` or `list[Callable]`):
             TRL reward functions. They get the rollouts as the keyword argument `rollout` (`list[Rollout]`) beside the
             dataset's columns. What they make of a failed rollout is not used: it has no reward.
@@ -107,6 +112,9 @@ class MultiTurnGRPOTrainer(GRPOTrainer):
         )
         for dataset in (train_dataset, *datasets_of(eval_dataset)):
             self._validate(dataset)
+        # One book for all processes of the job and for its restarts.
+        self.spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
+        charge(self.spending, environment=environment)
         if args.check_environment and args.process_index == 0:
             check_environment(environment)
         if args.use_vllm and args.stop_at_tags:
@@ -132,15 +140,17 @@ class MultiTurnGRPOTrainer(GRPOTrainer):
         self.chat_format = ChatFormat(
             self._tokenizer, spec.grammar, spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
         )
-        self.limits = args.limits(_context_length(self))
-        self.sampler = trainer_sampler(self, spec.stop_texts)
+        backend = trainer_backend(self, spec.stop_texts)
+        self.sampler, self._session = backend.sampler, backend.session
+        readable = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.limits = args.limits(min(filter(None, (backend.max_context, readable)), default=None))
         self.rollout_log = RolloutLog(
             Path(args.output_dir) / "rollouts", self.accelerator.process_index, args.rollouts_max_mb
         )
         # The rows of the batch being generated: TRL passes on the prompts only.
         self._rows: Sequence[Mapping[str, Any]] = []
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
-        self._recent_failures: deque[tuple[int, int]] = deque(maxlen=args.failure_window)
+        self._failures = FailureWatch(args.failure_window, args.max_failed_share)
         self._eval_batches = 0
 
     @staticmethod
@@ -172,31 +182,22 @@ class MultiTurnGRPOTrainer(GRPOTrainer):
             Rollout(self.chat_format.prompt_ids(prompt), row=dict(row), seed=self._seed(first + i))
             for i, (prompt, row) in enumerate(zip(prompts, self._rows, strict=True))
         ]
-        with tqdm(total=len(rollouts), desc="rollouts", leave=False, delay=2, disable=self.args.disable_tqdm) as bar:
+        with (
+            tqdm(total=len(rollouts), desc="rollouts", leave=False, delay=2, disable=self.args.disable_tqdm) as bar,
+            all_together(f"the rollouts of step {self.state.global_step}") as listen,
+            self._session(),
+        ):
             run_rollouts(
-                rollouts, self.sampler, self.environment, self.chat_format, self.limits, lambda rollout: bar.update()
+                rollouts,
+                listening(self.sampler, listen),
+                self.environment,
+                self.chat_format,
+                self.limits,
+                on_done=lambda rollout: bar.update(),
+                # In lockstep, who shares a batch does not depend on who answered first, down to the last bit.
+                **({"linger": math.inf} if self.args.full_determinism else {}),
             )
-        ends = [self._missing_end(rollout) for rollout in rollouts]
-        logprobs = [
-            [*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)]
-            for rollout, end in zip(rollouts, ends, strict=True)
-        ]
-        return {
-            "prompt_ids": [rollout.prompt_ids for rollout in rollouts],
-            "completion_ids": [[*rollout.ids, *end] for rollout, end in zip(rollouts, ends, strict=True)],
-            "logprobs": logprobs if self.use_vllm else None,
-            "env_mask": [[*rollout.mask, *(0 for _ in end)] for rollout, end in zip(rollouts, ends, strict=True)],
-            "rollout": rollouts,
-        }
-
-    def _missing_end(self, rollout: Rollout) -> list[int]:
-        """The end-of-sequence token for TRL to see, masked out of the loss.
-
-        TRL takes a completion without one for truncated, and cannot take an empty one: a turn that was stopped at its
-        tag has none, and neither has a prompt that filled the context by itself.
-        """
-        stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in self.eos_token_ids
-        return [self.eos_token_ids[0]] if stopped or not rollout.ids else []
+        return for_trl(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
 
     def _seed(self, index: int) -> int:
         """The seed of the rollout at this position of the global batch: a function of where training stands, so that
@@ -233,43 +234,47 @@ class MultiTurnGRPOTrainer(GRPOTrainer):
             for rollout, own in zip(rollouts, own_rewards, strict=True)
         )
         self._eval_batches += mode == "eval"
-        self._stop_if_hopeless(facts)
+        if mode == "train":
+            self.some_failed = any(fact.status == "failed" for fact in facts)
+        why = self._failures.why_stop(facts)
+        if why:
+            self._stop(why)
         return rewards
-
-    def _stop_if_hopeless(self, facts: Sequence[RolloutFacts]) -> None:
-        """Save a checkpoint and raise, on every process alike, if the environment is dead."""
-        failed = [fact for fact in facts if fact.status == "failed"]
-        self._recent_failures.append((len(failed), len(facts)))
-        share = sum(n for n, _ in self._recent_failures) / sum(n for _, n in self._recent_failures)
-        fatal = next((fact for fact in failed if fact.fatal), None)
-        full = len(self._recent_failures) == self.args.failure_window
-        if fatal is None and not (full and share > self.args.max_failed_share):
-            return
-        cause = fatal or failed[-1]
-        self._stop(f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}")
 
     def _stop(self, why: str) -> NoReturn:
         """End training, to be gone on with later. Must be called on every process alike."""
-        if self.model.training:
+        why = f"stopped at step {self.state.global_step}: {why}. Spent so far: {self.spending}."
+        if self.is_in_train:
             self._save_checkpoint(self.model, trial=None)
-        raise TrainingStopped(
-            f"stopped at step {self.state.global_step}: {why}. A checkpoint is in {self.args.output_dir}; mend the "
-            "cause and continue with resume_from_checkpoint=True."
-        )
+            why += (
+                f" A checkpoint is in {self.args.output_dir}; mend the cause and continue with "
+                "resume_from_checkpoint=True."
+            )
+        raise TrainingStopped(why)
 
-    # --- evaluation and saving -----------------------------------------------------------------------------------
+    # --- resuming, evaluation and saving -------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`~trl.GRPOTrainer`]'s. With `resume_from_checkpoint=True` and no checkpoint yet it starts at the
+        beginning: the same command begins a run and goes on with it, whenever it was killed."""
+        if resume_from_checkpoint is True and get_last_checkpoint(self.args.output_dir) is None:
+            logger.warning("no checkpoint in %s yet: training starts at the beginning", self.args.output_dir)
+            resume_from_checkpoint = None
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._eval_batches = 0
         return super().evaluate(*args, **kwargs)
 
+    def resume_state(self) -> dict[str, Any]:
+        keeps = getattr(self.environment, "state_dict", None)
+        return {"environment": keeps() if keeps else None, "some_failed": self.some_failed}
+
+    def load_resume_state(self, state: Mapping[str, Any]) -> None:
+        if state["environment"] is not None:
+            self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
+        self.some_failed = state["some_failed"]
+
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
         self.spec.save(output_dir or self.args.output_dir)
-
-
-def _context_length(trainer: GRPOTrainer) -> int | None:
-    """Tokens the policy can read, prompt and response together."""
-    if trainer.use_vllm and trainer.args.vllm_max_model_length:
-        return trainer.args.vllm_max_model_length
-    return getattr(trainer.model.config.get_text_config(), "max_position_embeddings", None)

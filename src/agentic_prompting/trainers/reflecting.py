@@ -1,37 +1,32 @@
-"""What the reference LLM is given of a training batch, and the work it does with it beside the weight update."""
+"""The work that makes children: what of a batch is reflected on, who does it, and when its outcomes are taken.
+
+Either a reference LLM does it, on a thread of its own beside the weight update; or the policy itself, when the children
+are due, with the weights of that moment, which a checkpoint has.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..evolution import (
-    Outcome,
-    Reflection,
-    Trial,
-    crossover_steps,
-    mutation_steps,
-    question_of,
-    run_operators,
-    truth_of,
-)
-from ..llm import ChatModel
-from ..rollout import Rollout
+from accelerate.utils import broadcast_object_list
+
+from ..evolution import Conversation, Outcome, Reflection, Trial, breed, drive, question_of, run_operators, truth_of
+from ..llm import BadRequest, ChatModel, Reply, Usage
+from ..rollout import Rollout, SampleRequest, rollout_seed
+
+if TYPE_CHECKING:
+    from .espl import ESPLTrainer
 
 
 class Reflecting:
-    """One batch's work for the reference LLM, and where its outcomes will be."""
+    """One batch's work, and where its outcomes will be."""
 
     def __init__(self, batch: int, island: int, best: Trial, trials: Sequence[Trial] | None):
         self.batch, self.island, self.best, self.trials = batch, island, best, trials
         self.outcomes: Future[list[Outcome]] | None = None
-
-    def run(self, reference: ChatModel, settings: Reflection, **sampling: Any) -> list[Outcome]:
-        operators = [mutation_steps(self.best, settings)]
-        if self.trials is not None:
-            operators.append(crossover_steps(self.trials, settings))
-        return run_operators(reference, operators, **sampling)
 
     def to_json(self) -> dict[str, Any]:
         trials = None if self.trials is None else [trial.to_json() for trial in self.trials]
@@ -43,12 +38,103 @@ class Reflecting:
         return cls(saved["batch"], saved["island"], Trial.from_json(saved["best"]), trials)
 
 
+class Editor(Protocol):
+    """Does the work: is told of it as early as can be, and asked for the outcomes when they are due."""
+
+    def begin(self, work: Reflecting) -> None: ...
+    def finish(self, work: Reflecting) -> list[Outcome]:
+        """The outcomes, the same on every process. Called on every process alike."""
+        ...
+
+
+class ReferenceEditor:
+    """A reference LLM, asked by the first process alone and on a thread of its own.
+
+    Args:
+        reference ([`ChatModel`]): π_ref.
+        settings ([`Reflection`]): Of the operators.
+        seed (`int`): Of the run.
+        asks (`bool`): Whether this is the process that asks.
+    """
+
+    def __init__(self, reference: ChatModel, settings: Reflection, seed: int, asks: bool):
+        self.reference, self.settings, self.seed, self.asks = reference, settings, seed, asks
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="espl-reflection")
+
+    def begin(self, work: Reflecting) -> None:
+        if self.asks:
+            work.outcomes = self._thread.submit(self._run, work)
+
+    def finish(self, work: Reflecting) -> list[Outcome]:
+        results: list[Any] = [work.outcomes.result() if work.outcomes is not None else []]
+        broadcast_object_list(results)
+        return results[0]
+
+    def _run(self, work: Reflecting) -> list[Outcome]:
+        operators = breed(work.best, work.trials, self.settings)
+        return run_operators(self.reference, operators, repeat=rollout_seed(self.seed, "reflection", work.batch))
+
+
+class PolicyEditor:
+    """The policy being trained, which revises the instructions it works under (the paper's Figure 15).
+
+    A reply is one turn of it, as long as `max_turn_tokens` allows. The first process writes, inside a session that all
+    enter, and its outcomes are broadcast.
+
+    Args:
+        trainer ([`ESPLTrainer`]): Whose sampler, template and limits are used.
+        settings ([`Reflection`]): Of the operators.
+    """
+
+    def __init__(self, trainer: ESPLTrainer, settings: Reflection):
+        self.trainer, self.settings = trainer, settings
+
+    def begin(self, work: Reflecting) -> None:
+        """Nothing: the policy is busy learning."""
+
+    def finish(self, work: Reflecting) -> list[Outcome]:
+        results: list[Any] = [[]]
+        with self.trainer._session():
+            if self.trainer.accelerator.is_main_process:
+                stage = count()
+                seed = rollout_seed(self.trainer.args.seed, "edit", work.batch)
+                results = [
+                    drive(
+                        breed(work.best, work.trials, self.settings),
+                        lambda conversations: self._write(conversations, rollout_seed(seed, next(stage))),
+                    )
+                ]
+        broadcast_object_list(results)
+        return results[0]
+
+    def _write(self, conversations: Sequence[Conversation], seed: int) -> list[Reply]:
+        """One stage: a reply to each conversation, an error where the context has no room for one."""
+        chat_format, limits = self.trainer.chat_format, self.trainer.limits
+        contexts = [chat_format.prompt_ids(conversation) for conversation in conversations]
+        replies = [Reply(error=BadRequest(f"{len(context)} tokens leave no room to write")) for context in contexts]
+        requests = {
+            number: SampleRequest(context, limits.room(Rollout(context)), rollout_seed(seed, number))
+            for number, context in enumerate(contexts)
+            if limits.room(Rollout(context)) > 0
+        }
+        if not requests:
+            return replies
+        for number, sample in zip(requests, self.trainer.sampler(list(requests.values())), strict=True):
+            text = chat_format.parse(sample.ids).text
+            replies[number] = Reply(text, usage=Usage(len(contexts[number]), len(sample.ids)))
+        return replies
+
+
 def told_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What the reference LLM gets to read of a rollout: question, accepted answers, the conversation."""
-    rollout: Rollout = row["rollout"]
+    """What is reflected on of a rollout: question, accepted answers, the conversation."""
+    return question_of(row), truth_of(row), transcript(row["rollout"])
+
+
+def transcript(rollout: Rollout) -> str:
+    """A conversation as text, turn by turn, with the replies that came."""
     pieces = []
     for i, turn in enumerate(rollout.turns):
         pieces.append(turn.text.strip())
         if i < len(rollout.observations) and rollout.observations[i].error is None:
             pieces.append(f"[reply] {rollout.observations[i].text.strip()}")
-    return question_of(row), truth_of(row), "\n".join(pieces)
+    return "\n".join(pieces)

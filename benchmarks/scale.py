@@ -1,0 +1,157 @@
+"""The arithmetic of docs/scale.md: memory, tokens, calls and money, from shapes and a handful of assumptions.
+
+    python benchmarks/scale.py
+
+Nothing here is measured. What is assumed stands in `Assumptions`; change it and run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Qwen3 model's shape, from its published config.json."""
+
+    name: str
+    parameters: float
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int = 8
+    head_size: int = 128
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of one token, bf16."""
+        return 2 * self.layers * self.kv_heads * self.head_size * 2
+
+    def lora_parameters(self, rank: int) -> float:
+        """Adapters on all linear layers of each block: rank x (inputs + outputs) of each."""
+        queries, values = self.heads * self.head_size, self.kv_heads * self.head_size
+        attention = (self.hidden + queries) * 2 + (self.hidden + values) * 2
+        return rank * self.layers * (attention + (self.hidden + self.intermediate) * 3)
+
+
+MODELS = [
+    Model("Qwen3-4B", 4.02e9, 36, 2560, 9728, 32),
+    Model("Qwen3-8B", 8.19e9, 36, 4096, 12288, 32),
+    Model("Qwen3-32B", 32.8e9, 64, 5120, 25600, 64),
+]
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    gpus: int = 8  # that train
+    context: int = 8192  # tokens of prompt and response
+    lora_rank: int = 32
+    rollouts: int = 640  # a step: 128 questions, 5 rollouts each
+    calls: float = 3.0  # to the large LLM per rollout
+    agent_tokens: int = 800  # sampled per rollout, all turns together
+    call_input: int = 700  # tokens of a call: what the agent wrote, and the history it is sent with
+    call_output: int = 250
+    call_seconds: float = 3.0
+    input_price: float = 0.15  # US $ per million tokens, gpt-4o-mini
+    output_price: float = 0.60
+    bandwidth: float = 3.35e12  # bytes/s of an H100's memory
+    flops: float = 990e12  # bf16, dense
+    decode_share: float = 0.5  # of the bandwidth that decoding reaches
+    train_share: float = 0.35  # of the FLOPs that training reaches
+    kv_memory: float = 60e9  # bytes of an 80 GB GPU that a server has left for keys and values of a 4B model
+    servers: int = 8  # GPUs that sample
+    python_bytes: int = 80  # of a token in a Rollout: id, mask and log-probability as Python objects in three lists
+
+
+def memory_rows(a: Assumptions) -> list[list[str]]:
+    """Per GPU while training with ZeRO-3 or FSDP2 and activation checkpointing, one sequence per backward pass."""
+    rows = []
+    for model in MODELS:
+        # One saved input per layer; one layer recomputed (attention and MLP, about 12 hidden + 4 intermediate); a tile
+        # of logits of TRL's fused head (4096 x 32768, fp32) twice.
+        activations = a.context * 2 * (model.layers * model.hidden + 12 * model.hidden + 4 * model.intermediate)
+        activations += 2 * 4096 * 32768 * 4
+        for kind in ("full", "LoRA"):
+            trained = model.parameters if kind == "full" else model.lora_parameters(a.lora_rank)
+            # bf16 weights; of what is trained bf16 gradients, fp32 master copy, two fp32 moments; a reference model
+            # for beta > 0 (with LoRA it is the same model without its adapters).
+            states = (2 * model.parameters + 14 * trained + (2 * model.parameters if kind == "full" else 0)) / a.gpus
+            held = 2 * model.parameters + a.context * model.kv_bytes * 8
+            rows.append([
+                model.name, kind, f"{states / GIB:.1f}", f"{activations / GIB:.1f}",
+                f"{(states + activations) / GIB:.0f}", f"{(states + held) / GIB:.0f}",
+            ])  # fmt: skip
+    return rows
+
+
+def speed_rows(a: Assumptions) -> list[list[str]]:
+    """Sampling on `servers` GPUs with vLLM, as many rollouts at once as fit; training on `gpus`."""
+    rows = []
+    for model in MODELS:
+        held = model.kv_bytes * a.context / 2  # on average half of a rollout's context is there
+        ways = max(1, -(-int(2 * model.parameters) // int(40e9)))  # GPUs that one copy is spread over
+        room = (20e9 + a.kv_memory) * ways - 2 * model.parameters - 10e9
+        batch = min(a.rollouts * ways / a.servers, room / held)
+        seconds = (2 * model.parameters + batch * held) / (a.bandwidth * ways * a.decode_share)
+        tokens = batch / seconds * a.servers / ways
+        sampling = a.rollouts * a.agent_tokens / tokens + a.calls * a.call_seconds
+        # 6 FLOPs per parameter and token, 2 more for the recomputed forward pass, 2 for the reference model.
+        training = a.rollouts * a.context / 2 * 10 * model.parameters / (a.gpus * a.flops * a.train_share)
+        rows.append([
+            model.name, f"{batch:.0f}", f"{tokens:,.0f}", f"{sampling:.0f}", f"{training:.0f}",
+            f"{a.rollouts * a.calls / sampling:.0f}", f"{1000 * (sampling + training) / 3600:.0f}",
+        ])  # fmt: skip
+    return rows
+
+
+def dollars_per_call(a: Assumptions) -> float:
+    return (a.call_input * a.input_price + a.call_output * a.output_price) / 1e6
+
+
+def crowd_rows(a: Assumptions) -> list[list[str]]:
+    """What so many rollouts at once take of each part, for a 4B policy."""
+    model = MODELS[0]
+    rows = []
+    for crowd in (100, 1_000, 10_000):
+        kv = crowd * model.kv_bytes * a.context / 2
+        rows.append([
+            f"{crowd:,}", f"{kv / 1e9:,.0f} GB", f"{kv / a.kv_memory:.1f}",
+            f"{crowd * a.calls / (a.calls * a.call_seconds):,.0f}",
+            f"{crowd * a.call_output / a.call_seconds:,.0f}",
+            f"{crowd * a.context / 2 * a.python_bytes / 1e9:,.1f} GB",
+        ])  # fmt: skip
+    return rows
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
+
+
+def report(a: Assumptions = Assumptions()) -> str:
+    per_step = a.rollouts * a.calls
+    money = per_step * dollars_per_call(a)
+    return "\n\n".join([
+        table(
+            ["model", "trained", "states, GiB", "activations, GiB", "training, GiB", "sampling in place, GiB"],
+            memory_rows(a),
+        ),
+        table(
+            ["model", "rollouts at once per copy", "tokens/s, all copies", "sampling, s", "training, s", "calls/s",
+             "1,000 steps, h"],
+            speed_rows(a),
+        ),
+        f"Calls: {per_step:,.0f} a step at ${1000 * dollars_per_call(a):.3f} per thousand: ${money:.2f} a step, "
+        f"${1000 * money:,.0f} per 1,000 steps.",
+        table(
+            ["rollouts at once", "keys and values", "80 GB GPUs for them", "calls/s", "large LLM, tokens/s",
+             "this library, memory"],
+            crowd_rows(a),
+        ),
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(report())

@@ -1,0 +1,40 @@
+"""`agentic-prompting data`: the data sets there are, one of them in full, and whether their sources are as recorded."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    list = "list"
+    show = "show"
+    check = "check"
+
+
+def data(
+    action: Annotated[Action, typer.Argument(help="list all, show one in full, or check the records.")],
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets; check takes all by default.")] = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="check: ask the hub; streams one row of each split.")
+    ] = False,
+) -> int:
+    """List the data sets, show one, or check them against their sources."""
+    from ..data import check_sources, check_table, describe_task, list_tasks
+
+    if action.value == "list":
+        print(list_tasks())
+        return 0
+    if action.value == "show":
+        if not names:
+            raise ValueError("say which data set: agentic-prompting data show NAME; `data list` shows their names")
+        print("\n\n".join(map(describe_task, names)))
+        return 0
+    checks = check_sources(names or (), online)
+    wrong = [check for check in checks if check.problem]
+    print(check_table(checks if online else wrong) if online or wrong else f"{len(checks)} records are consistent")
+    return int(bool(wrong))

@@ -1,0 +1,68 @@
+"""The models that a command line names, as [`ChatModel`]s. Heavy imports are in the functions; see `main.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..llm import ChatModel
+
+
+def connect_roles(
+    named: Mapping[str, tuple[str | None, str | None]],
+    local_model: Path | None,
+    replay_cache: Path | None,
+    budget_usd: float | None,
+    stack: ExitStack,
+) -> dict[str, ChatModel]:
+    """A client for each role; roles with the same model and address share one.
+
+    Args:
+        named (`Mapping`): Model name and base URL by role. `optimizer` and `verifier` may be missing: then they are the
+            feedback model.
+        local_model (`Path`, *optional*): Folder of a transformers model for the role `task`.
+        replay_cache (`Path`, *optional*), budget_usd (`float`, *optional*): See [`OpenAIChat`].
+        stack (`ExitStack`): Closes the clients.
+
+    Raises:
+        `ValueError`: If a model is missing or given twice.
+    """
+    from ..llm import OpenAIChat, ReplayCache
+
+    if (named["task"][0] is None) == (local_model is None):
+        raise ValueError("name the task model with either --task-model NAME or --local-model FOLDER (or try --sandbox)")
+    if named["feedback"][0] is None:
+        raise ValueError("name the feedback model with --feedback-model NAME (or try --sandbox)")
+    cache = ReplayCache(replay_cache) if replay_cache else None
+    clients: dict[tuple[str, str | None], OpenAIChat] = {}
+    roles: dict[str, ChatModel] = {}
+    for role, (name, url) in named.items():
+        if role == "task" and local_model is not None:
+            roles[role] = stack.enter_context(local_chat(local_model))
+            continue
+        key = (name or named["feedback"][0] or "", url if name else url or named["feedback"][1])
+        if key not in clients:
+            clients[key] = stack.enter_context(OpenAIChat(key[0], base_url=key[1], cache=cache, budget_usd=budget_usd))
+        roles[role] = clients[key]
+    return roles
+
+
+def local_chat(folder: Path):
+    """A local model in float32, on the GPU where there is one, with lossless drafting.
+
+    Raises:
+        `ValueError`: If there is no model in the folder, or its tokenizer has no chat template.
+    """
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..local import TransformersChat
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    return TransformersChat(model, AutoTokenizer.from_pretrained(folder))

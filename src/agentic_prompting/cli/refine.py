@@ -1,0 +1,162 @@
+"""`agentic-prompting refine`: ProRefine for one question, or for each line of a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from .models import connect_roles
+from .show import show
+
+if TYPE_CHECKING:
+    from ..refine import RefinementResult
+
+# The names of what is imported late: choices have to be known for `--help`. Tests hold them to the originals.
+PaperSetting = Literal["no_verifier", "verifier", "optimal_verifier"]
+Score = Literal["exact_match", "integer_match", "letter_match", "word_sorting_match"]
+Unit = Literal["tokens", "sentence", "paragraph"]
+
+_MODELS, _LOOP, _FILES = "Models", "Refinement", "Files and output"
+_ELSE = "The feedback model by default."
+
+
+def _option(help: str, panel: str, *names: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+
+
+def refine(
+    prompt: Annotated[str | None, _option("The prompt to begin with; a plain one by default.", _FILES)] = None,
+    query: Annotated[str | None, _option("One question.", _FILES)] = None,
+    input: Annotated[
+        Path | None, _option("JSON lines: texts, or objects with `question` (`answers`, `id`).", _FILES)
+    ] = None,
+    output: Annotated[Path | None, _option("JSON lines of results; run again, a stopped run goes on.", _FILES)] = None,
+    as_json: Annotated[bool, _option("Print one JSON object instead of text.", _FILES, "--json")] = False,
+    task_model: Annotated[str | None, _option("The model that answers, by its name at its endpoint.", _MODELS)] = None,
+    local_model: Annotated[Path | None, _option("Instead: a transformers model's folder, run here.", _MODELS)] = None,
+    feedback_model: Annotated[str | None, _option("The model that criticises.", _MODELS)] = None,
+    optimizer_model: Annotated[str | None, _option(f"The model that edits. {_ELSE}", _MODELS)] = None,
+    verifier_model: Annotated[str | None, _option(f"The model that judges. {_ELSE}", _MODELS)] = None,
+    task_base_url: Annotated[str | None, _option("Its OpenAI-compatible endpoint.", _MODELS)] = None,
+    feedback_base_url: Annotated[str | None, _option("Its endpoint.", _MODELS)] = None,
+    optimizer_base_url: Annotated[str | None, _option("Its endpoint.", _MODELS)] = None,
+    verifier_base_url: Annotated[str | None, _option("Its endpoint.", _MODELS)] = None,
+    replay_cache: Annotated[Path | None, _option("SQLite file: replies in it are not paid twice.", _MODELS)] = None,
+    budget_usd: Annotated[float | None, _option("For each model: stop when so much is spent.", _MODELS)] = None,
+    sandbox: Annotated[bool, _option("Scripted models and a puzzle: no key, no network.", _MODELS)] = False,
+    paper_setting: Annotated[PaperSetting, _option("Who judges the first answer.", _LOOP)] = "verifier",
+    score: Annotated[Score, _option("How `answers` are compared.", _LOOP)] = "exact_match",
+    tokens_per_step: Annotated[int, _option("k of the paper: 10.", _LOOP)] = 10,
+    max_steps: Annotated[int, _option("n of the paper: 25.", _LOOP)] = 25,
+    unit: Annotated[Unit, _option("What a step adds.", _LOOP)] = "tokens",
+    history: Annotated[bool, _option("Show critic and optimizer their earlier steps.", _LOOP)] = False,
+    final_max_tokens: Annotated[int, _option("Of the answer: 512.", _LOOP)] = 512,
+    max_failures: Annotated[int, _option("Failed calls after which a question is given up: 3.", _LOOP)] = 3,
+    stop_when_correct: Annotated[int | None, _option("Stop at so many CORRECT; 2 is sensible.", _LOOP)] = None,
+    max_in_flight: Annotated[int, _option("Questions on their way at once: 128.", _LOOP)] = 128,
+) -> int:
+    """Repair a prompt for each question while the answer is being written (ProRefine).
+
+    One question is shown step by step with the changes of its prompt, many as a summary.
+    """
+    from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner
+    from ..rewards import qa, reasoning
+
+    prompt = DEFAULT_PROMPT if prompt is None else prompt
+    compare = getattr(reasoning, score, None) or getattr(qa, score)
+    with ExitStack() as stack:
+        if sandbox:
+            roles, rows, compare = _sandbox_roles(prompt, query, input)
+        else:
+            rows = _read_rows(query, input)
+            named = {
+                "task": (task_model, task_base_url),
+                "feedback": (feedback_model, feedback_base_url),
+                "optimizer": (optimizer_model, optimizer_base_url),
+                "verifier": (verifier_model, verifier_base_url),
+            }
+            roles = connect_roles(named, local_model, replay_cache, budget_usd, stack)
+        verifiers = {"no_verifier": None, "verifier": roles["verifier"], "optimal_verifier": LabelVerifier(compare)}
+        refiner = ProRefiner(
+            roles["task"],
+            roles["feedback"],
+            roles["optimizer"],
+            verifiers[paper_setting],
+            tokens_per_step=tokens_per_step,
+            max_steps=max_steps,
+            unit=unit,
+            history=history,
+            final_max_tokens=final_max_tokens,
+            max_failures=max_failures,
+            stop_when_correct=stop_when_correct,
+        )
+        try:
+            results = refiner.refine_all(prompt, rows, max_in_flight, output, progress=not as_json)
+        except KeyboardInterrupt:
+            where = f"the same command goes on from {output}" if output else "with --output the command could go on"
+            print(f"agentic-prompting: stopped; {where}", file=sys.stderr)
+            return 130
+    return _report(results, rows, compare, output, as_json)
+
+
+def _read_rows(query: str | None, file: Path | None) -> list[Any]:
+    """The questions, from wherever the command line says.
+
+    Raises:
+        `ValueError`: If it does not say, or a line is no JSON.
+    """
+    if (query is None) == (file is None):
+        raise ValueError("say what to answer with either --query TEXT or --input FILE (or try --sandbox)")
+    if file is None:
+        return [query]
+    rows = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"line {number} of {file} is no JSON: {error}") from None
+    return rows
+
+
+def _sandbox_roles(prompt: str, query: str | None, file: Path | None) -> tuple[dict[str, Any], list[Any], Any]:
+    """Scripted models, the puzzles' score, and, where no question is given, the first puzzle that goes wrong."""
+    from ..sandbox.puzzle_models import PuzzleSolver, puzzle_models
+    from ..sandbox.puzzles import make_puzzles, score_puzzle
+
+    if query is not None or file is not None:
+        return puzzle_models(), _read_rows(query, file), score_puzzle
+    solver, puzzles = PuzzleSolver(), make_puzzles(50, seed=4)
+    wrong = (row for row in puzzles if not score_puzzle(solver.answer(prompt, row["question"]), row["answers"]))
+    return puzzle_models(), [next(wrong, puzzles[0])], score_puzzle
+
+
+def _report(results: list[RefinementResult], rows: list[Any], compare: Any, output: Path | None, as_json: bool) -> int:
+    """Print the results; returns the exit status."""
+    from ..refine import summarize
+
+    summary = summarize(results)
+    labelled = [
+        (result, row["answers"])
+        for result, row in zip(results, rows, strict=True)
+        if isinstance(row, dict) and row.get("answers") and result.error is None
+    ]
+    if labelled:
+        summary["accuracy"] = sum(compare(result.answer, answers) for result, answers in labelled) / len(labelled)
+    if as_json:
+        shown: dict[str, Any] = {"summary": summary}
+        shown |= {"output": str(output)} if output else {"results": [result.to_dict() for result in results]}
+        print(json.dumps(shown, ensure_ascii=False))
+    else:
+        show(results, summary)
+    failed = [result.error for result in results if result.error is not None]
+    if failed:
+        print(
+            f"agentic-prompting: {len(failed)} of {len(results)} questions failed; first: {failed[0]}", file=sys.stderr
+        )
+    return int(bool(failed))

@@ -1,0 +1,33 @@
+"""Refinements on a terminal: colours where there is one, plain text in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..refine import RefinementResult
+
+_STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
+
+
+def show(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> None:
+    """One result step by step, with its prompt's changes; many as a summary.
+
+    Args:
+        results (`Sequence[RefinementResult]`): Of one run.
+        summary (`Mapping[str, float]`): What to print below.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..refine.display import described_lines
+
+    console = Console(soft_wrap=True)
+    if len(results) == 1:
+        for mark, line in described_lines(results[0]):
+            console.print(Text(line, style=_STYLES[mark]))  # Text: brackets in it are no markup
+        console.print()
+    for name, value in summary.items():
+        if value or name == "accuracy":
+            console.print(Text(f"{name:28} {value:.4g}"))

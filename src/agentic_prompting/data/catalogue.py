@@ -1,0 +1,176 @@
+"""The data sets for people: a list, one set in full, and whether the hub still is as the records say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .espl import PAIRS
+from .loading import find_task, open_source
+from .records import Source, Task
+from .rows import first_line, fitting_reader
+from .tasks import TASKS
+
+
+def list_tasks() -> str:
+    """All sets as a table: name, splits with their rows, metrics, first source, licence."""
+    rows = [
+        (name, _splits(task), ", ".join(task.metrics), str(task.sources[0]), task.licence)
+        for name, task in TASKS.items()
+    ]
+    rows += [
+        (name, ", ".join(f"{split}: {'/'.join(part)}" for split, part in parts.items()), "", "a pair of sets", "")
+        for name, parts in PAIRS.items()
+    ]
+    return text_table(("name", "splits", "metrics", "first source", "licence"), rows)
+
+
+def describe_task(name: str) -> str:
+    """One set in full: splits, columns, every source in the order they are tried.
+
+    Raises:
+        `ValueError`: There is none of this name.
+    """
+    if name in PAIRS:
+        parts = "\n".join(f"  {split}: {of}, split {theirs}" for split, (of, theirs) in PAIRS[name].items())
+        return f"{name}: a pair of sets\n{parts}"
+    name, _, task = find_task(name)
+    lines = [name, "  splits (rows)"]
+    lines += [
+        f"    {split}: {rows:,}{' (cut by row number)' if split in task.cuts else ''}"
+        for split, rows in task.expected_rows.items()
+    ]
+    lines += ["  sources, in the order they are tried", *(f"    {source}" for source in task.sources)]
+    lines += ["  columns needed", *(f"    {', '.join(reader.columns)}" for reader in task.readers)]
+    lines += [f"  metrics: {', '.join(task.metrics)}", f"  licence: {task.licence}"]
+    if task.unanswerable:
+        lines.append('  questions without an answer are kept; their accepted answer is ""')
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class SourceCheck:
+    """One split at one source.
+
+    Args:
+        task (`str`), split (`str`), source (`str`): What was looked at.
+        problem (`str`): What is not as the record says; empty if nothing.
+        revision (`str`): The commit that was seen; empty if not known.
+        rows (`int`, *optional*): Rows there, where the hub says so without a download.
+        columns (`tuple[str, ...]`): The columns there.
+    """
+
+    task: str
+    split: str
+    source: str
+    problem: str = ""
+    revision: str = ""
+    rows: int | None = None
+    columns: tuple[str, ...] = ()
+
+
+def check_sources(names: Sequence[str] = (), online: bool = False) -> list[SourceCheck]:
+    """Compare the records with themselves and, `online`, with what their sources hold now.
+
+    Online, the first row of each split is streamed from each source and read; nothing is downloaded whole.
+
+    Args:
+        names (`Sequence[str]`, *optional*): The sets; all by default.
+        online (`bool`, *optional*, defaults to `False`): Whether to ask the hub.
+
+    Raises:
+        `ValueError`: A set does not exist.
+    """
+    tasks = {name: TASKS[name] for name in TASKS} if not names else dict(_named(names))
+    look: Callable[..., SourceCheck] = _look_online if online else _look_at_record
+    return [
+        look(name, task, split, part)
+        for name, task in tasks.items()
+        for split in task.expected_rows
+        for source in task.sources
+        if not source.files or split in source.files
+        for part in source.parts()
+    ]
+
+
+def check_table(checks: Iterable[SourceCheck]) -> str:
+    """The checks as a table, problems last on their lines."""
+    rows = [
+        (
+            check.task,
+            check.split,
+            check.source,
+            check.revision[:10],
+            "" if check.rows is None else f"{check.rows:,}",
+            check.problem or "ok",
+        )
+        for check in checks
+    ]
+    return text_table(("set", "split", "source", "revision", "rows", "state"), rows)
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns padded to equal width."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in (head, ["-" * width for width in widths], *rows)
+    ]
+    return "\n".join(lines)
+
+
+def _named(names: Iterable[str]) -> Iterable[tuple[str, Task]]:
+    for name in names:
+        splits = PAIRS.get(name, {"": ("", "")})
+        for split in splits:
+            found, _, task = find_task(name, split or "test")
+            yield found, task
+
+
+def _splits(task: Task) -> str:
+    shown = [f"{split} {rows:,}" for split, rows in task.expected_rows.items() if "/" not in split]
+    parts = sum("/" in split for split in task.expected_rows)
+    return ", ".join(shown) + (f" ({parts} parts)" if parts else "")
+
+
+def _look_at_record(name: str, task: Task, split: str, source: Source) -> SourceCheck:
+    """What can be wrong without a network: an unknown split, a reader of no columns, a cut of another size."""
+    problems = []
+    if set(source.splits) - set(task.expected_rows):
+        problems.append(f"maps splits that the set does not have: {', '.join(source.splits)}")
+    if split in task.cuts and len(task.cuts[split].pick(task.cuts[split].whole)) != task.expected_rows[split]:
+        problems.append(f"its cut is not of {task.expected_rows[split]} rows")
+    if not all(reader.columns for reader in task.readers):
+        problems.append("a reader needs no column")
+    return SourceCheck(name, split, str(source), "; ".join(problems))
+
+
+def _look_online(name: str, task: Task, split: str, source: Source) -> SourceCheck:
+    check = SourceCheck(name, split, str(source))
+    try:
+        rows, revision = open_source(source, split, streaming=True), _revision(source)
+        first = next(iter(rows))
+        reader = fitting_reader(name, task, first, str(source))
+        reader.question(first), reader.golds(first)
+    except Exception as error:  # as in loading: no common type
+        return SourceCheck(name, split, str(source), f"{type(error).__name__}: {first_line(error)}")
+    count, expected = _count(rows, source.splits.get(split, split)), task.expected_rows[split]
+    whole = task.cuts[split].whole if split in task.cuts else expected
+    alone = len(source.parts()) == 1 and not task.unique and task.order is None
+    problem = f"{count:,} rows, {whole:,} expected" if count and alone and abs(count - whole) > 0.01 * whole else ""
+    return SourceCheck(name, split, check.source, problem, revision, count, tuple(first))
+
+
+def _revision(source: Source) -> str:
+    """The commit of a hub repository now; empty for files addressed one by one."""
+    if "/" not in source.path:
+        return ""
+    from huggingface_hub import HfApi
+
+    return str(HfApi().dataset_info(source.path, revision=source.revision).sha or "")
+
+
+def _count(rows: Any, split: str) -> int | None:
+    splits = getattr(getattr(rows, "info", None), "splits", None) or {}
+    return getattr(splits.get(split), "num_examples", None) or None

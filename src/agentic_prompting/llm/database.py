@@ -1,0 +1,74 @@
+"""One SQLite file that several threads, several processes and a later run use, whatever way the last one ended.
+
+What the replay cache and the budget have in common: each change is on disk when it returns, a killed process harms
+nothing, and a fork opens its own connection.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BUSY_SECONDS = 30.0
+
+
+class Connection:
+    """The connection of this process: opened at the first use, and again in a forked child.
+
+    Args:
+        open (`Callable[[], sqlite3.Connection]`): Opens one.
+    """
+
+    def __init__(self, open: Callable[[], sqlite3.Connection]):
+        self.lock = threading.RLock()
+        self._open = open
+        self._connection: sqlite3.Connection | None = None
+        self._pid = 0
+        self._left_by_fork: list[sqlite3.Connection] = []
+
+    def __call__(self) -> sqlite3.Connection:
+        """The open connection. To be called, and what it gives to be used, while holding `lock`."""
+        if self._connection is None or self._pid != os.getpid():
+            if self._connection is not None:  # SQLite forbids to use or close a connection after a fork: keep it
+                self._left_by_fork.append(self._connection)
+            self._connection, self._pid = self._open(), os.getpid()
+        return self._connection
+
+    def close(self) -> None:
+        """Let go of the file. The next use opens it again."""
+        with self.lock:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+
+def open_for_writing(path: str | Path, table: str) -> sqlite3.Connection:
+    """Open the file at `path`, made with its folders where it is missing, for many writers at once.
+
+    Args:
+        path (`str` or `Path`): On a local disk: SQLite's write-ahead log does not work over NFS.
+        table (`str`): The `CREATE TABLE IF NOT EXISTS` statement of what is kept in it.
+
+    Raises:
+        `sqlite3.DatabaseError`: It is something else than such a file, or cannot be written.
+    """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            # Of processes that make the file at the same moment one switches the mode, and now and then SQLite fails
+            # another at once instead of letting it wait (seen once in 40 starts of ten processes).
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+    connection.execute("PRAGMA synchronous = NORMAL")  # safe against a killed process, and fast
+    connection.execute(table)
+    return connection

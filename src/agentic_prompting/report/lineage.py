@@ -1,0 +1,130 @@
+"""E-SPL's evolutionary tree (Figure 3) as data: who came from whom, what is believed of each, and where to draw it.
+
+Read from what the trainer and [`evolve`] save; no drawing here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..evolution.member import Member
+from ..evolution.selection import EXPLORATION
+
+DEFAULT_WINDOW = 10  # K of the paper (A.5), for files that do not say
+
+
+@dataclass(frozen=True)
+class Node:
+    """A system prompt in the tree.
+
+    Args:
+        member ([`Member`]): The prompt and its rating.
+        lane (`int`): Its row in the picture, 0 at the top.
+        in_window (`bool`): Whether it can still be selected.
+        best (`bool`): Whether its μ - λσ is the highest of those that were rated.
+        counts (`dict[str, int]`, *optional*): What its operator did: edits proposed, applied, refused.
+        held_out (`dict[str, float]`, *optional*): `mean` and `n` on held-out problems, where that was measured.
+    """
+
+    member: Member
+    lane: int
+    in_window: bool
+    best: bool
+    counts: Mapping[str, int] | None = None
+    held_out: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """All prompts of a run, in order of birth.
+
+    Args:
+        nodes (`list[Node]`): A prompt's id is its place.
+        window (`int`): K.
+        window_is_known (`bool`): Whether the file said so.
+    """
+
+    nodes: list[Node]
+    window: int
+    window_is_known: bool
+
+    @property
+    def edges(self) -> list[tuple[int, int]]:
+        """From parent to child, by id."""
+        return [(parent, place) for place, node in enumerate(self.nodes) for parent in node.member.prompt.parents]
+
+
+def read_lineage(path: str | Path) -> Lineage:
+    """Read `population.json` of a trainer, or the checkpoint of [`evolve`].
+
+    Raises:
+        `ValueError`: If the file is neither.
+    """
+    try:
+        state = json.loads(Path(path).read_text(encoding="utf-8"))
+        saved = state["population"]
+        members = [Member.from_json(one) for one in saved["members"]]
+        joined = [list(island) for island in saved["joined"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no population that this version can read: {error!r}") from error
+    window = saved.get("window") or DEFAULT_WINDOW
+    alive = {name for island in joined for name in island[-window:]}
+    best, counts = _best(members), _counts(state.get("steps") or [])
+    nodes = [
+        Node(member, lane, place in alive, place == best, counts.get(place), raw.get("held_out"))
+        for place, (member, lane, raw) in enumerate(zip(members, lanes(members), saved["members"], strict=True))
+    ]
+    return Lineage(nodes, window, "window" in saved)
+
+
+def lanes(members: Sequence[Member]) -> list[int]:
+    """A row for each prompt, so that a line of descent runs straight and side branches turn off below it.
+
+    The first child of a prompt by mutation goes on in its branch; every other child opens a new one, right under its
+    (first) parent's. Branches of different times share a row.
+    """
+    branches: list[list[int]] = []  # from top to bottom, each a list of ids
+    row_of: dict[int, list[int]] = {}
+    for place, member in enumerate(members):
+        parents = member.prompt.parents
+        row = row_of[parents[0]] if parents else None
+        if row is None:
+            row = []
+            branches.append(row)
+        elif row[-1] != parents[0] or len(parents) > 1:
+            above = branches.index(row)
+            row = []
+            branches.insert(above + 1, row)
+        row.append(place)
+        row_of[place] = row
+    lane = {place: number for number, row in enumerate(_packed(branches)) for place in row}
+    return [lane[place] for place in range(len(members))]
+
+
+def _packed(branches: Sequence[list[int]]) -> list[list[int]]:
+    """Branches that do not live at the same time share a row: the first one, from the top, that has room."""
+    rows: list[list[list[int]]] = []
+    for branch in branches:
+        for row in rows:
+            if all(branch[0] > other[-1] + 1 or branch[-1] + 1 < other[0] for other in row):
+                row.append(branch)
+                break
+        else:
+            rows.append([branch])
+    return [[place for branch in row for place in branch] for row in rows]
+
+
+def _best(members: Sequence[Member]) -> int:
+    """As [`Population.best`] by its default rule."""
+    rated = [place for place, member in enumerate(members) if member.games] or list(range(len(members)))
+    return max(rated, key=lambda place: members[place].rating.mu - EXPLORATION * members[place].rating.sigma)
+
+
+def _counts(steps: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, int]]:
+    """What the operators did for each child, from the logs of [`evolve`]."""
+    made = (operator for step in steps for operator in step["operators"])
+    return {operator["child"]: operator["counts"] for operator in made if operator["child"] is not None}

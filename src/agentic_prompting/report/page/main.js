@@ -1,0 +1,58 @@
+// What the page shows, in order: whatever the run has data blocks for.
+
+async function main() {
+  const [run, history, lineage, refined, index] = await Promise.all(["run", "history", "lineage", "refinements", "trajectories"].map(unpack));
+  byId("loading").remove();
+  byId("run-name").textContent = oneLine(run.name);
+  const browser = {}; // filled in last, when the trajectories are there
+  if (history) showCurves(run, history, index, (step) => browser.only?.({ from: String(step), to: String(step) }));
+  const prompts = new Set(index?.columns.prompt.filter((prompt) => prompt !== null));
+  if (lineage) showLineage(lineage, { has: (prompt) => prompts.has(prompt), only: (values) => browser.only?.(values) });
+  if (refined) await showRefinements(refined);
+  if (index) Object.assign(browser, await showTrajectories(index));
+  document.documentElement.dataset.ready = "yes";
+}
+
+function showCurves(run, history, index, onStep) {
+  const trained = history.modes.train ?? [];
+  const node = section("training", "Training", `Means over the rollouts of each step, from the records in ${run.folder}/rollouts. Click on a step to read its trajectories.`);
+  node.append(tiles(run, trained, index));
+  const panels = (entries) => history.panels.filter((panel) => entries.some((entry) => Object.keys(panel.keys).some((key) => entry[key] !== undefined)));
+  for (const [mode, entries] of Object.entries(history.modes)) {
+    if (!entries.length) continue;
+    if (mode === "eval") node.append(el("h3", { text: "Evaluation during training" }));
+    else node.append(el("h3", { text: "Over the training steps" }));
+    node.append(el("div", { class: "charts" }, ...panels(entries).map((panel) => chart(panel, entries, history.dashes, onStep))));
+    node.append(values(entries));
+  }
+}
+
+function tiles(run, entries, index) {
+  const last = entries.at(-1) ?? {};
+  const first = entries[0] ?? {};
+  const shown = [["training steps", entries.length], ["trajectories", index?.total]];
+  if (last.reward !== undefined) shown.push(["reward, last step", number(last.reward), `from ${number(first.reward)}`]);
+  if (last.exact_match !== undefined) shown.push(["exact match, last step", number(last.exact_match), `from ${number(first.exact_match)}`]);
+  if (run.summary?.exact_match_after !== undefined) {
+    const [low, high] = run.summary.interval_after;
+    shown.push(["held-out exact match", number(run.summary.exact_match_after), `95 % ${number(low)}–${number(high)}, before ${number(run.summary.exact_match_before)}`]);
+  }
+  shown.push(["spent on the large LLM", `$${number(last["environment/cost_usd"] ?? 0, 2)}`]);
+  if (run.summary?.sandbox) shown.push(["world", "sandbox", "says nothing about real models"]);
+  const tile = ([name, value, small]) => el("div", {}, el("dt", { text: name }), el("dd", { text: typeof value === "number" ? number(value) : value ?? "–" }, ), small ? el("small", { text: small }) : null);
+  return el("dl", { class: "tiles" }, ...shown.map(tile));
+}
+
+function values(entries) {
+  const names = [...new Set(entries.flatMap(Object.keys))];
+  const details = el("details", {}, el("summary", { text: "The values as a table" }));
+  // Drawn when it is opened: a long run has thousands of rows.
+  details.addEventListener("toggle", () => details.children.length < 2 && details.append(table(names, entries.map((entry) => names.map((name) => entry[name] ?? null)))));
+  return details;
+}
+
+main().catch((error) => {
+  document.documentElement.dataset.ready = "failed";
+  byId("main").append(el("p", { class: "bad", role: "alert", text: `This page could not be drawn: ${error}` }));
+  throw error;
+});

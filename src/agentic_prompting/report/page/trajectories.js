@@ -1,0 +1,144 @@
+// The browser of trajectories: filters over the index, texts unpacked when one is opened or searched for.
+
+async function showTrajectories(index) {
+  const { columns, total } = index;
+  const count = columns.step.length;
+  const shown = count < total ? `${count.toLocaleString("en")} of ${total.toLocaleString("en")}, drawn over the whole run` : `${count.toLocaleString("en")}`;
+  const node = section("trajectories", "Trajectories", `${shown}. Arrow keys move through the list.`);
+  const chunks = new Chunks("trajectories", index.chunk);
+  const browser = new Browser("trajectories", (place) => trajectoryRow(columns, place), async (place) => trajectoryDetail(columns, place, await chunks.item(place)));
+  const status = el("p", { class: "note", role: "status" });
+  const texts = new Texts(chunks, Math.ceil(count / index.chunk));
+  let latest = 0;
+  const apply = async () => {
+    const turn = ++latest;
+    const wanted = read(filters);
+    let places = columns.step.map((_, place) => place).filter((place) => fits(columns, place, wanted));
+    if (wanted.text) {
+      status.textContent = "Searching …";
+      const found = await texts.containing(wanted.text);
+      if (turn !== latest) return; // the filters have changed since
+      places = places.filter((place) => found.has(place));
+    }
+    places.sort(ORDERS[wanted.order](columns));
+    status.textContent = `${places.length.toLocaleString("en")} ${places.length === 1 ? "fits" : "fit"}`;
+    browser.show(places);
+  };
+  const filters = trajectoryFilters(columns, apply);
+  node.append(el("div", { class: "filters" }, ...Object.values(filters).map((one) => one.wrapped)), status, browser.node);
+  await apply();
+  return {
+    /** Set some filters from elsewhere on the page, for example a step that was clicked on. */
+    only: (values) => {
+      for (const [name, { control }] of Object.entries(filters)) control.value = values[name] ?? (name === "order" ? "first" : "");
+      node.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+      return apply();
+    },
+  };
+}
+
+const ORDERS = {
+  first: () => (a, b) => a - b,
+  last: () => (a, b) => b - a,
+  best: (columns) => (a, b) => (columns.reward[b] ?? -Infinity) - (columns.reward[a] ?? -Infinity) || a - b,
+  worst: (columns) => (a, b) => (columns.reward[a] ?? Infinity) - (columns.reward[b] ?? Infinity) || a - b,
+  longest: (columns) => (a, b) => columns.turns[b] - columns.turns[a] || a - b,
+};
+
+function trajectoryFilters(columns, apply) {
+  let waiting;
+  const soon = () => { clearTimeout(waiting); waiting = setTimeout(apply, 150); };
+  const first = Math.min(...minmax(columns.step)), last = Math.max(...minmax(columns.step));
+  const step = { type: "number", min: first, max: last };
+  const right = columns.match.map((value) => (value === null ? "" : value ? "right" : "wrong"));
+  const filters = {
+    status: filter("outcome", counted(columns.status), apply),
+    answer: filter("answer", counted(right), apply),
+    task: filter("task", counted(columns.task), apply),
+    mode: filter("mode", counted(columns.mode), apply),
+    prompt: filter("system prompt", counted(columns.prompt), apply),
+    from: filter("from step", null, soon, { ...step, placeholder: first }),
+    to: filter("to step", null, soon, { ...step, placeholder: last }),
+    order: filter("order", [["first", "first steps first"], ["last", "last steps first"], ["best", "best reward first"], ["worst", "worst reward first"], ["longest", "most turns first"]], apply),
+    text: filter("text in question, turns or replies", null, soon, { type: "search" }),
+  };
+  // A filter with nothing to choose from is left out; "all" and one value are no choice.
+  for (const name of ["answer", "task", "mode", "prompt"]) if (filters[name].control.options.length < 3) delete filters[name];
+  return filters;
+}
+
+/** Smallest and largest, without spreading a long array over a call. */
+const minmax = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
+const read = (filters) => Object.fromEntries(Object.entries(filters).map(([name, { control }]) => [name, control.value.trim()]));
+
+function fits(columns, place, wanted) {
+  const same = (name) => !wanted[name] || String(columns[name][place]) === wanted[name];
+  return same("status") && same("task") && same("mode") && same("prompt")
+    && (!wanted.answer || columns.match[place] === (wanted.answer === "right" ? 1 : 0))
+    && (!wanted.from || columns.step[place] >= Number(wanted.from))
+    && (!wanted.to || columns.step[place] <= Number(wanted.to));
+}
+
+/** All that can be searched, in lower case; unpacked at the first search. */
+class Texts {
+  constructor(chunks, number) {
+    Object.assign(this, { chunks, number, kept: null });
+  }
+  async all() {
+    const texts = [];
+    for (let chunk = 0; chunk < this.number; chunk++) {
+      for (const one of await this.chunks.chunk(chunk)) {
+        const parts = [one.question ?? "", ...one.turns.map((turn) => turn.text), ...one.observations.map((reply) => reply.error ?? reply.text)];
+        texts.push(parts.join("\n").toLowerCase());
+      }
+    }
+    return texts;
+  }
+  async containing(text) {
+    this.kept ??= this.all();
+    const wanted = text.toLowerCase();
+    const found = new Set();
+    (await this.kept).forEach((one, place) => one.includes(wanted) && found.add(place));
+    return found;
+  }
+}
+
+function trajectoryRow(columns, place) {
+  const right = columns.match[place] === null ? "" : columns.match[place] ? " · ✓ right" : " · ✗ wrong";
+  const meta = `step ${columns.step[place]} · ${columns.status[place].replaceAll("_", " ")}${right} · reward ${number(columns.reward[place])} · ${columns.turns[place]} turns`;
+  return [oneLine(columns.title[place]) || "(no question)", meta];
+}
+
+function trajectoryDetail(columns, place, one) {
+  const status = columns.status[place];
+  const content = [
+    el("h3", { text: "Question" }), written(one.question ?? ""),
+    el("p", { class: "note" }, `${columns.mode[place]}, step ${columns.step[place]} · `, el("span", { class: `tag ${status === "answered" ? "" : "bad"}`, text: status.replaceAll("_", " ") }),
+      ` · ${one.tokens?.agent ?? "–"} tokens of the agent, ${one.tokens?.observation ?? "–"} of replies · $${number(one.cost_usd ?? 0, 4)} · seed ${one.seed ?? "–"}`),
+  ];
+  if (one.answers) content.push(pair("accepted", one.answers.join(" / ")), pair("answered", one.answer ?? "nothing"));
+  if (one.error) content.push(el("p", { class: "bad" }, "Failed, and left out of training: "), written(`${one.error.kind}: ${one.error.what}`));
+  if (one.parts.length) content.push(el("h3", { text: "Reward" }), table(["part", "value"], one.parts));
+  content.push(el("h3", { text: "Conversation" }), ...conversation(one));
+  return content;
+}
+
+const pair = (name, text) => el("p", { class: "note" }, `${name}: `, el("bdi", { class: "text", text: oneLine(text).slice(0, 500) }));
+
+function conversation(one) {
+  const said = [];
+  one.turns.forEach((turn, place) => {
+    const odd = turn.well_formed ? "" : `not well formed${turn.problem ? `: ${turn.problem}` : ""}`;
+    said.push(saying("agent", `turn ${place + 1}${odd ? ` · ${odd}` : ""}`, turn.text, "said", true));
+    const reply = one.observations[place];
+    if (!reply) return;
+    const how = `${number(reply.seconds, 2)} s${reply.cached ? ", recorded" : ""}`;
+    said.push(saying(reply.error ? "environment failed" : "environment", how, reply.error ?? reply.text, `said other${reply.error ? " failed" : ""}`, false));
+  });
+  return said;
+}
+
+function saying(who, how, text, style, tags) {
+  return el("div", { class: style }, el("div", { class: "who" }, who, el("span", { text: how })), written(text, { tags }));
+}

@@ -1,0 +1,120 @@
+// E-SPL's evolutionary tree (Figure 3): descent over time, ratings with their uncertainty, and the prompt that is chosen.
+
+const TREE = { step: 44, lane: 44, left: 34, top: 34 };
+// Cividis: the same order of brightness for every kind of colour vision.
+const SHADES = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
+
+function showLineage(lineage, trajectories) {
+  const { nodes } = lineage;
+  const window = `${lineage.known ? "the latest" : "assumed, as the file does not say: the latest"} ${lineage.window}`;
+  const node = section("evolution", "Evolution of the system prompt",
+    `${nodes.length} system prompts. A line to the right is a mutation, a dashed pink one a crossover; brighter is a higher rating μ; faded is outside of the window (${window}); the orange ring is the best by μ − 2σ. Choose one to read it.`);
+  const detail = el("div", { class: "card", "aria-live": "polite" });
+  const marks = new Map();
+  const choose = (place) => {
+    for (const [other, mark] of marks) mark.classList.toggle("chosen", other === place);
+    detail.replaceChildren(...promptDetail(nodes, place, choose, trajectories));
+  };
+  const tree = el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "evolutionary tree" }, drawTree(nodes, marks, choose));
+  node.append(tree);
+  const measured = nodes.some((one) => one.heldOut);
+  node.append(el("div", { class: "two" }, ratingsFigure(nodes, choose), measured ? heldOutFigure(nodes, choose) : null), detail);
+  const best = nodes.findIndex((one) => one.best);
+  choose(best);
+  const dot = marks.get(best).querySelector(".dot");
+  tree.scrollTo(dot.getAttribute("cx") - tree.clientWidth / 2, dot.getAttribute("cy") - tree.clientHeight / 2);
+}
+
+function drawTree(nodes, marks, choose) {
+  // One column per step at which somebody was born: steps without births take no room.
+  const births = [...new Set(nodes.map((one) => one.born))].sort((a, b) => a - b);
+  const column = new Map(births.map((born, place) => [born, place]));
+  const at = (one) => [TREE.left + column.get(one.born) * TREE.step, TREE.top + one.lane * TREE.lane];
+  const width = Math.max(320, TREE.left * 2 + (births.length - 1) * TREE.step);
+  const height = TREE.top * 2 + Math.max(...nodes.map((one) => one.lane)) * TREE.lane;
+  const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+  births.forEach((born, place) => {
+    if (births.length < 30 || place % 5 === 0) drawing.append(svg("text", { x: TREE.left + place * TREE.step, y: height - 6, "text-anchor": "middle", text: born }));
+  });
+  for (const child of nodes) for (const parent of child.parents) drawing.append(edge(at(nodes[parent]), at(child), child.operator));
+  const shade = shader(nodes);
+  nodes.forEach((one, place) => {
+    const mark = treeNode(one, place, at(one), shade(one.mu), choose);
+    marks.set(place, mark);
+    drawing.append(mark);
+  });
+  return drawing;
+}
+
+function edge([x1, y1], [x2, y2], operator) {
+  const middle = Math.min(x1 + TREE.step / 2, (x1 + x2) / 2);
+  return svg("path", { class: `edge ${operator}`, d: `M${x1},${y1} C${middle},${y1} ${middle},${y2} ${x2},${y2}` });
+}
+
+function treeNode(one, place, [x, y], colour, choose) {
+  const label = `prompt ${place}, ${one.operator}, born at step ${one.born}, rating ${number(one.mu, 1)} plus or minus ${number(one.sigma, 1)}${one.best ? ", the best" : ""}`;
+  return svg("g", {
+    class: `node ${one.best ? "best" : ""} ${one.alive ? "" : "past"}`, tabindex: "0", role: "button", "aria-label": label,
+    onclick: () => choose(place),
+    onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(place); } },
+  },
+    svg("title", { text: label }), svg("circle", { class: "halo", cx: x, cy: y, r: 13, fill: "none" }),
+    svg("circle", { class: "dot", cx: x, cy: y, r: 9, fill: colour }), svg("text", { x, y: y - 16, "text-anchor": "middle", text: place }));
+}
+
+function shader(nodes) {
+  const [low, high] = minmax(nodes.map((one) => one.mu));
+  return (mu) => SHADES[Math.round((high === low ? 0.5 : (mu - low) / (high - low)) * (SHADES.length - 1))];
+}
+
+/** Points with whiskers; `value` gives [x, y, half the whisker] of a prompt, or null to leave it out. */
+function whiskers(title, nodes, value, label, choose) {
+  const points = nodes.map((one, place) => [place, value(one, place)]).filter(([, point]) => point);
+  const ys = points.flatMap(([, [, y, half]]) => [y - half, y + half]);
+  const scale = scales(points.map(([, [x]]) => x), ys);
+  const drawing = svg("svg", { viewBox: `0 0 ${FRAME.width} ${FRAME.height}`, role: "img", "aria-label": title });
+  axes(drawing, scale, FRAME, label);
+  for (const [place, [x, y, half]] of points) {
+    const at = { x1: scale.x(x), x2: scale.x(x) };
+    drawing.append(svg("line", { class: "whisker", ...at, y1: scale.y(y - half), y2: scale.y(y + half) }));
+    const dot = { cx: scale.x(x), cy: scale.y(y), r: nodes[place].best ? 5 : 3.5, fill: nodes[place].best ? "#e69f00" : "#0072b2" };
+    drawing.append(svg("circle", { ...dot, class: "node", onclick: () => choose(place) }, svg("title", { text: `prompt ${place}` })));
+  }
+  return el("figure", {}, el("figcaption", {}, title), drawing);
+}
+
+const ratingsFigure = (nodes, choose) => whiskers("Rating μ ± σ of each prompt", nodes, (one, place) => [place, one.mu, one.sigma], "system prompt", choose);
+
+const heldOutFigure = (nodes, choose) => whiskers("Success on held-out problems against rating", nodes,
+  (one) => one.heldOut && [one.mu, one.heldOut.mean, one.heldOut.n ? 1.96 * Math.sqrt(Math.max(0, one.heldOut.mean * (1 - one.heldOut.mean)) / one.heldOut.n) : 0], "rating μ", choose);
+
+function promptDetail(nodes, place, choose, trajectories) {
+  const one = nodes[place];
+  const go = (other) => el("button", { type: "button", text: `prompt ${other}`, onclick: () => choose(other) });
+  const children = nodes.map((_, other) => other).filter((other) => nodes[other].parents.includes(place));
+  const content = [
+    el("h3", { text: `Prompt ${place}${one.best ? " · the best" : ""}` }),
+    el("p", { class: "note", text: `${one.operator} at step ${one.born} · rating μ ${number(one.mu, 2)}, σ ${number(one.sigma, 2)} after ${one.games} ${one.games === 1 ? "comparison" : "comparisons"} · ${one.alive ? "in the window" : "no longer selected"}` }),
+    el("p", { class: "filters" }, "parents: ", ...(one.parents.length ? one.parents.map(go) : ["none"]), " children: ", ...(children.length ? children.map(go) : ["none"])),
+  ];
+  one.diffs.forEach((changes, number) => {
+    const what = changes.every(([kind]) => kind === "=") ? "Nothing changed" : "What changed";
+    content.push(el("h3", { text: `${what} from prompt ${one.parents[number]}` }), diffed(changes));
+  });
+  if (!one.diffs.length) content.push(el("h3", { text: "Text" }), one.text ? written(one.text) : el("p", { class: "note", text: "(empty)" }));
+  else content.push(el("details", {}, el("summary", { text: "The whole text" }), written(one.text)));
+  content.push(...evidence(nodes, place, trajectories));
+  return content;
+}
+
+/** What is known of why this prompt is as it is. */
+function evidence(nodes, place, trajectories) {
+  const one = nodes[place];
+  const content = [];
+  if (one.counts) content.push(el("h3", { text: "What its operator did" }), table(["", "count"], Object.entries(one.counts)));
+  if (Object.keys(one.scores).length) content.push(el("details", {}, el("summary", { text: "Its scores by problem" }), table(["problem", "mean reward"], Object.entries(one.scores))));
+  if (trajectories && one.parents.length) content.push(el("p", {}, ...one.parents.filter((parent) => trajectories.has(parent)).map((parent) => el("button", {
+    type: "button", text: `Trajectories under prompt ${parent} before this one was born`, onclick: () => trajectories.only({ prompt: String(parent), to: String(one.born - 1), order: "last" }),
+  }))));
+  return content;
+}

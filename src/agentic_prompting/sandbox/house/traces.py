@@ -1,0 +1,140 @@
+"""What the tiny policy is warm-started on in a house: following the principles of a system prompt. Text only.
+
+Every trace has principles of its own and is of a house of its own, so that nothing about any particular house can be
+learned here, only what principles are: `say currency amber` is a word for a kind of request, `ask one fact at a time`
+a way to proceed. The policy obeys them most of the time, good ones and bad ones alike. Without a principle it says no
+word, now and then a random one, and splits a question now and then.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ...rollout.grammar import TagGrammar
+from ..questions import Question, parse_question, sought
+from ..traces import Episode, Trace, trace_of, vocabulary, write_trace
+from ..world import World
+from .oracle import CLOSED, REFUSAL, HouseOracle, is_refusal
+from .world import WORDS, House, draw_house, load_house_world, relations_of
+
+PREAMBLE = "these are the rules of the house"
+SAY = "say {relation} {word}"
+"""How a principle gives a word, and how a request carries it."""
+
+STEPWISE, WHOLE, HASTY = "ask one fact at a time", "ask the whole question", "answer at once"
+"""Principles about how to proceed. Only the first one is any good."""
+
+GIVE_UP, NOTHING = "they said no", "nothing"
+"""The thought and the answer after a refusal."""
+
+MIXES: Mapping[str | None, Mapping[str, float]] = {
+    None: {"decompose": 0.35, "pass_on": 0.4, "bare": 0.05, "impatient": 0.1, "partial": 0.1},
+    STEPWISE: {"decompose": 0.65, "pass_on": 0.2, "bare": 0.05, "impatient": 0.05, "partial": 0.05},
+    WHOLE: {"decompose": 0.1, "pass_on": 0.8, "bare": 0.05, "impatient": 0.05},
+    HASTY: {"decompose": 0.1, "pass_on": 0.15, "bare": 0.05, "impatient": 0.7},
+}
+"""Shares of the kinds of trace under each principle: the good one lifts splitting about half-way, and no further."""
+
+OBEYS = 0.97  # how often a word that a principle gives is said
+RANDOM_WORD = 0.25  # how often some word is said where no principle gives one
+MOST_WORDS = 7  # that principles give
+ADVISED = 0.4  # share of the traces with a principle about how to proceed
+RIGHT = 0.85  # share of the principles whose word is the right one
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Visit(Episode):
+    """An episode in a house: requests carry words, and a refusal ends it."""
+
+    def __init__(self, oracle: HouseOracle, advice: Mapping[str, Sequence[str]], rng: random.Random):
+        super().__init__(oracle, TagGrammar())
+        self.advice, self.world, self.rng = advice, oracle.world, rng
+
+    def ask(self, thought: str, request: str) -> str:
+        value = super().ask(thought, self._with_word(request))
+        if is_refusal(value):
+            raise _Refused
+        return value
+
+    def _with_word(self, request: str) -> str:
+        question = parse_question(request, self.world)
+        if question is None or question.hops > 1:
+            return request
+        relation = sought(question.chain[0])
+        words = self.advice.get(relation, ())
+        if words and self.rng.random() < OBEYS:
+            word = self.rng.choice(words)
+        elif not words and self.rng.random() < RANDOM_WORD:
+            word = self.rng.choice(WORDS)
+        else:
+            return request
+        return f"{request} {say(relation, word)}"
+
+
+def say(relation: str, word: str) -> str:
+    """`SAY`, filled in."""
+    return SAY.replace("{relation}", relation).replace("{word}", word)
+
+
+def make_house_traces(questions: Sequence[Question], n: int, rng: random.Random) -> list[tuple[list[str], Trace]]:
+    """Episodes to imitate, each with the principles it was made under.
+
+    Args:
+        questions (`Sequence[Question]`): Of two or more hops, drawn with replacement.
+        n (`int`): How many.
+        rng (`random.Random`): Decides everything.
+    """
+    return [_make(rng.choice(questions), load_house_world(), rng) for _ in range(n)]
+
+
+def _make(question: Question, world: World, rng: random.Random) -> tuple[list[str], Trace]:
+    style, advice, house = _circumstances(question, world, rng)
+    principles = [say(relation, word) for relation, words in advice.items() for word in words]
+    rng.shuffle(principles)
+    if style is not None:
+        principles.insert(rng.randint(0, len(principles)), style)
+    mix = MIXES[style]
+    (kind,) = rng.choices(list(mix), list(mix.values()))
+    visit = _Visit(HouseOracle(house, world, seed=rng.randrange(2**32)), advice, rng)
+    try:
+        return principles, write_trace(kind, question, visit, world, rng)
+    except _Refused:
+        visit.finish(GIVE_UP, NOTHING)
+        return principles, trace_of(kind, question, visit)
+
+
+def _circumstances(
+    question: Question, world: World, rng: random.Random
+) -> tuple[str | None, dict[str, list[str]], House]:
+    """A principle about how to proceed or none, the words that principles give by relation, and the house.
+
+    The relations of the question come up more often than others: there is nothing to learn from those not asked for.
+    """
+    house = dict(draw_house(rng, world).words)
+    parsed = parse_question(question.text, world)
+    assert parsed is not None, question.text
+    likely = [relation for relation in parsed.chain if rng.random() < 0.6]
+    relations = list(dict.fromkeys([*likely, *rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))]))[
+        :MOST_WORDS
+    ]
+    advice: dict[str, list[str]] = defaultdict(list)
+    for relation in relations:
+        word = house.setdefault(relation, rng.choice(WORDS)) if rng.random() < RIGHT else rng.choice(WORDS)
+        advice[sought(relation)].append(word)
+        if rng.random() < 0.08:  # another principle that contradicts it
+            advice[sought(relation)].append(rng.choice([other for other in WORDS if other != word]))
+    style = rng.choice([STEPWISE, STEPWISE, WHOLE, HASTY]) if rng.random() < ADVISED else None
+    return style, dict(advice), House(house)
+
+
+def house_vocabulary() -> list[str]:
+    """Every word that occurs in a house."""
+    marks = [f"[G{number}]." for number in range(32)]
+    fixed = [PREAMBLE, SAY, STEPWISE, WHOLE, HASTY, GIVE_UP, NOTHING, REFUSAL, CLOSED, "city country", *marks, *WORDS]
+    own = {word for text in fixed for word in text.split()} - {"{relation}", "{word}"}
+    return sorted(own | set(vocabulary(load_house_world())))

@@ -1,0 +1,210 @@
+"""The service: OpenAI's chat completions over a trained agent, so that any OpenAI client can use it as one model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from ..llm import BudgetExceeded, Closed, LLMError, Misconfigured, RateLimited, Unreachable
+from .answering import Answer, Answers, CostLimit, Work, as_error
+from .config import ServeConfig
+from .guards import Guards
+from .metrics import Metrics
+from .protocol import ChatRequest, ErrorBody, Refusal, completion, error_body, events
+
+logger = logging.getLogger(__name__)
+
+_CLOSED_REQUEST = 499  # what nginx calls it; nobody reads it
+_UNAVAILABLE = (RateLimited, Unreachable, BudgetExceeded, Misconfigured, Closed)
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in {
+        400: "The request cannot be read",
+        401: "The key is missing or wrong",
+        402: "The request came to cost more than one may",
+        404: "No such model",
+        413: "The request is too large",
+        429: "Too many requests at once",
+        502: "A model behind this one failed",
+        503: "A model behind this one cannot be asked at present",
+        504: "The request took longer than one may",
+    }.items()
+}
+
+
+class Service:
+    """The models, and what all requests share.
+
+    Args:
+        models (`dict[str, Answers]`): By the name that clients use.
+        config ([`ServeConfig`]): The limits.
+        metrics ([`Metrics`], *optional*): Where to count.
+    """
+
+    def __init__(self, models: Mapping[str, Answers], config: ServeConfig, metrics: Metrics | None = None):
+        self.models, self.config, self.metrics = models, config, metrics or Metrics()
+        self.started = int(time.time())
+        self._in_flight = 0
+
+    async def answer(self, request: Request, asked: ChatRequest) -> Answer:
+        """The answer to one request.
+
+        Raises:
+            [`Refusal`]: In its place, with the status and the error for the client.
+        """
+        if asked.model not in self.models:
+            raise Refusal(404, f"The model {asked.model!r} does not exist.", "model_not_found", "model")
+        outcome = "error"
+        try:
+            messages = asked.conversation()
+            if self._in_flight >= self.config.max_concurrency:
+                raise Refusal(429, "Too many requests at once; try again soon.", "rate_limit_exceeded")
+            self._count(+1)
+            try:
+                with self.metrics.seconds.labels(asked.model).time():
+                    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+                    work = self.models[asked.model].start(messages, seed, asked.token_limit)
+                    answer = await self._wait(request, work)
+            finally:
+                self._count(-1)
+            self.metrics.answered(asked.model, answer)
+            if answer.error is not None:
+                raise _refusal(answer.error)
+            outcome = "answered" if answer.text is not None else "no_answer"
+            return answer
+        except Refusal as refusal:
+            outcome = str(refusal.status)
+            raise
+        finally:
+            self.metrics.requests.labels(asked.model, outcome).inc()
+
+    async def _wait(self, request: Request, work: Work) -> Answer:
+        """Wait for the answer, but no longer than the client does and than a request may take."""
+        done = asyncio.wrap_future(work.future)
+        gone = asyncio.create_task(_disconnected(request))
+        either: set[asyncio.Future[Any]] = {done, gone}
+        try:
+            await asyncio.wait(either, timeout=self.config.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if done.done():
+                return done.result()
+            if gone.done():
+                raise Refusal(_CLOSED_REQUEST, "The client closed the connection.")
+            raise Refusal(504, f"No answer within {self.config.timeout:g} seconds.", "timeout")
+        except Refusal:
+            raise
+        except Exception as error:
+            logger.exception("a request failed")
+            return Answer(error=as_error(error))
+        finally:
+            gone.cancel()
+            if not done.done():
+                work.cancel()
+                done.cancel()
+
+    def _count(self, change: int) -> None:
+        self._in_flight += change
+        self.metrics.in_flight.set(self._in_flight)
+
+    def close(self) -> None:
+        for model in self.models.values():
+            model.close()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refusal(error: LLMError) -> Refusal:
+    """A failure behind the model as the client reads it: what happened, but not where."""
+    if isinstance(error, CostLimit):
+        return Refusal(402, error.what, "cost_limit")
+    logger.warning("%s: %s", error.kind, error)
+    return Refusal(503 if isinstance(error, _UNAVAILABLE) else 502, error.what, error.kind)
+
+
+def make_app(service: Service) -> FastAPI:
+    """The ASGI application.
+
+    Args:
+        service ([`Service`]): What it serves; closed when the application shuts down.
+
+    Raises:
+        `ValueError`: If its address needs a key and there is none.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(title="agentic-prompting", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Guards, key=service.config.find_key(), max_body_bytes=service.config.max_body_bytes)
+    app.add_exception_handler(Refusal, _send_refusal)
+    app.add_exception_handler(RequestValidationError, _send_invalid)
+    app.add_exception_handler(HTTPException, _send_http_error)
+
+    @app.post("/v1/chat/completions", responses=_ERRORS)
+    async def chat_completions(asked: ChatRequest, request: Request) -> Any:
+        """An answer to a conversation, in OpenAI's format."""
+        answer = await service.answer(request, asked)
+        if not asked.stream:
+            return JSONResponse(completion(answer, asked.model, asked.trajectory))
+        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        stream = events(answer, asked.model, with_usage, asked.trajectory)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/v1/models", responses={401: _ERRORS[401]})
+    async def models() -> dict[str, Any]:
+        """The models that can be asked."""
+        shared = {"object": "model", "created": service.started, "owned_by": "agentic-prompting"}
+        return {"object": "list", "data": [{"id": name, **shared} for name in service.models]}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the service runs. Asks nothing of the models behind it."""
+        return {"status": "ok"}
+
+    @app.get("/metrics", responses={401: _ERRORS[401]}, response_class=Response)
+    async def metrics() -> Response:
+        """Counters for Prometheus."""
+        return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    _describe(app, list(service.models))
+    return app
+
+
+def _describe(app: FastAPI, models: list[str]) -> None:
+    """Make the OpenAPI description say what is true: the names of the models, and no 422."""
+    description = app.openapi()
+    description["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"] = models
+    for path in description["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)
+
+
+async def _send_refusal(request: Request, refusal: Any) -> Response:
+    headers = {"Retry-After": "1"} if refusal.status == 429 else None
+    return JSONResponse(refusal.body, refusal.status, headers)
+
+
+async def _send_invalid(request: Request, error: Any) -> Response:
+    """FastAPI's complaints in OpenAI's form. The value that was sent is not repeated."""
+    first = error.errors()[0]
+    where = ".".join(part for part in first["loc"][1:] if isinstance(part, str))
+    return JSONResponse(error_body(400, f"{where or 'body'}: {first['msg']}", param=where or None), 400)
+
+
+async def _send_http_error(request: Request, error: Any) -> Response:
+    return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)

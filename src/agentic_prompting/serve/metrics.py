@@ -1,0 +1,39 @@
+"""What the service counts, for Prometheus. No text, no key, no question is in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from .answering import Answer
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class Metrics:
+    """The counters of one service."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        common: Any = {"namespace": "agentic_prompting", "registry": self.registry}
+        self.requests = Counter("requests", "Requests by model and outcome.", ["model", "outcome"], **common)
+        self.seconds = Histogram("request_seconds", "Time to an answer.", ["model"], buckets=_SECONDS, **common)
+        self.in_flight = Gauge("requests_in_flight", "Requests being answered.", **common)
+        self.turns = Histogram("agent_turns", "Turns per answer.", ["model"], buckets=range(1, 11), **common)
+        self.batches = Histogram("sampler_batch_size", "Requests that shared a batch.", buckets=_SIZES, **common)
+        self.cost = Counter("cost_usd", "Dollars spent on the models behind.", ["model"], **common)
+        self.errors = Counter("environment_errors", "Failures behind the model, by kind.", ["model", "kind"], **common)
+
+    def answered(self, model: str, answer: Answer) -> None:
+        """Count what an answer came to."""
+        self.cost.labels(model).inc(answer.usage.cost_usd)
+        if answer.error is not None:
+            self.errors.labels(model, answer.error.kind).inc()
+        elif answer.trajectory is not None:
+            self.turns.labels(model).observe(len(answer.trajectory["turns"]))
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)

@@ -1,0 +1,59 @@
+"""A step that has nothing to learn from changes nothing: no weight, no decay, no momentum.
+
+When the environment was down for a whole step, every rollout of it failed. Gradients of zero would still let AdamW
+decay the weights and move them by the momentum of earlier steps; so there is no backward pass at all, and optimizers
+pass over weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside `backward`, is not called).
+The schedule of the learning rate follows the count of steps and goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .resumable import ResumableGRPOTrainer
+
+
+class _Prepared(dict):
+    """A micro-batch that `_prepare_inputs` has been through."""
+
+
+class EmptyStepsGRPOTrainer(ResumableGRPOTrainer):
+    """[`ResumableGRPOTrainer`] that passes over micro-batches without a token in the loss.
+
+    Attributes:
+        some_failed (`bool`): Whether any rollout of the batch being learnt from failed, on any process. To be kept up
+            to date by the subclass; without failures the look at each micro-batch, a tiny all-reduce, is saved.
+    """
+
+    some_failed = False
+    _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch, or nothing where there is nothing to learn from."""
+        model.train()
+        batch = _Prepared(self._prepare_inputs(inputs))
+        if self._nothing_to_learn(batch):
+            self._step += 1
+            return torch.zeros((), device=self.accelerator.device)
+        loss = super().training_step(model, batch, num_items_in_batch)
+        self._gradients_waiting = not self.accelerator.sync_gradients
+        return loss
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        # `training_step` has to look at the batch first, and transformers' own prepares it once more.
+        prepared = isinstance(generation_batch, _Prepared)
+        return generation_batch if prepared else super()._prepare_inputs(generation_batch)
+
+    def _nothing_to_learn(self, batch: Mapping[str, torch.Tensor]) -> bool:
+        """Whether no process has a token of its own in this micro-batch. The same on every process.
+
+        Where gradients of an earlier micro-batch wait to be exchanged, the backward pass that exchanges them is needed;
+        and a gradient scaler (fp16) cannot do without one.
+        """
+        if not self.some_failed or self._gradients_waiting or self.accelerator.scaler is not None:
+            return False
+        own = (batch["tool_mask"] * batch["completion_mask"]).sum()
+        return self.accelerator.reduce(own).item() == 0

@@ -1,0 +1,73 @@
+"""A service on loopback for tests: the tiny policy's tokenizer, a scripted sampler, a scripted large LLM."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from agentic_prompting.agent import PromptAgent
+from agentic_prompting.environments import LLMEnvironment
+from agentic_prompting.rollout import Sample
+from agentic_prompting.serve import Metrics, ServeConfig, Service, make_app
+from agentic_prompting.serve.answering import AgentAnswers
+
+ASK = (
+    "<think> ask the whole question </think> <interaction_prompt> what is the capital of Kenya ? </interaction_prompt>"
+)
+END = "<think> done </think> <answer> Nairobi </answer>"
+
+
+class Scripted:
+    """A sampler: asks, and answers when a reply has come; `turns` replaces both. Notes the sizes of its batches."""
+
+    def __init__(self, agent, turns=None, seconds=0.0):
+        self.format, self.turns, self.seconds = agent.chat_format, turns, seconds
+        self.batches: list[int] = []
+
+    def __call__(self, requests):
+        self.batches.append(len(requests))
+        time.sleep(self.seconds)
+        return [Sample(self.format.turn_ids(self._turn(request.context))) for request in requests]
+
+    def _turn(self, context):
+        if self.turns:
+            return self.turns
+        return END if "interaction_response" in self.format.tokenizer.decode(context) else ASK
+
+
+def scripted_agent(policy, chat, turns=None, seconds=0.0) -> PromptAgent:
+    """An agent whose every episode is: ask `chat` once, answer Nairobi."""
+    agent = PromptAgent.from_pretrained(policy, LLMEnvironment(chat))
+    agent.sampler = Scripted(agent, turns, seconds)
+    return agent
+
+
+def service_of(agent, **limits) -> Service:
+    config, metrics = ServeConfig(port=0, **limits), Metrics()
+    answers = AgentAnswers(agent, config.max_cost_usd, config.max_concurrency, metrics.batches.observe)
+    return Service({"agent": answers}, config, metrics)
+
+
+@contextmanager
+def running(service: Service) -> Iterator[str]:
+    """The service's address while it runs on a thread of its own, in the real server."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1024)
+    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not server.started and time.monotonic() < deadline:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=15)
+        listener.close()

@@ -1,0 +1,63 @@
+"""The pure parts of benchmarks/espl_sandbox.py: what is reported follows from what the seeds gave."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "espl_sandbox.py"
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    spec = importlib.util.spec_from_file_location("espl_sandbox", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up their annotations
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_intervals_are_students_over_seeds(benchmark):
+    interval = benchmark.t_interval([0.8, 0.9, 1.0])
+    assert interval == {"mean": 0.9, "low": pytest.approx(0.6516, abs=1e-4), "high": 1.0}
+    assert benchmark.t_interval([0.5]) == {"mean": 0.5, "low": None, "high": None}
+
+
+def test_rank_correlations(benchmark):
+    assert benchmark.spearman([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1.0)
+    assert benchmark.spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
+    assert benchmark.spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9487, abs=1e-4)  # ties at their mean rank
+    assert math.isnan(benchmark.spearman([1, 1, 1], [1, 2, 3]))
+    assert benchmark.partial(0.8, 0.0, 0.0) == pytest.approx(0.8)
+    assert benchmark.partial(0.6, 0.6, 1.0 - 1e-12) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_summary_is_json_and_names_what_the_issue_asks_for(benchmark):
+    def seed(number, value):
+        rated = [(25.0, 0.1, 0), (30.0, 0.5, 1), (28.0, 0.4, 2), (35.0, 0.9, 3)]
+        return benchmark.SeedResult(number, {"joint": value, "rl": value / 2}, rated)
+
+    summary = benchmark.summarise([seed(1, 0.8), seed(2, 0.9)])
+    assert {"seeds", "modes", "spearman", "spearman_birth_order", "spearman_partial"} <= set(summary)
+    assert summary["modes"]["joint"]["mean"] == 0.85 and summary["spearman"] == 1.0
+    assert "| joint | 0.850 [" in benchmark.table(summary)
+    alone = benchmark.summarise([seed(1, 0.8)])
+    assert "one seed" in benchmark.table(alone)
+    assert "NaN" not in json.dumps(alone)
+
+
+def test_no_reported_seed_was_used_before(benchmark):
+    assert benchmark.TUNING_SEED not in benchmark.SEEDS and len(set(benchmark.SEEDS)) >= 5
+
+
+def test_the_config_is_the_examples(benchmark):
+    from agentic_prompting import ESPLConfig
+
+    config = yaml.safe_load(benchmark.CONFIG.read_text())
+    assert config.pop("task") == "sandbox"
+    assert set(config) <= set(ESPLConfig.__dataclass_fields__), "the script passes all of it to ESPLConfig"

@@ -1,0 +1,126 @@
+"""`examples/train_espl.py` and `examples/evolve_closed_model.py` as a user runs them, and their configurations."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentic_prompting.sandbox.house.setup import prepare_house
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "examples" / "configs" / "espl").glob("*.yaml"))
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up their annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def script():
+    return load(ROOT / "examples" / "train_espl.py")
+
+
+@pytest.fixture(scope="module")
+def evolve_script():
+    return load(ROOT / "examples" / "evolve_closed_model.py")
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory):
+    """A policy that has hardly learned anything: enough to see that everything is connected."""
+    folder = tmp_path_factory.mktemp("house")
+    prepare_house(folder, seed=0, n_test=8, warm_start_steps=2, copying_steps=1)
+    return folder
+
+
+def test_the_configurations_are_those_of_the_issue():
+    assert [path.stem for path in CONFIGS] == ["math_qwen3_4b", "prompt_r1_espl", "sandbox", "search"]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_key_is_an_option_and_the_script_takes_it(script, path, monkeypatch):
+    from trl import ModelConfig, TrlParser
+
+    monkeypatch.setattr(script.ESPLConfig, "bf16", False)
+    written = yaml.safe_load(path.read_text())
+    options = ["--config", str(path), "--bf16", "false", "--use_cpu", "true", "--reference_model", "large",
+               "--environment_model", "large", "--search_url", "http://127.0.0.1:1/retrieve"]  # fmt: skip
+    kinds = (script.ScriptArguments, script.ESPLConfig, ModelConfig)
+    assert set(written) <= {name for kind in kinds for name in kind.__dataclass_fields__}
+    parsed = TrlParser(kinds).parse_args_and_config(options)
+    script.check(parsed[0], parsed[1])
+    values = {name: value for one in parsed for name, value in vars(one).items()}
+    for name in set(written) - {"bf16", "use_cpu", "report_to", "dtype", "save_strategy", "lr_scheduler_type"}:
+        assert str(values[name]) == str(written[name]) or values[name] == [written[name]], name
+
+
+def run(module, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
+    module.main()
+
+
+def test_the_sandbox_end_to_end(script, warm, monkeypatch, capsys):
+    config = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml"
+    run(script, monkeypatch, "--config", config, "--output_dir", warm, "--n_test", 8, "--max_steps", 2, "--seed", 0,
+        "--per_device_train_batch_size", 12, "--warm_start_steps", 2, "--evolution_lag", 0)  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "policy after, best prompt" in shown and "95 % interval" in shown and f"written to {warm}" in shown
+    summary = json.loads((warm / "summary.json").read_text())
+    assert summary["steps"] == 2 and summary["questions"] == 8 and len(summary["exact_match"]) == 4
+    assert (warm / "system_prompt.txt").read_text().startswith("these are the rules of the house")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "gsm8k"], "which LLM reflects"),
+        (["--reward", "applause"], "reward must be one of"),
+        (["--environment", "llm"], "which large LLM"),
+        (["--environment", "search"], "where to search"),
+        (["--p_crossover", "2"], "p_crossover"),
+        (["--editor", "me"], "editor must be one of"),
+    ],
+)
+def test_bad_input_is_said(script, monkeypatch, tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run(script, monkeypatch, "--output_dir", tmp_path, "--bf16", "false", "--use_cpu", "true", *arguments)
+
+
+def test_a_closed_model_in_the_sandbox_and_its_resume(evolve_script, warm, monkeypatch, capsys):
+    options = ["--sandbox", "--output_dir", warm, "--problems_per_step", 2, "--num_generations", 2]
+    run(evolve_script, monkeypatch, *options, "--steps", 2)
+    first = capsys.readouterr().out
+    assert "step 1" in first and "written to" in first
+    run(evolve_script, monkeypatch, *options, "--steps", 3)
+    shown = capsys.readouterr().out
+    assert "step 2" in shown and "step 1:" not in shown, "it goes on where it was stopped"
+
+
+def test_a_closed_model_needs_models(evolve_script, monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="say which models"):
+        run(evolve_script, monkeypatch, "--output_dir", tmp_path)
+
+
+def test_a_visit_is_the_same_whoever_shares_its_batch(warm):
+    from agentic_prompting import LLMEnvironment, PromptAgent
+    from agentic_prompting.sandbox.house.setup import ROOT as PROMPT
+    from agentic_prompting.sandbox.house.visitor import Transcript, Visitor
+
+    house = prepare_house(warm, 0, 8)
+    agent = PromptAgent.from_pretrained(house.model, LLMEnvironment(house.oracle))
+    talks = [PROMPT.messages(house.spec.messages(row)) for row in house.test]
+    with Visitor(agent, 3) as visitor:
+        together = [future.result().text for future in [visitor.submit(talk, repeat=1) for talk in talks]]
+        alone = [visitor.submit(talk, repeat=1).result().text for talk in talks]
+        other = [visitor.submit(talk, repeat=2).result().text for talk in talks]
+    assert together == alone != other
+    assert visitor.submit(talks[0]).result().error is not None, "it has left"
+    assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
+                              "<think> d </think> <answer> e </answer>").answer == "e"  # fmt: skip

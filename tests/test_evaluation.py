@@ -1,0 +1,348 @@
+"""The harness on scripted models: what is asked, what is saved, what is counted, and how a killed run goes on."""
+
+import json
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from agentic_prompting.evaluation import (
+    CallCount,
+    EvaluationStopped,
+    EvaluationTask,
+    MeteredChat,
+    PromptedSystem,
+    ProRefineSystem,
+    SelfReflection,
+    compare_runs,
+    compare_systems,
+    evaluate_agent,
+    load_run,
+    mcnemar,
+    paired_difference,
+    read_answer,
+    results_table,
+    save_run,
+    to_csv,
+    to_latex,
+    to_markdown,
+    write_tables,
+)
+from agentic_prompting.evaluation.scoring import format_scores, score_records
+from agentic_prompting.llm import BudgetExceeded, ReplayCache, ScriptedChat, ServerFailed
+from agentic_prompting.refine import ProRefiner
+from agentic_prompting.sandbox.puzzle_models import puzzle_models
+from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles
+
+ROWS = [{"id": f"r{i}", "question": f"what is {i} + {i} ?", "answers": [str(2 * i)]} for i in range(20)]
+TASK = EvaluationTask("sums", ROWS, ("exact_match", "token_f1"))
+
+
+def add(messages):
+    number = int(messages[-1]["content"].split()[2])
+    return f"Let me see.\nAnswer: {2 * number if number % 4 else 'no idea'}"
+
+
+def system(**options):
+    return PromptedSystem(ScriptedChat(add, **options), "Add.")
+
+
+def lines(folder, name="system"):
+    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_a_plain_function_is_a_system():
+    evaluation = evaluate_agent(lambda questions: ["0"] * len(questions), {"sums": ROWS}, runs=1, progress=False)
+    result = evaluation.result("system", "sums")
+    assert result.estimates["exact_match"].mean == 1 / 20 and result.answers == 20 and result.failed == 0
+
+
+def test_right_wrong_and_failed_are_three_things(tmp_path):
+    asked = system(fail_on=lambda call: call in (1, 2, 3))
+    evaluation = evaluate_agent(asked, [TASK], runs=1, output=tmp_path, progress=False)
+    result = evaluation.result("system", "sums")
+    # Questions 1, 2, 3 failed and are in no mean; 0, 4, 8, 12, 16 are wrong; the others right.
+    assert (result.answers, result.failed) == (20, 3)
+    assert result.estimates["exact_match"].n == 17
+    assert result.estimates["exact_match"].mean == pytest.approx(12 / 17)
+    assert set(result.values["exact_match"]) == set(range(20)) - {1, 2, 3}
+    assert "scripted failure" in lines(tmp_path)[1]["error"]
+    row = results_table(evaluation)[0]
+    assert (row["answered"], row["failed"]) == ("17", "3")
+
+
+def test_no_answer_is_wrong_not_failed():
+    evaluation = evaluate_agent(lambda questions: [None] * len(questions), [TASK], runs=1, progress=False)
+    result = evaluation.result("system", "sums")
+    assert (result.failed, result.estimates["exact_match"].mean) == (0, 0.0)
+
+
+def test_no_answer_is_not_zero_to_the_integer_rule():
+    records = [{"answer": None, "answers": ["0"]}, {"answer": "0", "answers": ["0"]}, {"error": "x", "answers": ["0"]}]
+    from agentic_prompting.evaluation import find_metrics
+
+    assert score_records(records, find_metrics(["integer_match"]))["integer_match"] == [0.0, 1.0, None]
+
+
+def test_a_killed_run_goes_on_without_asking_again(tmp_path):
+    class Killed(BaseException):
+        pass
+
+    cache, asked = ReplayCache(tmp_path / "replies.sqlite"), []
+
+    def answer(messages):
+        asked.append(messages[0]["content"] + messages[-1]["content"])
+        return add(messages[:2])
+
+    def run(stop_after=None):
+        def script(messages):
+            if stop_after is not None and len(asked) >= stop_after:
+                raise Killed
+            return answer(messages)
+
+        chat = MeteredChat(ScriptedChat(script), cache)
+        reflecting = SelfReflection(chat, "Add.", max_in_flight=4)
+        return evaluate_agent(reflecting, [TASK], runs=2, output=tmp_path, progress=False)
+
+    with pytest.raises(Killed):
+        run(stop_after=50)
+    assert 0 < len(lines(tmp_path)) < 40
+    path = tmp_path / "system.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"system": "torn')  # killed while writing
+    evaluation = run()
+    assert len(asked) == 20 * 2 * 3 and evaluation.result("system", "sums").answers == 40
+    assert len(lines(tmp_path)) == 40
+    again = run(stop_after=0)  # everything is there: nothing is asked
+    assert again.results == evaluation.results
+
+
+def test_failures_are_asked_again(tmp_path):
+    evaluate_agent(system(fail_on=lambda call: call == 5), [TASK], runs=1, output=tmp_path, progress=False)
+    chat = ScriptedChat(add)
+    evaluation = evaluate_agent(PromptedSystem(chat, "Add."), [TASK], runs=1, output=tmp_path, progress=False)
+    assert len(chat.calls) == 1 and evaluation.results[0].failed == 0
+
+
+def test_results_of_others_are_not_continued(tmp_path):
+    evaluate_agent(system(), [TASK], runs=1, output=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="answers of another system or other settings"):
+        evaluate_agent(PromptedSystem(ScriptedChat(add), "Subtract."), [TASK], runs=1, output=tmp_path, progress=False)
+    with pytest.raises(ValueError, match="another sample of sums"):
+        evaluate_agent(system(), [TASK], n=10, runs=1, seed=5, output=tmp_path, progress=False)
+    (tmp_path / "system.jsonl").write_text("what\n")
+    with pytest.raises(ValueError, match="line 1 is no record"):
+        evaluate_agent(system(), [TASK], runs=1, output=tmp_path, progress=False)
+
+
+def test_a_fatal_failure_stops_and_keeps_what_there_is(tmp_path):
+    chat = MeteredChat(ScriptedChat(add), count=CallCount(7))
+    with pytest.raises(EvaluationStopped, match="all 7 calls are used; 8 of 20 answers are there"):
+        evaluate_agent(PromptedSystem(chat, None, max_in_flight=1), [TASK], runs=1, output=tmp_path, progress=False)
+    assert sum(record.get("error") is None for record in lines(tmp_path)) == 7
+
+
+def test_samples_and_runs_are_seeded():
+    def asked(**options):
+        evaluation = evaluate_agent(lambda questions: questions, [TASK], n=5, progress=False, **options)
+        return [record["id"] for record in evaluation.records]
+
+    assert asked(runs=1) == asked(runs=1) != asked(runs=1, seed=1)
+    assert asked(runs=3) == 3 * asked(runs=1)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        (["hotpot_qa"], "unknown task 'hotpot_qa'; did you mean 'hotpotqa'"),
+        (["hotpotqa/test"], "hotpotqa has no split 'test'; it has: train, validation"),
+        ({"mine": [ROWS[0], {"question": "", "answers": ["a"]}]}, "mine: row 1 of the dataset: `question` must be"),
+        ({"mine": [ROWS[0], {"question": "q"}]}, "mine: row 1 of the dataset: `answers` must be a list"),
+        (
+            {"mine": [{"question": "q", "answers": ["a", 3]}]},
+            "mine: row 0 of the dataset: `answers` must be",
+        ),
+        ({"mine": [{"question": "q", "answers": []}]}, "row 0 of the dataset: `answers` is empty"),
+        ("hotpotqa", "tasks must be a list"),
+    ],
+)
+def test_bad_tasks_are_told_before_anything_is_asked(tasks, message):
+    chat = ScriptedChat(add)
+    with pytest.raises(ValueError, match=message):
+        evaluate_agent(PromptedSystem(chat, None), tasks, progress=False)
+    assert not chat.calls
+
+
+def test_other_bad_input():
+    with pytest.raises(ValueError, match="runs and n must be at least 1"):
+        evaluate_agent(system(), [TASK], runs=0)
+    with pytest.raises(ValueError, match="unknown metric 'f1'"):
+        evaluate_agent(system(), [TASK], metrics=["f1"])
+    with pytest.raises(TypeError, match="a system is a System or a function"):
+        evaluate_agent("gpt", [TASK])
+    with pytest.raises(ValueError, match="gave 1 answers to 20 questions"):
+        evaluate_agent(lambda questions: ["x"], [TASK], runs=1, progress=False)
+
+
+def test_a_function_that_raises_fails_its_questions():
+    evaluation = evaluate_agent(lambda questions: 1 / 0, [TASK], runs=1, progress=False)
+    assert evaluation.results[0].failed == 20 and evaluation.results[0].estimates["exact_match"] is None
+    assert "ZeroDivisionError" in evaluation.records[0]["error"] and "–" in to_markdown(results_table(evaluation))
+
+
+# Systems ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("I think.\nAnswer: 42.", "42"),
+        ("**Answer:** Rome\nThat is all.", "Rome"),
+        ("<think>x</think><answer> Oslo </answer>", "Oslo"),
+        ("so \\boxed{\\frac{1}{2}} it is", "\\frac{1}{2}"),
+        ("Answer: 1 then Answer: 2", "1 then Answer: 2"),
+        ("just this", "just this"),
+        ("", ""),
+        ("\\boxed{open", "open"),
+    ],
+)
+def test_reading_an_answer(reply, answer):
+    assert read_answer(reply) == answer
+
+
+def test_self_reflection_is_three_calls_and_the_last_one_counts():
+    said = iter(["Answer: 1", "Wrong.", "Answer: 2"])
+    chat = ScriptedChat(lambda messages: next(said))
+    (answer,) = SelfReflection(chat, "Think.")(["what?"])
+    assert (answer.text, answer.calls) == ("2", 3)
+    assert [len(call) for call in chat.calls] == [2, 4, 6]
+    assert [message["role"] for message in chat.calls[2]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+        "user",
+    ]
+    failing = SelfReflection(ScriptedChat(["Answer: 1", ServerFailed("down")]), None)(["what?"])[0]
+    assert failing.text is None and "down" in failing.error and failing.calls == 2
+
+
+@pytest.mark.parametrize("setting", ["no_verifier", "verifier", "optimal_verifier"])
+def test_prorefine_in_its_three_settings(setting):
+    from agentic_prompting.refine import LabelVerifier
+    from agentic_prompting.rewards import word_sorting_match
+
+    models = puzzle_models()
+    verifier = {
+        "no_verifier": None,
+        "verifier": models.pop("verifier"),
+        "optimal_verifier": LabelVerifier(word_sorting_match),
+    }
+    refining = ProRefineSystem(ProRefiner(**models, verifier=verifier[setting]), "Sort. End with 'Answer: ...'.")
+    task = EvaluationTask("sorting", make_puzzles(12, kinds=[SORTING]), ("word_sorting_match",))
+    plain = evaluate_agent(PromptedSystem(puzzle_models()["task"], "Sort."), [task], runs=1, progress=False).results[0]
+    refined = evaluate_agent(refining, [task], runs=1, progress=False).results[0]
+    assert refined.estimates["word_sorting_match"].mean > plain.estimates["word_sorting_match"].mean
+    assert refined.calls > plain.calls == 1
+
+
+def test_a_call_count_is_shared():
+    count = CallCount(3)
+    first, second = (MeteredChat(ScriptedChat(["x"]), count=count) for _ in range(2))
+    message = [{"role": "user", "content": "q"}]
+    replies = [chat.submit(message).result() for chat in (first, second, first, second)]
+    assert [isinstance(reply.error, BudgetExceeded) for reply in replies] == [False, False, False, True]
+    assert count.affords(0) and not count.affords(1)
+
+
+# Paired differences -------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_the_binomial_test(wins, losses):
+    n = wins + losses
+    each = [comb(n, k) / 2**n for k in range(n + 1)]
+    expected = sum(p for p in each if p <= each[wins] * (1 + 1e-9))
+    assert mcnemar(wins, losses) == pytest.approx(expected) == pytest.approx(mcnemar(losses, wins))
+
+
+def test_mcnemar_at_its_ends():
+    assert mcnemar(0, 0) == 1.0 and mcnemar(5, 0) == pytest.approx(2 / 32)
+    assert 0 <= mcnemar(9000, 1000) < 1e-300 or mcnemar(9000, 1000) == 0.0
+    with pytest.raises(ValueError, match="must not be negative"):
+        mcnemar(-1, 2)
+
+
+def test_a_paired_interval_covers_the_truth():
+    rng, covered = np.random.default_rng(3), 0
+    for trial in range(800):
+        hard = rng.random(128)  # shared difficulty: what pairing takes out
+        first, second = (rng.random(128) < 0.2 + 0.6 * hard), (rng.random(128) < 0.1 + 0.6 * hard)
+        scores = [dict(enumerate(values.astype(float))) for values in (first, second)]
+        found = paired_difference(*scores, n_resamples=300, seed=trial).difference
+        covered += found.low <= 0.1 <= found.high
+    assert covered / 800 == pytest.approx(0.95, abs=0.015)
+
+
+def test_only_questions_that_both_answered_are_compared():
+    found = paired_difference({0: 1.0, 1: 1.0, 2: 0.0, 3: 1.0}, {1: 0.0, 2: 0.0, 3: 1.0, 9: 1.0})
+    assert (found.wins, found.losses, found.ties, found.left_out) == (1, 0, 2, 2)
+    assert found.difference.mean == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="no question in common"):
+        paired_difference({0: 1.0}, {1: 1.0})
+
+
+# Runs and tables ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_systems(tmp_path):
+    systems = {"adds": system(), "guess | 50%": lambda questions: ["2"] * len(questions)}
+    evaluation = evaluate_agent(systems, [TASK], runs=2, output=tmp_path, progress=False)
+    save_run(tmp_path, evaluation)
+    return tmp_path, evaluation
+
+
+def test_a_saved_run_is_loaded_with_the_same_numbers(two_systems):
+    folder, evaluation = two_systems
+    assert load_run(folder).results == evaluation.results
+    with pytest.raises(FileNotFoundError, match="holds no finished evaluation"):
+        load_run(folder / "nowhere")
+
+
+def test_tables_in_four_forms(two_systems, tmp_path):
+    _, evaluation = two_systems
+    comparisons = compare_systems(evaluation, "adds")
+    assert [(one.first, one.paired.wins, one.paired.losses) for one in comparisons] == [("guess | 50%", 0, 14)]
+    table = results_table(evaluation)
+    assert "guess \\| 50%" in to_markdown(table) and "50\\%" in to_latex(table)
+    assert to_csv(table).splitlines()[0].startswith("task,system,exact_match,token_f1,answered,failed")
+    paths = write_tables(tmp_path / "tables", evaluation, comparisons, "Sums")
+    assert set(paths) == {"md", "csv", "tex", "json"} and paths["md"].read_text().startswith("# Sums")
+    saved = json.loads(paths["json"].read_text())
+    assert (
+        saved["results"][0]["estimates"]["exact_match"]["n"] == 20 and saved["comparisons"][0]["paired"]["losses"] == 14
+    )
+    with pytest.raises(ValueError, match="no system 'cot' to compare with"):
+        compare_systems(evaluation, "cot")
+
+
+def test_two_runs_are_compared_question_by_question(two_systems):
+    _, first = two_systems
+    better = PromptedSystem(
+        ScriptedChat(lambda messages: f"Answer: {2 * int(messages[-1]['content'].split()[2])}"), None
+    )
+    second = evaluate_agent({"adds": better}, [TASK], runs=1, progress=False)
+    (comparison,) = compare_runs(first, second, ("old", "new"))
+    assert (comparison.first, comparison.second) == ("adds (old)", "adds (new)")
+    assert (comparison.paired.wins, comparison.paired.losses) == (0, 5)
+    other = evaluate_agent({"adds": better}, [EvaluationTask("sums", ROWS[::-1])], runs=1, progress=False)
+    with pytest.raises(ValueError, match="asked different questions of sums"):
+        compare_runs(first, other)
+
+
+def test_form_is_scored_where_there_are_turns():
+    good = "<think>t</think> <interaction_prompt>q</interaction_prompt>", "<think>t</think> <answer>a</answer>"
+    record = {"answers": ["a"], "trajectory": {"turns": [{"text": text} for text in good]}}
+    assert format_scores([record, {"answers": ["a"]}, {**record, "error": "x"}]) == [1.0, None, None]

@@ -1,0 +1,150 @@
+"""Budgets: what is booked where, what stops when, and that a job's budget is that of all its processes and restarts."""
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from agentic_prompting import LLMEnvironment
+from agentic_prompting.llm import (
+    Budget,
+    BudgetExceeded,
+    OpenAIChat,
+    ReplayCache,
+    RoutedChat,
+    ScriptedChat,
+    Usage,
+    charge,
+)
+from misbehaving import MisbehavingServer
+
+MILLION = 1_000_000
+
+
+@pytest.fixture
+def server():
+    """Every reply costs 15 tokens: 10 read, 5 written."""
+    with MisbehavingServer() as server:
+        yield server
+
+
+def chat_at(server, **settings):
+    return OpenAIChat("m", server.base_url, price=(MILLION, MILLION), **settings)  # a dollar a token
+
+
+def ask(chat, text="x"):
+    return chat.submit([{"role": "user", "content": text}]).result(10)
+
+
+def test_a_book_adds_up(tmp_path):
+    for budget in (Budget(), Budget(path=tmp_path / "deep" / "spending.sqlite")):
+        budget.add("environment", Usage(10, 5, 1.5))
+        budget.add("environment", Usage(1, 1, 0.5))
+        budget.add("judge", Usage(7, 0, 0.0))
+        budget.add("verifier", Usage())
+        assert budget.by_account() == {"environment": Usage(11, 6, 2.0), "judge": Usage(7, 0, 0.0)}
+        assert budget.spent() == Usage(18, 6, 2.0) and budget.spent("nobody") == Usage()
+        assert str(budget) == "environment $2.0000 (17 tokens), judge $0.0000 (7 tokens)"
+    assert str(Budget()) == "nothing"
+    assert pickle.loads(pickle.dumps(budget)).spent() == Usage(18, 6, 2.0), "a copy reads the same book"
+
+
+@pytest.mark.parametrize(("limit", "part"), [({"usd": 30}, "$30.0000"), ({"tokens": 30}, "30 tokens")])
+def test_a_total_over_several_roles(server, limit, part):
+    with chat_at(server) as critic, chat_at(server) as rewriter:
+        charge(Budget(**limit), feedback=critic, optimizer=rewriter, verifier=None)
+        assert [ask(critic).error, ask(rewriter).error] == [None, None]
+        for chat in (critic, rewriter):
+            error = ask(chat).error
+            assert isinstance(error, BudgetExceeded) and error.fatal and part in str(error) and "in all" in str(error)
+        assert len(server.requests) == 2
+
+
+def test_a_roles_own_limit_stops_it_alone(server):
+    with chat_at(server, budget_tokens=20) as small, chat_at(server) as free:
+        charge(Budget(), judge=small, environment=free)
+        assert [ask(small).error, ask(small).error] == [None, None], "reached, not foreseen: 15 of 20 after the first"
+        assert "'judge'" in str(ask(small).error) and ask(free).error is None
+
+
+def test_calls_on_their_way_end_and_are_booked(server):
+    server.latency = 0.1
+    with chat_at(server, budget_tokens=1) as chat:
+        budget = Budget()
+        charge(budget, environment=chat)
+        futures = [chat.submit([{"role": "user", "content": str(i)}]) for i in range(5)]
+        assert [future.result().error for future in futures] == [None] * 5
+        assert isinstance(ask(chat).error, BudgetExceeded) and budget.spent().tokens == 75
+
+
+def test_what_was_spent_before_comes_along_and_stays_spent(server, tmp_path):
+    path = tmp_path / "spending.sqlite"
+    with chat_at(server) as chat:
+        ask(chat)
+        charge(Budget(path=path), environment=chat)
+        ask(chat)
+    with chat_at(server, budget_usd=30) as chat:  # a run that is resumed
+        charge(Budget(path=path), environment=chat)
+        assert "$30.0000 of the budget of $30.0000 are spent by 'environment'" in str(ask(chat).error)
+
+
+def test_replies_from_the_cache_cost_nothing(server, tmp_path):
+    cache, budget = ReplayCache(tmp_path / "replies.sqlite"), Budget(tokens=16)
+    for _ in range(3):
+        with chat_at(server, cache=cache) as chat:
+            charge(budget, environment=chat)
+            assert chat.submit([{"role": "user", "content": "x"}], repeat=0).result(5).error is None
+    assert budget.spent().tokens == 15
+
+
+def test_who_is_behind_an_environment_or_a_router_is_charged(server):
+    with chat_at(server) as chat:
+        budget = Budget()
+        environment = LLMEnvironment(RoutedChat({"big": chat, "fake": ScriptedChat(["x"])}, {"big": 1.0}))
+        charge(budget, environment=environment)
+        ask(environment.chat)
+        assert budget.by_account() == {"environment/big": Usage(10, 5, 15.0)}
+
+
+def test_an_unknown_price_is_said_once_and_tokens_are_counted(server, caplog):
+    with OpenAIChat("no-such-model", server.base_url) as one, OpenAIChat("no-such-model", server.base_url) as two:
+        budget = Budget(usd=1, tokens=20)
+        with caplog.at_level(logging.WARNING):
+            charge(budget, feedback=one, optimizer=two)
+        assert [record.message.count("'no-such-model'") for record in caplog.records] == [1]
+        assert ask(one).error is None and ask(two).error is None
+        assert isinstance(ask(one).error, BudgetExceeded)
+
+
+def test_limits_that_make_no_sense(caplog):
+    with pytest.raises(ValueError, match="negative"):
+        Budget(usd=-1)
+    with pytest.raises(ValueError, match="budget_tokens="):
+        OpenAIChat("no-such-model", budget_usd=1)
+    OpenAIChat("no-such-model", budget_usd=1, budget_tokens=10)
+    assert "only the tokens are counted" in caplog.text
+
+
+PROCESS = """
+import sys
+from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, charge
+with OpenAIChat("m", sys.argv[1], max_concurrency=2) as chat:
+    charge(Budget(tokens=3000, path=sys.argv[2]), environment=chat)
+    futures = [chat.submit([{"role": "user", "content": str(i)}]) for i in range(400)]
+    replies = [future.result() for future in futures]
+    assert {type(reply.error) for reply in replies} <= {type(None), BudgetExceeded}
+    print(sum(reply.error is None for reply in replies))
+"""
+
+
+def test_processes_share_one_budget(server, tmp_path):
+    """Two processes, no torch: together they may overshoot by what both had on its way, four calls."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", PROCESS, server.base_url, str(tmp_path / "spending.sqlite")]
+    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answered = [int(process.communicate(timeout=60)[0]) for process in processes]
+    assert 200 <= sum(answered) == len(server.requests) <= 200 + 3
+    assert Budget(path=tmp_path / "spending.sqlite").spent().tokens == 15 * sum(answered)

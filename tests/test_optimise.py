@@ -1,0 +1,87 @@
+"""The optimisers on the sandbox's scripted models: they find better prompts, within their calls, GEPA and TextGrad by
+their authors' packages."""
+
+import pytest
+
+from agentic_prompting.evaluation.optimise import OPTIMISERS, Objective, optimise_espl, optimise_opro
+from agentic_prompting.evaluation.optimise.opro import read_instruction
+from agentic_prompting.evaluation.templates import CHAIN_OF_THOUGHT
+from agentic_prompting.evolution.evolve_config import EvolveConfig
+from agentic_prompting.evolution.reflection import Reflection
+from agentic_prompting.llm import LLMError, ReplayCache, ScriptedChat, ServerFailed
+from agentic_prompting.tables.sandbox import sandbox_models, sandbox_task
+
+ROWS = sandbox_task("sandbox_counting", 16, split="train").rows
+PACKAGES = {"gepa": "gepa", "textgrad": "textgrad"}
+
+
+def objective(max_calls=300, rows=ROWS, cache=None, **models):
+    models = {**sandbox_models(), **models}
+    return Objective(models["model"], models["editor"], rows, "integer_match", max_calls, cache=cache)
+
+
+@pytest.mark.parametrize("name", ["opro", "gepa", "textgrad"])
+def test_each_optimiser_finds_a_better_prompt_within_its_calls(name):
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name], reason="in the extra [optimizers]")
+    asked = objective()
+    before = sum(trial.score for trial in objective().try_prompt(CHAIN_OF_THOUGHT)) / len(ROWS)
+    found = OPTIMISERS[name](asked, CHAIN_OF_THOUGHT)
+    after = sum(trial.score for trial in objective().try_prompt(found.prompt)) / len(ROWS)
+    assert after > before and found.prompt != CHAIN_OF_THOUGHT
+    assert len(ROWS) < found.calls == asked.count.calls <= 300
+
+
+def test_espl_evolves_the_prompt_of_a_model_that_nobody_trains():
+    # The stand-in answers a question the same way each time: no mixed outcomes, so failures have to be looked at.
+    config = EvolveConfig(
+        num_generations=1, problems_per_step=8, crossover_probability=0.0, reflection=Reflection(reflect_on="imperfect")
+    )
+    found = optimise_espl(objective(400), CHAIN_OF_THOUGHT, config)
+    assert found.calls <= 400 and "[G0]" in found.prompt and 0 <= found.score <= 1
+
+
+def test_an_optimiser_that_was_killed_pays_nothing_twice(tmp_path):
+    cache, paid = ReplayCache(tmp_path / "replies.sqlite"), []
+
+    def counting(model):
+        def script(messages):
+            paid.append(1)
+            return model.submit(messages).result()
+
+        return ScriptedChat(script)
+
+    runs, payments = [], []
+    for _ in range(2):
+        models = {name: counting(model) for name, model in sandbox_models().items()}
+        runs.append(optimise_opro(objective(200, cache=cache, **models), CHAIN_OF_THOUGHT))
+        payments.append(len(paid))
+    assert runs[0] == runs[1] and payments[0] == payments[1] > 0
+
+
+def test_a_prompt_is_not_judged_by_an_outage():
+    with pytest.raises(LLMError, match="ServerFailed"):
+        optimise_opro(objective(model=ScriptedChat([ServerFailed("down")])), "p")
+    # An editor that fails costs its calls, no more.
+    found = optimise_opro(objective(60, editor=ScriptedChat([ServerFailed("down")])), "Answer: ...")
+    assert found.prompt == "Answer: ..." and found.calls <= 60
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="there are none"):
+        objective(rows=[])
+    for name in PACKAGES:
+        pytest.importorskip(PACKAGES[name], reason="in the extra [optimizers]")
+        with pytest.raises(ValueError, match="at least two training rows"):
+            OPTIMISERS[name](objective(rows=ROWS[:1]), "p")
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_that_is_missing_is_named(name, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, PACKAGES[name], None)
+    with pytest.raises(ImportError, match=r"agentic-prompting\[optimizers\]"):
+        OPTIMISERS[name](objective(), "p")
+
+
+def test_reading_an_instruction():
+    assert read_instruction("<INS>a</INS> or <INS> b </INS>") == "b" and read_instruction("none") == ""

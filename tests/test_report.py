@@ -1,0 +1,201 @@
+"""What the report is made of: curves, diffs, the tree, the packing; without a browser."""
+
+import base64
+import gzip
+import hashlib
+import json
+import random
+import re
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from agentic_prompting.cli import main
+from agentic_prompting.evolution import Population, SystemPrompt
+from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
+from agentic_prompting.report.diffs import word_diff
+from agentic_prompting.report.history import current_records
+from agentic_prompting.report.lineage import lanes
+from agentic_prompting.report.packing import pack
+from agentic_prompting.report.trajectories import reward_parts, sample_evenly
+from browser import evolved, record, write_run
+
+RNG = random.Random(0)
+
+
+def one(step=0, **changes):
+    return record(0, RNG, 3, step=step, **{"status": "answered", "answer": "Nairobi", **changes})
+
+
+def block(html, name):
+    """The data of a block of the page."""
+    packed = re.search(rf'<script type="text/plain" id="data-{name}">([^<]*)</script>', html).group(1)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def test_the_curves_are_means_over_what_is_known():
+    records = [
+        one(rewards={"a": 1.0, "b": 0.5}, cost_usd=0.5),
+        one(rewards={"a": None, "b": None}, status="failed", answer=None, cost_usd=0.25),
+        one(rewards={"a": 0.0, "b": None}, answer="Lagos", cost_usd=0.25),
+        one(step=3, rewards={"a": -1.0}, answers=[], cost_usd=2.0),
+        one(step=3, mode="eval", rewards={"a": 9.0}),
+    ]
+    first, last = history_of(records)
+    assert first["reward"] == 0.75 and first["exact_match"] == 0.5, "a failed rollout is in neither"
+    assert first["rollout/failed"] == pytest.approx(1 / 3) and first["rollout/turns"] == 3
+    assert (first["environment/cost_usd"], last["environment/cost_usd"]) == (1.0, 3.0)
+    assert "exact_match" not in last and last["step"] == 3
+    assert [entry["reward"] for entry in history_of(records, "eval")] == [9.0]
+
+
+def test_what_a_later_run_did_over_is_left_out():
+    steps = [one(step=step, run=10) for step in range(6)] + [one(step=step, run=20) for step in range(4, 8)]
+    assert [(kept["run"], kept["step"]) for kept in current_records(steps)] == [
+        *((10, step) for step in range(4)),
+        *((20, step) for step in range(4, 8)),
+    ]
+    anew = [*steps, one(step=0, run=30)]
+    assert [kept["run"] for kept in current_records(anew)] == [30]
+
+
+def test_a_sample_is_spread_and_always_the_same():
+    records = [one(step=step) for step in range(1000)]
+    sample = [kept["step"] for kept in sample_evenly(records, 100)]
+    assert len(sample) == 100 and sample == sorted(sample) and sample[0] < 100 and sample[-1] > 900
+    assert sample == [kept["step"] for kept in sample_evenly(records, 100)]
+
+
+@pytest.mark.parametrize(("total", "shown"), [(1.0, (0.0, 1.0)), (0.5, None)])
+def test_the_parts_of_a_reward_are_shown_where_they_add_up(total, shown):
+    parts = reward_parts(one(rewards={"prompt_r1_reward": total}))
+    values = [value for name, value in parts if name.startswith("·")]
+    assert values == list(shown or ()) and parts[0] == ("prompt_r1_reward", total)
+    assert parts[-2:] == [("exact match", 1.0), ("token F1", 1.0)]
+
+
+# --- diffs -----------------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.sampled_from("ab \n.é"), max_size=60)
+
+
+@given(TEXTS, TEXTS)
+def test_a_diff_holds_both_texts(old, new):
+    changes = word_diff(old, new)
+    assert "".join(text for kind, text in changes if kind != "+") == old
+    assert "".join(text for kind, text in changes if kind != "-") == new
+    assert all(text for _, text in changes)
+
+
+def test_a_diff_reads_well():
+    assert word_diff("Ask two short questions.", "Ask one long question.") == [
+        ("=", "Ask "),
+        ("-", "two short questions"),
+        ("+", "one long question"),
+        ("=", "."),
+    ]
+
+
+def test_a_diff_of_long_texts_does_not_take_long():
+    old = "\n".join(f"line {number}" for number in range(1000))
+    assert word_diff(old, old + "\nmore")[0][0] == "=" and len(word_diff(old, old.replace("500", "x"))) == 4
+    huge = "x y\n" * 100_000
+    assert word_diff(huge, huge + "z") == [("-", huge), ("+", huge + "z")]
+
+
+# --- the tree --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tree_is_the_populations(tmp_path):
+    population = evolved(tmp_path / "population.json")
+    lineage = read_lineage(tmp_path / "population.json")
+    assert [node.member for node in lineage.nodes] == population.members
+    assert [place for place, node in enumerate(lineage.nodes) if node.best] == [population.best().id]
+    alive = [member.prompt.id for member in population.alive()]
+    assert [place for place, node in enumerate(lineage.nodes) if node.in_window] == alive and len(alive) == 10
+    assert not lineage.window_is_known, "population.json does not say; the page tells so"
+    assert {lineage.nodes[child].member.prompt.operator for _, child in lineage.edges} == {"mutation", "crossover"}
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=30))
+def test_every_prompt_has_a_place_of_its_own(births):
+    population = Population(SystemPrompt("a", ()))
+    for number, (parent, crossed) in enumerate(births):
+        first = parent % (number + 1)
+        parents = (first, number) if crossed and first != number else (first,)
+        population.add(SystemPrompt("a", (f"p{number}",), parents=parents))
+    rows = lanes(population.members)
+    in_row = {}
+    for place, row in enumerate(rows):
+        in_row.setdefault(row, []).append(place)
+    assert sorted(in_row) == list(range(len(in_row))), "no empty rows"
+    for place in range(len(population.members)):
+        only_child = [other for other in population.members if place in other.prompt.parents]
+        if len(only_child) == 1 and only_child[0].prompt.parents == (place,):
+            assert rows[only_child[0].prompt.id] == rows[place], "a line of descent runs straight"
+
+
+def test_a_file_of_something_else_is_told(tmp_path):
+    (tmp_path / "population.json").write_text('{"population": 3}')
+    with pytest.raises(ValueError, match=r"population\.json is no population"):
+        read_lineage(tmp_path / "population.json")
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=5))
+def test_packed_data_holds_nothing_that_html_knows(data):
+    assert re.fullmatch(r"[A-Za-z0-9+/=]*", pack(data))
+    assert json.loads(gzip.decompress(base64.b64decode(pack(data)))) == data
+
+
+def test_one_file_without_a_network(tmp_path):
+    secret = "</script><script>alert(1)</script>"
+    page = write_report(write_run(tmp_path, [one(question=secret)]))
+    html = page.read_text(encoding="utf-8")
+    assert secret not in html and block(html, "trajectories-0")[0]["question"] == secret
+    assert set(re.findall(r"https?://[^\s\"'`]+", html)) == {"http://www.w3.org/2000/svg"}, "a name, not an address"
+    assert not re.search(r"\b(src|href)=\"?[a-z]", html) and "innerHTML" not in html and "{{" not in html
+    for kind in ("script", "style"):
+        inner = re.search(rf"<{kind}>(.*?)</{kind}>", html, re.DOTALL).group(1)
+        allowed = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{allowed}'" in html
+    assert write_report(tmp_path).read_text(encoding="utf-8") == html, "the same run gives the same page"
+
+
+def test_pictures(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra [report] is not installed")
+    evolved(tmp_path / "population.json")
+    write_report(write_run(tmp_path, [one(step=step) for step in range(3)]), output=tmp_path / "out")
+    drawn = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert drawn == {"reward.png", "exact_match.png", "turns.png", "outcomes.png", "cost.png", "tree.png"}
+    plot_lineage(read_lineage(tmp_path / "population.json"), tmp_path / "again.png")
+    assert (tmp_path / "again.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_more_than_it_can_show(tmp_path):
+    run = write_run(tmp_path, [one(step=step) for step in range(30)])
+    html = write_report(run, max_trajectories=10, pictures=False).read_text(encoding="utf-8")
+    index = block(html, "trajectories")
+    assert index["total"] == 30 and len(index["columns"]["step"]) == 10
+    assert len(block(html, "history")["modes"]["train"]) == 30, "the curves are of all"
+
+
+def test_nothing_to_report(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no rollouts/"):
+        write_report(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_the_command(tmp_path, capsys):
+    run = write_run(tmp_path, [one()])
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(run), "--no-pictures", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0 and said == {"page": str(run / "report" / "index.html"), "pictures": []}
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "nowhere")])
+    assert ended.value.code == 2 and "does not exist" in capsys.readouterr().err

@@ -1,0 +1,179 @@
+"""The report in a real headless Chromium: it draws without an error, filters work, hostile text runs nothing."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from agentic_prompting.refine import RefinementResult, RefinementStep
+from agentic_prompting.refine.results_file import ResultsFile
+from agentic_prompting.report import write_report
+from browser import chromium, evolved, opened, record, shows, why_not, write_run
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+
+RESULT = RefinementResult(
+    id="1",
+    query="How many legs?",
+    answer="24",
+    initial_prompt="Be brief.",
+    prompt="Be brief and exact.",
+    stop_reason="finished",
+    steps=(RefinementStep("Be brief.", "Be brief and exact.", output="There are", feedback="Say which."),),
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A run with everything in it: 640 trajectories over five steps, a population, refined queries."""
+    run, rng = tmp_path_factory.mktemp("run"), random.Random(0)
+    records = [record(number, rng, 8) for number in range(640)]
+    evolved(run / "population.json")
+    results = ResultsFile(run / "refined.jsonl", "s")
+    for number in range(3):
+        stopped = ("finished", "max_steps", "finished")[number]
+        results.add(str(number), replace(RESULT, query=f"query {number}", stop_reason=stopped))
+    results.close()
+    return write_report(write_run(run, records), pictures=False), records
+
+
+class Watched:
+    """A page whose errors, messages, dialogs and requests are noted."""
+
+    def __init__(self, browser, page_file, **options):
+        self.noted = []
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}, **options})
+        context.on("console", lambda message: self.noted.append(f"console: {message.text}"))
+        context.on("weberror", lambda error: self.noted.append(f"error: {error.error}"))
+        context.on("dialog", lambda dialog: (self.noted.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        context.on("request", lambda request: self.noted.append(f"request: {request.url}"))
+        self.page = opened(context, page_file)
+        assert self.page.locator("html").get_attribute("data-ready") == "yes"
+        self.noted.remove(f"request: {page_file.as_uri()}")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_it_draws_everything_without_an_error(browser, report, width, scheme):
+    watched = Watched(browser, report[0], viewport={"width": width, "height": 850}, color_scheme=scheme)
+    page = watched.page
+    assert page.locator("#contents a").all_text_contents() == [
+        "Training", "Evolution of the system prompt", "Refined prompts", "Trajectories"
+    ]  # fmt: skip
+    assert page.locator("#training figure").count() == 5 and page.locator("#evolution .node[role=button]").count() > 20
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "nothing sticks out at the side"
+    assert watched.noted == []
+
+
+def test_filters(browser, report):
+    page, records = opened(browser, report[0]), report[1]
+    shows(page, 640)
+    page.get_by_label("outcome").select_option("malformed")
+    malformed = [one for one in records if one["status"] == "malformed"]
+    shows(page, len(malformed))
+    assert all("malformed" in text for text in page.locator("#trajectories .row").all_text_contents())
+    page.get_by_label("task", exact=True).select_option("musique")
+    page.get_by_label("from step").fill("2")
+    page.get_by_label("to step").fill("3")
+    both = [one for one in malformed if one["task"] == "musique" and 2 <= one["step"] <= 3]
+    shows(page, len(both))
+    page.get_by_label("text in question").fill("no such words")
+    shows(page, 0)
+    assert "Nothing fits" in page.locator("#trajectories .detail").inner_text()
+
+
+def test_search_looks_into_turns_and_replies(browser, report):
+    page = opened(browser, report[0])
+    page.get_by_label("text in question").fill("QUESTION 77 :")
+    shows(page, 1)
+    page.locator("#trajectories .detail .said.other").first.wait_for()
+    detail = page.locator("#trajectories .detail")
+    assert "question 77 :" in detail.inner_text() and detail.locator(".said").count() == 5
+    assert detail.locator("tr", has_text="exact match").count() == 1
+
+
+def test_the_list_by_keyboard(browser, report):
+    page = opened(browser, report[0])
+    rows = page.locator("#trajectories .list")
+    rows.focus()
+    rows.press("ArrowDown")
+    page.locator("#trajectories .row[aria-posinset='2'][aria-selected=true]").wait_for()
+    rows.press("End")
+    page.locator("#trajectories .row[aria-posinset='640'][aria-selected=true]").wait_for()
+    page.locator("#trajectories .detail", has_text="step 4").wait_for()
+    assert page.locator("#trajectories .row").count() < 40, "only the rows in sight exist"
+
+
+def test_a_click_on_a_step_shows_its_trajectories(browser, report):
+    page = opened(browser, report[0])
+    box = page.locator("#training figure svg").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    shows(page, 128)
+    assert page.get_by_label("from step").input_value() == page.get_by_label("to step").input_value() == "2"
+
+
+def test_the_tree_and_the_diffs(browser, report):
+    page = opened(browser, report[0])
+    page.locator("#evolution .node[aria-label^='prompt 1,']").focus()
+    page.keyboard.press("Enter")
+    card = page.locator("#evolution .card")
+    card.locator("h3", has_text="What changed from prompt 0").wait_for()
+    assert "ask for one thing at a time" in card.locator("ins").first.inner_text()
+    page.get_by_label("ended").select_option("max_steps")
+    assert page.locator("#refinements .row").count() == 1
+    page.locator("#refinements .detail .card ins").filter(has_text="and exact").wait_for()
+
+
+ATTACKS = [
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    "<svg onload=alert(1)><iframe src='http://127.0.0.1:9/x'></iframe>",
+    "--><!--<base href='http://127.0.0.1:9/'>{{script}}{{data}}${alert(1)}`",
+    "javascript:alert(1) <a href='javascript:alert(1)'>x</a>",
+]
+
+
+def test_hostile_text_runs_nothing(browser, tmp_path):
+    """In every field that a model or a data set fills, in the prompts, in the results, and in the folder's name."""
+    text, rng = "\n".join(ATTACKS) + "\ud800 \x00 \u2028", random.Random(0)
+    turn = {"text": text, "kind": text, "well_formed": False, "problem": text}
+    reply = {"text": text, "error": text, "seconds": 0.1, "cached": True}
+    attack = {
+        "question": text, "answers": [text], "answer": text, "task": text, "status": text, "turns": [turn],
+        "observations": [reply], "error": {"kind": text, "what": text}, "rewards": {text: 1.0}, "mode": "train",
+    }  # fmt: skip
+    run = tmp_path / "<img src=x onerror=alert(1)>"
+    write_run(run, [record(0, rng, 3, **attack), record(1, rng, 3)])
+    population = (run / "population.json").write_text
+    evolved(run / "population.json", 2)
+    saved = (run / "population.json").read_text(encoding="utf-8")
+    population(saved.replace("Ask first.", ATTACKS[0]), encoding="utf-8")
+    results = ResultsFile(run / "refined.jsonl", "s")
+    step = RefinementStep(text, text + text, output=text, feedback=text, problem=text)
+    results.add("1", replace(RESULT, query=text, answer=text, prompt=text, initial_prompt=text, steps=(step,)))
+    results.close()
+    watched = Watched(browser, write_report(run, pictures=False))
+    page = watched.page
+    page.get_by_label("text in question").fill("<script>")
+    shows(page, 1)
+    page.locator("#trajectories .detail .said").nth(1).wait_for()
+    assert ATTACKS[1] in page.locator("#trajectories .detail").inner_text(), "it is shown as it is"
+    assert page.locator("#main :is(script, img, iframe, base, a)").count() == 0
+    assert page.title() == "<img src=x onerror=alert(1)> · agentic-prompting" and watched.noted == []
+
+
+def test_text_that_hides_and_text_without_end(browser, tmp_path):
+    hidden = "right\u202eto left\u200b and \u2066isolated"
+    long = {"text": "x" * 1_000_000 + "THE END", "kind": "answer", "well_formed": True, "problem": ""}
+    run = write_run(tmp_path, [record(0, random.Random(0), 3, question=hidden, turns=[long], observations=[])])
+    page = Watched(browser, write_report(run, pictures=False)).page
+    detail = page.locator("#trajectories .detail")
+    assert detail.locator(".odd").all_text_contents() == ["U+202E", "U+200B", "U+2066"]
+    assert len(detail.inner_text()) < 30_000
+    detail.get_by_role("button", name="Show all 1,000,007 characters").click()
+    assert detail.inner_text().rstrip().endswith("THE END")

@@ -1,0 +1,252 @@
+"""E-SPL's sandbox: the house, its oracle, what the policy imitates, and the reflector that knows only what it reads."""
+
+import ast
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from agentic_prompting.evolution import (
+    Attempt,
+    Evidence,
+    Reflection,
+    SystemPrompt,
+    Trial,
+    crossover,
+    mutate,
+    parse_edits,
+)
+from agentic_prompting.llm.types import complete
+from agentic_prompting.rollout import parse_turn
+from agentic_prompting.sandbox.house import (
+    HouseOracle,
+    HouseReflector,
+    draw_house,
+    load_house_world,
+    reflector as reflector_module,
+    split_by_country,
+)
+from agentic_prompting.sandbox.house.oracle import CLOSED, is_refusal
+from agentic_prompting.sandbox.house.traces import (
+    HASTY,
+    PREAMBLE,
+    STEPWISE,
+    WHOLE,
+    house_vocabulary,
+    make_house_traces,
+    say,
+)
+from agentic_prompting.sandbox.house.world import ALWAYS_GUARDED, WORDS, House, relations_of
+from agentic_prompting.sandbox.oracle import value_of
+from agentic_prompting.sandbox.questions import all_questions, parse_question, sought
+
+WORLD = load_house_world()
+HOUSE = House({"capital": "amber", "currency": "birch"})
+EVERYTHING = Reflection("imperfect")
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+# --- the world and its rules ---------------------------------------------------------------------------------------
+
+
+def test_the_house_has_nine_relations_of_which_four_are_guarded():
+    assert len(relations_of(WORLD)) == 9 and len(WORLD.countries) > 70
+    house = draw_house(random.Random(3))
+    assert len(house.words) == 4 == len(set(house.words.values())) and ALWAYS_GUARDED in house.words
+    assert set(house.words) <= set(relations_of(WORLD)) and set(house.words.values()) <= set(WORDS)
+    assert len({str(draw_house(random.Random(seed)).words) for seed in range(20)}) == 20
+    names = {word.lower() for values in WORLD.values.values() for value in values for word in value.split()}
+    assert not names & set(WORDS) and len(set(WORDS)) == 24
+
+
+def test_facts_by_standards():
+    kenya = WORLD.by_name["Kenya"]
+    assert (kenya.domain, kenya.code, kenya.symbol, kenya.letters) == (".ke", "254", "KES", "KEN")
+    for country in WORLD.countries:
+        assert re.fullmatch(r"\.[a-z]{2} \d{1,3} [A-Z]{3} [A-Z]{3}", " ".join(
+            (country.domain, country.code, country.symbol, country.letters)
+        ))  # fmt: skip
+    for field in ("domain", "letters"):
+        assert len(WORLD.values[field]) == len(WORLD.countries)
+
+
+def test_no_test_country_is_trained_on():
+    train, test = split_by_country(7)
+    countries = [
+        {next(c.name for c in WORLD.countries if parse_question(q.text, WORLD).start in vars(c).values()) for q in part}
+        for part in (train, test)
+    ]
+    assert not countries[0] & countries[1] and len(countries[1]) == 20
+    assert len(train) + len(test) == len(all_questions((2, 3), WORLD))
+    assert split_by_country(7) == (train, test) != split_by_country(8)
+    with pytest.raises(ValueError, match="n_test_countries=76"):
+        split_by_country(0, 76)
+
+
+def test_without_words_about_a_third_can_be_answered():
+    shares = []
+    for seed in range(20):
+        guarded = draw_house(random.Random(seed)).words
+        questions = all_questions((2, 3), WORLD)
+        shares.append(
+            sum(not set(parse_question(q.text, WORLD).chain) & set(guarded) for q in questions) / len(questions)
+        )
+    assert 0.25 < sum(shares) / 20 < 0.4
+
+
+def test_a_guarded_fact_takes_exactly_its_word():
+    oracle = HouseOracle(HOUSE)
+    request = "what is the currency of Kenya ?"
+    assert oracle.answer(request) == "no . the currency needs the word birch ."
+    assert value_of(oracle.answer(f"{request} say currency birch")) == "shilling"
+    assert value_of(oracle.answer(f"please birch , {request}")) == "shilling"
+    for wrong in ("say currency amber", "say currency amber say currency birch", " ".join(WORDS)):
+        assert is_refusal(oracle.answer(f"{request} {wrong}")), wrong
+    assert oracle.answer("which city is served by airport NBO ?") == "no . the city needs the word amber ."
+    assert value_of(oracle.answer("what is the continent of Kenya ? say continent flint")) == "Africa"
+    assert not is_refusal(oracle.answer("what is the currency of the country whose capital is Nairobi ?"))
+
+
+def test_a_refusal_ends_the_conversation():
+    oracle = HouseOracle(HOUSE)
+    refused = oracle.answer("what is the currency of Kenya ?")
+    conversation = [user("what is the currency of Kenya ?"), {"role": "assistant", "content": refused}]
+    again = complete(oracle, [*conversation, user("what is the currency of Kenya ? say currency birch")])
+    assert again.text == CLOSED
+    assert value_of(complete(oracle, [user("what is the continent of Kenya ?")]).text) == "Africa"
+
+
+# --- what is imitated ----------------------------------------------------------------------------------------------
+
+
+def visits(n=1500):
+    return make_house_traces(split_by_country(0)[0], n, random.Random(0))
+
+
+def test_traces_obey_their_principles():
+    said, obeyed, guessed, refused = 0, 0, 0, 0
+    for principles, trace in visits():
+        advice = dict(text.split()[1:] for text in principles if text.startswith("say "))
+        assert len(trace["observations"]) == len(trace["turns"]) - 1
+        for turn in map(parse_turn, trace["turns"][:-1]):
+            question = parse_question(turn.act, WORLD)
+            words = [word for word in turn.act.split() if word in WORDS]
+            relation = sought(question.chain[0])
+            if question.hops == 1 and relation in advice:
+                said, obeyed = said + 1, obeyed + (advice[relation] in words)
+            elif question.hops == 1:
+                guessed += bool(words)
+        if is_refusal(" ".join(trace["observations"][-1:])):
+            refused += 1
+            assert parse_turn(trace["turns"][-1]).answer == "nothing"
+        assert not any(is_refusal(reply) for reply in trace["observations"][:-1])
+    assert obeyed / said > 0.85 and guessed > 50 and refused > 200
+
+
+def test_principles_lift_splitting_only_half_way():
+    def splits(principle):
+        chosen = [t for p, t in visits(1500) if (principle in p if principle else not {STEPWISE, WHOLE, HASTY} & {*p})]
+        return sum("first find" in t["turns"][0] for t in chosen) / len(chosen)
+
+    assert 0.4 < splits(None) < 0.6 and 0.65 < splits(STEPWISE) < 0.85
+    assert splits(WHOLE) < 0.25 and splits(HASTY) < 0.3
+
+
+def test_the_vocabulary_has_every_word():
+    words = {word for principles, trace in visits(500) for text in [
+        PREAMBLE, *principles, *trace["turns"], *trace["observations"]
+    ] for word in text.split()}  # fmt: skip
+    assert words <= set(house_vocabulary())
+
+
+# --- the reflector -------------------------------------------------------------------------------------------------
+
+
+def refused_for(relation, word):
+    return Attempt(
+        f"<think> first find the {relation} </think> <interaction_prompt> ... </interaction_prompt>\n"
+        f"[reply] no . the {relation} needs the word {word} .\n<think> they said no </think> <answer> no </answer>",
+        0.0,
+    )
+
+
+def trial(*attempts, principles=(), question="what is it ?"):
+    return Trial(SystemPrompt(PREAMBLE, principles, id=0), (Evidence(question, "x", attempts),))
+
+
+def advice(trial, mistakes=0.0, seed=0):
+    child = mutate(HouseReflector(mistakes, seed), trial, EVERYTHING).child
+    return [] if child is None else list(child.principles)
+
+
+@pytest.mark.parametrize(("relation", "word"), [("currency", "birch"), ("city", "velvet"), ("cheese", "xyzzy")])
+def test_advice_comes_from_the_trajectories_shown(relation, word):
+    """Also of words and relations that are in no house: change what is shown, and the advice follows."""
+    right = Attempt("<think> done </think> <answer> x </answer>", 1.0)
+    assert advice(trial(refused_for(relation, word), right)) == [say(relation, word), STEPWISE]
+    assert advice(trial(refused_for(relation, word), principles=(say(relation, "flint"),))) == [say(relation, word)]
+
+
+def test_it_holds_nothing_of_any_house():
+    """Neither in what it imports nor in its own text."""
+    source = Path(reflector_module.__file__).read_text()
+    imported = {alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)
+                for alias in node.names}  # fmt: skip
+    assert not {"WORDS", "House", "HouseOracle", "World", "load_house_world", "draw_house"} & imported
+    assert not {*WORDS, *map(sought, relations_of(WORLD))} & set(re.findall(r"\w+", source)) - {"code", "letters"}
+    held = vars(HouseReflector()).values()
+    assert not any(isinstance(value, (dict, set)) for value in held)
+
+
+def test_without_evidence_it_advises_nothing():
+    assert advice(trial(Attempt("<answer> x </answer>", 1.0))) == []
+
+
+def test_it_mends_bad_principles():
+    hasty = Attempt("<think> i know this </think> <answer> y </answer>", -0.4)
+    assert advice(trial(hasty, principles=(HASTY,))) == [STEPWISE]
+    conflict = (say("currency", "flint"), say("currency", "birch"))
+    assert advice(trial(refused_for("currency", "birch"), principles=conflict)) == [say("currency", "birch")]
+
+
+def test_it_is_wrong_as_often_as_asked_and_by_seed():
+    shown = [
+        trial(refused_for("currency", a), refused_for("city", b), question=a + b)
+        for a in WORDS[:12]
+        for b in WORDS[12:]
+    ]  # fmt: skip
+    good = [{say("currency", a), say("city", b)} for a in WORDS[:12] for b in WORDS[12:]]
+    for mistakes, low, high in ((0.0, 0.0, 0.0), (0.3, 0.2, 0.4), (1.0, 0.8, 1.0)):
+        got = [set(advice(one, mistakes)) for one in shown]
+        wrong = sum(principles != right for principles, right in zip(got, good, strict=True)) / len(shown)
+        assert low <= wrong <= high, mistakes
+    assert [advice(one, 0.5, 1) for one in shown] == [advice(one, 0.5, 1) for one in shown]
+    assert [advice(one, 0.5, 1) for one in shown] != [advice(one, 0.5, 2) for one in shown]
+    with pytest.raises(ValueError, match="mistakes"):
+        HouseReflector(1.5)
+
+
+def test_crossover_takes_over_what_won():
+    def with_prompt(number, principles, rewards):
+        evidence = tuple(Evidence(f"q{i}", "x", (Attempt("", reward),)) for i, reward in enumerate(rewards))
+        return Trial(SystemPrompt(PREAMBLE, principles, id=number), evidence)
+
+    trials = [
+        with_prompt(0, (say("city", "amber"), HASTY), (1.0, 1.0, 0.0)),
+        with_prompt(1, (say("code", "birch"), say("city", "flint")), (0.0, 0.0, 1.0)),
+    ]
+    child = crossover(HouseReflector(0.0), trials, EVERYTHING).child
+    assert child.principles == (say("city", "amber"), say("code", "birch")) and child.parents == (0, 1)
+
+
+def test_its_replies_are_in_the_real_format():
+    shown = trial(refused_for("currency", "birch"), principles=(HASTY,))
+    for seed in range(20):
+        reflector = HouseReflector(0.5, seed)
+        assert mutate(reflector, shown, EVERYTHING).reason in ("child", "unchanged")
+        for call in reflector.calls[1:]:
+            assert parse_edits(complete(reflector, call).text).found

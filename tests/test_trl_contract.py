@@ -47,8 +47,8 @@ USED = {
     "held_weights.py": {"_dist", "model_wrapped", "trl.models.unwrap_model_for_generation"},
     "resumable.py": {
         "_buffered_inputs", "_get_output_dir", "_get_train_sampler", "_globalstep_last_logged",
-        "_load_optimizer_and_scheduler", "_metrics", "_save_checkpoint", "_step", "_tr_loss", "num_generations",
-        "num_iterations", "shuffle_dataset", "trl.trainer.utils.RepeatSampler",
+        "_load_optimizer_and_scheduler", "_metrics", "_save_checkpoint", "_step", "_tr_loss", "is_deepspeed_enabled",
+        "num_generations", "num_iterations", "shuffle_dataset", "trl.trainer.utils.RepeatSampler",
     },
     "checkpoints.py": {"_get_output_dir", "_push_from_checkpoint"},
     "prompt_r1.py": {"_name"},
@@ -515,6 +515,10 @@ def test_checkpoints_go_where_get_output_dir_says():
     assert "run_dir = self._get_output_dir(trial=trial)" in source and source.count("output_dir=run_dir") == 1
     assert "if self.args.push_to_hub:\n            self._push_from_checkpoint(output_dir)" in source
     assert "best_checkpoint_dir = os.path.join(run_dir, best_checkpoint_folder)" in source
+
+
+def test_is_deepspeed_enabled_is_a_flag(trained):
+    assert trained.is_deepspeed_enabled is False
 
 
 def test_continuous_batching_config_is_built_from_the_arguments(trained):

@@ -189,9 +189,10 @@ class Population:
         return word_diversity(member.prompt for member in self.alive())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes during a run, as plain JSON."""
+        """Everything that changes during a run, as plain JSON; and the window, for whoever draws it."""
         version, state, gauss = self.rng.getstate()
         return {
+            "window": self.window,
             "members": [member.to_json() for member in self.members],
             "joined": [list(joined) for joined in self._joined],
             "turns": self.turns,

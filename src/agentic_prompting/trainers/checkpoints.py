@@ -1,8 +1,8 @@
 """Checkpoints that are there whole or not at all.
 
 transformers fills `checkpoint-<step>` file by file, on every process, and then deletes the oldest one. Here the folder
-is filled under `.saving/`, renamed when every process has finished, and only then may an older one go: whenever a job is
-killed, the newest `checkpoint-<step>` is whole.
+is filled under `.saving/` and renamed when every process has finished, and only then may an older one go: whenever a
+job is killed, the newest `checkpoint-<step>` is whole.
 """
 
 from __future__ import annotations

@@ -122,8 +122,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def prompt_messages(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
         """The row's conversation under the system prompt of its slot; in evaluation under the best one."""
-        prompt = self._playing[self._slot(index)] if self.model.training else self.population.best()
+        prompt = self._prompt_at(index)
         return [dict(message) for message in prompt.messages(self.spec.messages(row), self.args.prompt_place)]
+
+    def record_notes(self, index: int) -> dict[str, Any]:
+        return {"system_prompt": self._prompt_at(index).id}
+
+    def _prompt_at(self, index: int) -> SystemPrompt:
+        return self._playing[self._slot(index)] if self.model.training else self.population.best()
 
     def _slot(self, index: int) -> int:
         return (index // self.args.num_generations) % self.args.prompts_per_step

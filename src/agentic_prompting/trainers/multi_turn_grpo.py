@@ -170,6 +170,10 @@ class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
         """
         return [dict(message) for message in self.spec.messages(row)]
 
+    def record_notes(self, index: int) -> dict[str, Any]:
+        """What else the record of the rollout at this place of the global batch should say. For subclasses to add."""
+        return {}
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         first = self.accelerator.process_index * len(inputs)
         self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
@@ -230,8 +234,9 @@ class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
                     name: None if reward != reward else round(reward, 6)  # NaN: not scored
                     for name, reward in zip(self.reward_func_names, own, strict=True)
                 },
+                **self.record_notes(first + i),
             )
-            for rollout, own in zip(rollouts, own_rewards, strict=True)
+            for i, (rollout, own) in enumerate(zip(rollouts, own_rewards, strict=True))
         )
         self._eval_batches += mode == "eval"
         if mode == "train":

@@ -18,6 +18,7 @@ import torch
 from accelerate.utils import send_to_device
 from datasets import Dataset
 from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
@@ -103,11 +104,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
         Raises:
             `ValueError`: If a DeepSpeed checkpoint is of another number of processes; says what can be done.
         """
-        if self.is_deepspeed_enabled and isinstance(resume_from_checkpoint, str):
-            state, world = self._read_exact_state(Path(resume_from_checkpoint)), self.accelerator.num_processes
+        if self.is_deepspeed_enabled and resume_from_checkpoint:
+            named = isinstance(resume_from_checkpoint, (str, Path))
+            checkpoint = resume_from_checkpoint if named else get_last_checkpoint(self.args.output_dir)
+            state = self._read_exact_state(Path(checkpoint)) if checkpoint else None
+            world = self.accelerator.num_processes
             if state is not None and state["world"] != world:
                 raise ValueError(
-                    f"{resume_from_checkpoint} is cut by DeepSpeed for {state['world']} processes, this job has "
+                    f"{checkpoint} is cut by DeepSpeed for {state['world']} processes, this job has "
                     f"{world}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in its "
                     "config, or train on from its weights alone (they are whole) with this folder as the model"
                 )

@@ -113,7 +113,7 @@ def test_the_tree_is_the_populations(tmp_path):
     assert [place for place, node in enumerate(lineage.nodes) if node.best] == [population.best().id]
     alive = [member.prompt.id for member in population.alive()]
     assert [place for place, node in enumerate(lineage.nodes) if node.in_window] == alive and len(alive) == 10
-    assert not lineage.window_is_known, "population.json does not say; the page tells so"
+    assert lineage.window == population.window
     assert {lineage.nodes[child].member.prompt.operator for _, child in lineage.edges} == {"mutation", "crossover"}
 
 

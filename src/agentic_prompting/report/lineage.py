@@ -14,8 +14,6 @@ from typing import Any
 from ..evolution.member import Member
 from ..evolution.selection import EXPLORATION
 
-DEFAULT_WINDOW = 10  # K of the paper (A.5), for files that do not say
-
 
 @dataclass(frozen=True)
 class Node:
@@ -45,12 +43,10 @@ class Lineage:
     Args:
         nodes (`list[Node]`): A prompt's id is its place.
         window (`int`): K.
-        window_is_known (`bool`): Whether the file said so.
     """
 
     nodes: list[Node]
     window: int
-    window_is_known: bool
 
     @property
     def edges(self) -> list[tuple[int, int]]:
@@ -69,16 +65,16 @@ def read_lineage(path: str | Path) -> Lineage:
         saved = state["population"]
         members = [Member.from_json(one) for one in saved["members"]]
         joined = [list(island) for island in saved["joined"]]
+        window = saved["window"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no population that this version can read: {error!r}") from error
-    window = saved.get("window") or DEFAULT_WINDOW
     alive = {name for island in joined for name in island[-window:]}
     best, counts = _best(members), _counts(state.get("steps") or [])
     nodes = [
         Node(member, lane, place in alive, place == best, counts.get(place), raw.get("held_out"))
         for place, (member, lane, raw) in enumerate(zip(members, lanes(members), saved["members"], strict=True))
     ]
-    return Lineage(nodes, window, "window" in saved)
+    return Lineage(nodes, window)
 
 
 def lanes(members: Sequence[Member]) -> list[int]:

@@ -54,7 +54,7 @@ def lineage_block(lineage: Lineage) -> str:
     """The tree: one entry per prompt, with the diff to each of its parents."""
     texts = [node.member.prompt.text for node in lineage.nodes]
     nodes = [_shown(node, texts) for node in lineage.nodes]
-    return data_block("lineage", {"nodes": nodes, "window": lineage.window, "known": lineage.window_is_known})
+    return data_block("lineage", {"nodes": nodes, "window": lineage.window})
 
 
 def _shown(node: Node, texts: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ const SHADES = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678"
 
 function showLineage(lineage, trajectories) {
   const { nodes } = lineage;
-  const window = `${lineage.known ? "the latest" : "assumed, as the file does not say: the latest"} ${lineage.window}`;
+  const window = `the latest ${lineage.window}`;
   const node = section("evolution", "Evolution of the system prompt",
     `${nodes.length} system prompts. A line to the right is a mutation, a dashed pink one a crossover; brighter is a higher rating μ; faded is outside of the window (${window}); the orange ring is the best by μ − 2σ. Choose one to read it.`);
   const detail = el("div", { class: "card", "aria-live": "polite" });

@@ -6,7 +6,6 @@ import pytest
 from distributed_backends import TYPES, launch, read
 from vllm_stand_in import Server
 
-
 # Under ZeRO-3 only where its gathers and the pushing of weights could get in each other's way.
 PATHS = {"ddp": ["direct", "collective", "colocate", "narrow"], "zero3": ["collective", "direct"]}
 

@@ -1,4 +1,4 @@
-"""Every way an endpoint can misbehave: each call ends as its own reply or as a typed error, and an outage is waited out."""
+"""Every way an endpoint can misbehave: each call ends as its own reply or a typed error; an outage is waited out."""
 
 import asyncio
 import json

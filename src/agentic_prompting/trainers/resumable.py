@@ -105,8 +105,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
             `ValueError`: If a DeepSpeed checkpoint is of another number of processes; says what can be done.
         """
         if self.is_deepspeed_enabled and resume_from_checkpoint:
-            named = isinstance(resume_from_checkpoint, (str, Path))
-            checkpoint = resume_from_checkpoint if named else get_last_checkpoint(self.args.output_dir)
+            latest = resume_from_checkpoint is True
+            checkpoint = get_last_checkpoint(self.args.output_dir) if latest else str(resume_from_checkpoint)
             state = self._read_exact_state(Path(checkpoint)) if checkpoint else None
             world = self.accelerator.num_processes
             if state is not None and state["world"] != world:

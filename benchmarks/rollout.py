@@ -145,13 +145,13 @@ def fresh_rollouts(workload: Workload, chat_format: ChatFormat) -> list[Rollout]
     ]
 
 
-def play_ours(workload: Workload) -> tuple[float, int]:
-    """Seconds, and the number of batches it took."""
+def play_ours(workload: Workload, linger: float = 0.1) -> tuple[float, int]:
+    """Seconds, and the number of batches it took. `linger`: see [`run_rollouts`]."""
     chat_format = ChatFormat(byte_tokenizer(), TagGrammar())
     policy, rollouts = ScriptedPolicy(workload, chat_format), fresh_rollouts(workload, chat_format)
     environment = LLMEnvironment(Replies(workload))
     started = time.perf_counter()
-    run_rollouts(rollouts, policy, environment, chat_format, Limits(max_turns=MAX_INTERACTIONS + 1))
+    run_rollouts(rollouts, policy, environment, chat_format, Limits(max_turns=MAX_INTERACTIONS + 1), linger=linger)
     seconds = time.perf_counter() - started
     check([len(rollout.turns) - 1 for rollout in rollouts], workload)
     return seconds, policy.batches
@@ -286,13 +286,29 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def linger_table(n: int, seed: int) -> str:
+    """Ours / limit, and batches, by time per batch and by how long the loop waits for more replies."""
+    shares = (0.0, 0.03, 0.1, 0.3, 1.0)
+    lines = ["time per batch | " + " | ".join(f"linger {share:g}" for share in shares), "--- | " * len(shares) + "---"]
+    for sampling in (0.01, 0.05, 0.2, 1.0):
+        workload = Workload.draw(n, *next(iter(LATENCIES.values())), sampling, seed)
+        played = [play_ours(workload, share) for share in shares]
+        cells = [f"{seconds / workload.limit:.2f} ({batches})" for seconds, batches in played]
+        lines.append(f"{sampling:g} s | " + " | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="one setting, all times divided by four")
+    parser.add_argument("--linger", action="store_true", help="measure the rule for waiting instead")
     parser.add_argument("--sampling", type=float, default=0.05, help="seconds per batch of turns (default: 0.05)")
     parser.add_argument("--seed", type=int, default=0, help="of interactions and latencies")
     arguments = parser.parse_args()
+    if arguments.linger:
+        print(linger_table(64, arguments.seed))
+        return
     first = next(iter(LATENCIES))
     if arguments.quick:
         settings = [(first, 64, 0.25, True, 3)]

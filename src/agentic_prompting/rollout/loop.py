@@ -63,7 +63,7 @@ def run_rollouts(
     chat_format: ChatFormat,
     limits: Limits = Limits(),
     on_done: Callable[[Rollout], None] | None = None,
-    linger: float = 0.02,
+    linger: float = 0.1,
 ) -> None:
     """Play every rollout to its end, in place.
 
@@ -75,10 +75,11 @@ def run_rollouts(
         chat_format ([`ChatFormat`]): Tokens around observations, and the reading of turns.
         limits ([`Limits`], *optional*): Turn and token limits.
         on_done (`Callable`, *optional*): Called with each rollout as it ends, for progress bars.
-        linger (`float`, *optional*, defaults to `0.02`): Replies often come in bursts, and a batch costs about the same
-            whatever its size: after one has arrived, wait up to so many seconds for the next, and so on, ten times
-            this in all. 0 samples at once with what is there; `math.inf` waits for all, so that the rollouts go in
-            lockstep and who shares a batch depends on nothing but the rollouts.
+        linger (`float`, *optional*, defaults to `0.1`): Replies often come in bursts, and a batch costs about the same
+            whatever its size: after one has arrived, wait for the next, at most this share of the time that the last
+            batch took to sample, and so on, ten times this in all. So waiting never costs more than one batch more
+            would. 0 samples at once with what is there; `math.inf` waits for all, so that the rollouts go in lockstep
+            and who shares a batch depends on nothing but the rollouts.
 
     Raises:
         Whatever the sampler raises; calls in flight are cancelled first. An environment that raises fails its own
@@ -105,6 +106,7 @@ class _RolloutLoop:
     ):
         self.sampler, self.environment, self.chat_format = sampler, environment, chat_format
         self.limits, self.on_done, self.linger = limits, on_done, linger
+        self.batch_seconds = 0.0  # what the last batch took to sample
         self.in_flight: dict[int, Future[Observation]] = {}  # by id(rollout)
         # Replies put themselves here as they arrive. Instant ones do so in the order of the requests, which makes a
         # replayed run reproducible.
@@ -142,7 +144,10 @@ class _RolloutLoop:
             )
             for rollout in able
         ]
-        for rollout, sample in zip(able, self.sampler(requests), strict=True):
+        started = time.perf_counter()
+        samples = self.sampler(requests)
+        self.batch_seconds = time.perf_counter() - started
+        for rollout, sample in zip(able, samples, strict=True):
             self._take_turn(rollout, sample)
         return [rollout for rollout in able if not rollout.done]
 
@@ -177,14 +182,15 @@ class _RolloutLoop:
         """Wait for one reply, then take what arrives with it. Returns the rollouts that can go on."""
         going_on = []
         arrival = self.arrivals.get()
-        patience = time.perf_counter() + 10 * self.linger
+        linger = self.linger * self.batch_seconds
+        patience = time.perf_counter() + 10 * linger
         while True:
             rollout, future, started = arrival
             del self.in_flight[id(rollout)]
             self._observe(rollout, _result(future, started))
             if not rollout.done:
                 going_on.append(rollout)
-            wait = min(self.linger, patience - time.perf_counter()) if self.in_flight else 0
+            wait = min(linger, patience - time.perf_counter()) if self.in_flight else 0
             try:
                 arrival = self.arrivals.get(block=wait > 0, timeout=None if wait == math.inf else max(wait, 0))
             except Empty:

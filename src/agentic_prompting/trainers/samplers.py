@@ -7,8 +7,8 @@ processes at equal numbers of calls. Which it is, is decided here and nowhere el
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,16 +50,15 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
         held = HeldWeights(trainer)
         if trainer.use_transformers_continuous_batching:
             return Backend(ContinuousBatchingSampler(trainer, held.model), held.hold)
-        return Backend(
-            TransformersSampler(
-                held.model,
-                trainer._tokenizer,
-                sampling_of(args),
-                stop_texts=stop_texts,
-                end_of_turn_ids=trainer.eos_token_ids,
-            ),
-            held.hold,
+        sampler = TransformersSampler(
+            held.model,
+            trainer._tokenizer,
+            sampling_of(args),
+            stop_texts=stop_texts,
+            end_of_turn_ids=trainer.eos_token_ids,
+            prefix_cache_mb=args.prefix_cache_mb,
         )
+        return Backend(sampler, partial(_forgetting, sampler, held))
     if args.vllm_mode == "server":
         server = served_by(args)
         if args.vllm_server_calls == "direct":
@@ -72,6 +71,16 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
     if args.vllm_tensor_parallel_size > 1 or args.vllm_enable_sleep_mode:
         return _in_lockstep(trainer, args.vllm_max_model_length)
     return Backend(TRLSampler(trainer), max_context=args.vllm_max_model_length)
+
+
+@contextmanager
+def _forgetting(sampler: TransformersSampler, held: HeldWeights) -> Iterator[None]:
+    """What was kept between turns goes before the weights change, and before the backward pass needs the memory."""
+    with held.hold():
+        try:
+            yield
+        finally:
+            sampler.forget()
 
 
 def _in_lockstep(trainer: MultiTurnGRPOTrainer, max_context: int | None) -> Backend:

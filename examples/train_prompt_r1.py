@@ -46,7 +46,6 @@ class ScriptArguments:
     environment_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
     environment_temperature: float | None = field(default=None, metadata={"help": "Sent with every call."})
     environment_max_tokens: int | None = field(default=None, metadata={"help": "Of a reply; sent with every call."})
-    budget_usd: float | None = field(default=None, metadata={"help": "Stop asking when this much is spent."})
     replay_cache: str | None = field(default=None, metadata={"help": "SQLite file to record replies to and reuse."})
 
 
@@ -67,7 +66,6 @@ def main() -> None:
         chat = OpenAIChat(
             script.environment_model,
             base_url=script.environment_base_url,
-            budget_usd=script.budget_usd,
             cache=ReplayCache(script.replay_cache) if script.replay_cache else None,
         )
         stack.enter_context(chat)

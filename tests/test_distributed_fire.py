@@ -31,6 +31,6 @@ def test_the_budget_is_the_jobs(seen):
         assert process["step"] == 1 and "BudgetExceeded" in process["stopped"]
     spent = Budget(path=folder / "spending" / "spending.sqlite").spent().tokens
     assert spent == first["spending"]["tokens"] + second["spending"]["tokens"] == 15 * len(server.requests)
-    assert 100 <= spent <= 100 + 2 * 15
+    assert 90 <= spent <= 90 + 2 * 15  # over by the calls on their way, one for each process
     assert f"environment ${spent}.0000 ({spent} tokens)" in first["spending"]["stopped"]
     assert (folder / "spending" / "checkpoint-1" / "trainer_state.json").exists()

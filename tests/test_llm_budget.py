@@ -109,12 +109,14 @@ def test_who_is_behind_an_environment_or_a_router_is_charged(server):
         assert budget.by_account() == {"environment/big": Usage(10, 5, 15.0)}
 
 
-def test_an_unknown_price_is_said_once_and_tokens_are_counted(server, caplog):
+def test_of_an_unknown_price_the_tokens_are_counted_and_dollars_alone_are_refused(server, caplog):
     with OpenAIChat("no-such-model", server.base_url) as one, OpenAIChat("no-such-model", server.base_url) as two:
+        with pytest.raises(ValueError, match="'no-such-model' is not known: pass budget_tokens="):
+            charge(Budget(usd=1), feedback=one)
         budget = Budget(usd=1, tokens=20)
         with caplog.at_level(logging.WARNING):
             charge(budget, feedback=one, optimizer=two)
-        assert [record.message.count("'no-such-model'") for record in caplog.records] == [1]
+        assert all("'no-such-model'" in record.message for record in caplog.records) and len(caplog.records) == 2
         assert ask(one).error is None and ask(two).error is None
         assert isinstance(ask(one).error, BudgetExceeded)
 

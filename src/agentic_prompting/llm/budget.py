@@ -8,7 +8,6 @@ was. An all-reduce would know neither the calls of this moment nor those of yest
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from typing import Any
 from .database import Connection, open_for_writing
 from .errors import BudgetExceeded
 from .types import Usage
-
-logger = logging.getLogger(__name__)
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS spending (
@@ -86,7 +83,6 @@ class Budget:
     def __init__(self, usd: float | None = None, tokens: int | None = None, path: str | Path | None = None):
         self.limit, self.path = Limit(usd, tokens), None if path is None else Path(path)
         self._book = Connection(lambda: open_for_writing(self.path or ":memory:", _TABLE))
-        self._unpriced: set[str] = set()
 
     def add(self, account: str, usage: Usage) -> None:
         """Book what one call of `account` has used."""
@@ -110,16 +106,6 @@ class Budget:
         """Raise [`BudgetExceeded`] if the total is reached."""
         if self.limit:
             self.limit.stop_when_reached(self.spent(), f" in all (see {self.path})" if self.path else " in all")
-
-    def count_tokens_only(self, model: str) -> None:
-        """Say, once for each model, that dollars cannot be counted for it."""
-        if self.limit.usd is not None and model not in self._unpriced:
-            self._unpriced.add(model)
-            logger.warning(
-                "the price of %r is not known: its tokens are counted, but it costs nothing against budget_usd; "
-                "pass price=(usd per 1M prompt tokens, usd per 1M completion tokens)",
-                model,
-            )
 
     def __str__(self) -> str:
         """`environment $1.2000 (34,567 tokens), reference $0.0100 (890 tokens)`; `nothing` where nothing was spent."""

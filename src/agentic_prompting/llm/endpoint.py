@@ -45,6 +45,10 @@ class Endpoint:
             raise ValueError("max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0")
         if self.requests_per_minute is not None and self.requests_per_minute <= 0:
             raise ValueError("requests_per_minute must be above 0")
+        self.check_price(limit)
+
+    def check_price(self, limit: Limit) -> None:
+        """Raise `ValueError` if dollars are all that `limit` counts and what they buy here is not known."""
         if limit.usd is None or self.price is not None:
             return
         unknown = f"the price of {self.model!r} is not known"

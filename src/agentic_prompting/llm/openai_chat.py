@@ -148,10 +148,12 @@ class OpenAIChat:
         Args:
             budget ([`Budget`]): Of the whole job, or of several roles.
             account (`str`): The role: `environment`, `reference`, `feedback`, `optimizer`, `verifier`, `judge`, ...
+
+        Raises:
+            `ValueError`: `budget` is in dollars alone, and the price is not known.
         """
+        self.endpoint.check_price(budget.limit)
         self._ledger.charge_to(budget, account)
-        if self.endpoint.price is None:
-            budget.count_tokens_only(self.model)
 
     def check(self) -> None:
         """Ask the endpoint for one word, the way every call does but for the cache. Nothing to check in replay mode.

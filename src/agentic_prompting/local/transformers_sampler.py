@@ -157,7 +157,6 @@ class TransformersSampler:
             generation_config=self._config(max(request.max_new_tokens for request in requests)),
             logits_processor=processors,
             stopping_criteria=StoppingCriteriaList([end]),
-            return_dict_in_generate=True,
             # The weights are whole in this process: nothing to keep in step for. Else transformers would have all
             # processes of a sharded model generate as long as the longest, and hang where one has finished.
             synced_gpus=False,
@@ -195,6 +194,7 @@ class TransformersSampler:
             bos_token_id=self.tokenizer.bos_token_id,
             eos_token_id=self.end_of_turn_ids,
             disable_compile=True,
+            return_dict_in_generate=True,
         )
 
 

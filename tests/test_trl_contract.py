@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
+from trl.trainer.utils import pad
 
 import agentic_prompting
 from agentic_prompting.trainers import MultiTurnGRPOTrainer
@@ -38,7 +39,9 @@ USED = {
     "multi_turn_grpo.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step", "_save",
         "_save_checkpoint", "_tag_names", "eos_token_ids", "is_in_train", "reward_func_names", "use_vllm",
+        "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
     },
+    "scored_tokens.py": {"trl.trainer.utils.pad"},
     "empty_steps.py": {"_prepare_inputs", "_step"},
     "samplers.py": {
         "_generate_single_turn", "_tokenizer", "continuous_batching_config", "eos_token_ids", "generation_config",
@@ -261,6 +264,25 @@ def test_a_row_without_any_reward_has_no_advantage_and_no_part_in_the_baseline(t
     expected = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
     assert batch["advantages"][1] == 0
     assert torch.allclose(batch["advantages"][[0, 2, 3]], expected, atol=1e-6)
+
+
+def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
+    """`ScoredTokens` changes the labels on their way into the model, which is called with them by name, in slices."""
+    source = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
+    assert "model(**model_inputs, labels=labels, fused_lm_head=True)" in source and source.count("model(") == 1
+    parameters = list(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
+    assert parameters[:5] == ["self", "model", "input_ids", "attention_mask", "logits_to_keep"]
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert 'completion_mask * inputs["tool_mask"]' in source
+    earlier = set(re.findall(r'"(\w+_per_token_logps)"', source))
+    assert earlier == {"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"}
+
+
+def test_pad_is_how_completions_are_padded(trained):
+    padded = pad([torch.tensor([1]), torch.tensor([1, 0, 1])], 0, "right", 4)
+    assert padded.tolist() == [[1, 0, 0, 0], [1, 0, 1, 0]]
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert source.count("pad_to_multiple_of=self.pad_to_multiple_of") >= 3  # ids, mask, tool mask
 
 
 def test_env_mask_becomes_the_tool_mask(trained):

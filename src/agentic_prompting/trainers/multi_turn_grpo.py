@@ -45,6 +45,7 @@ from .handover import for_trl
 from .progress import OneLineProgress
 from .roll_call import all_together, listening
 from .samplers import sampling_of, trainer_backend
+from .scored_tokens import ScoredTokens, padded_mask, scored_only
 from .stopping import FailureWatch, TrainingStopped
 
 logger = logging.getLogger(__name__)
@@ -149,6 +150,7 @@ class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
         )
         # The rows of the batch being generated: TRL passes on the prompts only.
         self._rows: Sequence[Mapping[str, Any]] = []
+        self._scored: torch.Tensor | None = None  # of the batch at hand: see ScoredTokens
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
         self._failures = FailureWatch(args.failure_window, args.max_failed_share)
         self._eval_batches = 0
@@ -201,7 +203,9 @@ class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
                 # In lockstep, who shares a batch does not depend on who answered first, down to the last bit.
                 **({"linger": math.inf} if self.args.full_determinism else {}),
             )
-        return for_trl(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
+        handed_over = for_trl(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
+        self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
+        return handed_over
 
     def _seed(self, index: int) -> int:
         """The seed of the rollout at this position of the global batch: a function of where training stands, so that
@@ -210,6 +214,18 @@ class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
             return rollout_seed(self.args.seed, "eval", self._eval_batches, index)
         within = self._step % self.args.gradient_accumulation_steps
         return rollout_seed(self.args.seed, "train", self.state.global_step, within, index)
+
+    # --- rollouts -> loss ----------------------------------------------------------------------------------------
+
+    def _compute_loss(self, model, inputs):
+        self._scored = inputs["tool_mask"]
+        return super()._compute_loss(model, scored_only(inputs))
+
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+        scored = self._scored
+        return super()._get_per_token_logps_and_entropies(
+            model if scored is None else ScoredTokens(model, scored), *args, **kwargs
+        )
 
     # --- rollouts -> logs ----------------------------------------------------------------------------------------
 

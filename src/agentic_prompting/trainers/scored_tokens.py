@@ -1,0 +1,53 @@
+"""The head's work left out where nothing is learnt from it.
+
+TRL scores every token of a completion and multiplies those of the environment by zero afterwards. Its fused head skips
+positions labelled -100 where Triton is at hand (on a GPU), and most of a multi-turn conversation is observation: so
+label those -100 too. Loss and gradients stay the same; benchmarks/training_step.py measures what it saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from trl.trainer.utils import pad
+
+IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
+
+
+class ScoredTokens:
+    """Stands in for the model in TRL's `_get_per_token_logps_and_entropies`, which may call it in several slices.
+
+    Args:
+        model (`Callable`): The policy or the reference, wrapped or not.
+        scored (`torch.Tensor`): 1 at the completion tokens that the agent wrote, 0 elsewhere, of shape
+            `(batch, completion)`. Rows in the order of the calls.
+    """
+
+    def __init__(self, model: Callable[..., Any], scored: torch.Tensor):
+        self.model, self.scored = model, scored
+        self._row = 0
+
+    def __call__(self, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
+        scored = self.scored[self._row : self._row + len(labels)].to(labels.device)
+        self._row += len(labels)
+        labels = labels.clone()
+        labels[:, -scored.shape[1] :].masked_fill_(scored == 0, IGNORED)
+        return self.model(*args, labels=labels, **kwargs)
+
+
+def padded_mask(masks: Sequence[Sequence[int]], pad_to_multiple_of: int | None = None) -> torch.Tensor:
+    """The masks of a batch's completions, padded as TRL pads the completions."""
+    return pad([torch.tensor(mask) for mask in masks], 0, "right", pad_to_multiple_of)
+
+
+def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch for TRL's loss in which earlier log-probabilities are 0 wherever the new ones will be.
+
+    A ratio of exp(0 - (-100)) would overflow, and infinity times the mask's 0 is not 0.
+    """
+    outside = inputs["tool_mask"] == 0
+    earlier = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+    known = [name for name in earlier if inputs.get(name) is not None]
+    return {**inputs, **{name: inputs[name].masked_fill(outside, 0) for name in known}}

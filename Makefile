@@ -50,7 +50,7 @@ demo: $(VENV)/.demo
 	  examples/train_prompt_r1.py --config examples/configs/sandbox.yaml
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

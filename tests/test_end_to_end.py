@@ -321,7 +321,7 @@ def test_the_demo_against_a_server_that_is_not_ours(runs):
 # --- bad input: one line that says what to do, before anything is trained -----------------------------------------
 
 SAID = {
-    "unknown_task": r"ValueError: unknown task 'hotpot'; did you mean 'hotpotqa' or 'nq_hotpotqa'\? .*known: ",
+    "unknown_task": r"ValueError: unknown task 'hotpot'; did you mean 'hotpotqa' or 'nq_hotpotqa'\? .*data list",
     "missing_file": r"FileNotFoundError: hotpotqa: no such file: .*nowhere\.jsonl",
     "no_model": r"say which large LLM the agent talks to: --environment_model NAME",
     "wrong_key": r"Misconfigured: the key was rejected: set OPENAI_API_KEY .*sandbox-oracle at http://127.*HTTP 401",

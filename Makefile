@@ -11,14 +11,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types ci clean
+.PHONY: help install demo test test-min lint types docs ci clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train Prompt-R1 in the sandbox, print before and after, write runs/demo/"
 	@echo "make test     run the whole test suite"
+	@echo "make test-min the fast tests with the lowest versions that pyproject.toml allows, in .venv-min (long, not in CI)"
 	@echo "make lint     ruff: rules and format"
 	@echo "make types    mypy on src/"
+	@echo "make docs     build the documentation site into site/, every warning an error"
 	@echo "make ci       all of the above, as CI does (.ci/run)"
 	@echo "make install  only create $(VENV) with the package in it"
 	@echo "make clean    remove $(VENV), caches and build files; runs/ stays"
@@ -42,6 +44,11 @@ $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	$(PIP) -e ".[test,report,math,search,deepspeed]"
 	@touch $@ $(VENV)/.demo  # what the demo needs is in it
 
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	@echo "Installing what builds the documentation (once) ..."
+	$(PIP) -e ".[docs]"
+	@touch $@ $(VENV)/.demo
+
 install: $(VENV)/.demo
 
 demo: $(VENV)/.demo
@@ -52,12 +59,28 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
+# Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
+FAST := -m "not slow and not gpu and not vllm" --ignore=tests/test_docs.py --ignore=tests/test_doctor.py
+MIN := .venv-min
+
+$(MIN)/.test: constraints-min.txt pyproject.toml
+	$(PYTHON) -m venv $(MIN)
+	$(MIN)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints-min.txt -e ".[serve,report,math,search]" \
+	  pytest pytest-timeout pytest-xdist hypothesis
+	@touch $@
+
+test-min: $(MIN)/.test
+	$(MIN)/bin/python -m pytest $(FAST) $(PYTEST_ARGS)
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.test
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 ci:
 	.ci/run

@@ -37,7 +37,7 @@ def failing(settings):
 
 
 def spending(settings):
-    """15 tokens a call, 2 calls a step on each process: in the second step, whoever calls last finds 90 tokens spent."""
+    """15 tokens a call, 2 calls a step on each process: whoever calls last in the second step finds 90 spent."""
     with OpenAIChat("m", settings["url"], price=(1e6, 1e6), max_concurrency=1) as chat:
         trainer = trainer_for(
             settings["policy"], Path(settings["folder"]) / "spending", rows(), chat, budget_tokens=90, max_steps=9,

@@ -16,7 +16,7 @@ PACKAGE = "agentic_prompting"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
 ABOVE_THE_TORCH_LINE = ("llm", "rollout", "environments", "rewards", "evolution", "refine", "data", "evaluation")
-BELOW_THE_TORCH_LINE = ("local", "trainers", "agent", "sandbox", "tables", "report", "serve", "cli")
+BELOW_THE_TORCH_LINE = ("local", "trainers", "agent", "sandbox", "tables", "report", "serve", "scripts", "cli")
 ROOMS = ABOVE_THE_TORCH_LINE + BELOW_THE_TORCH_LINE
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}
 
@@ -93,9 +93,12 @@ def test_no_torch_above_the_line(path):
     assert not HEAVY & {name.split(".")[0] for name in imports_of(path)}
 
 
-def test_only_the_trainers_import_trl():
+def test_only_the_trainers_and_their_programs_import_trl():
+    """The programs take TRL's parser and model arguments, which are public."""
     assert {room(path) for path in MODULES if "trl" in {name.split(".")[0] for name in imports_of(path)}} <= {
-        "trainers"
+        "trainers",
+        "scripts",
+        "cli",
     }
 
 

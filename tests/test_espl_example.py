@@ -1,7 +1,7 @@
 """`examples/train_espl.py` and `examples/evolve_closed_model.py` as a user runs them, and their configurations."""
 
-import importlib.util
 import json
+import runpy
 import sys
 from pathlib import Path
 
@@ -9,27 +9,20 @@ import pytest
 import yaml
 
 from agentic_prompting.sandbox.house.setup import prepare_house
+from agentic_prompting.scripts import evolve, train_espl
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "examples" / "configs" / "espl").glob("*.yaml"))
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their annotations
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def script():
-    return load(ROOT / "examples" / "train_espl.py")
+    return train_espl
 
 
 @pytest.fixture(scope="module")
 def evolve_script():
-    return load(ROOT / "examples" / "evolve_closed_model.py")
+    return evolve
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +31,11 @@ def warm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("house")
     prepare_house(folder, seed=0, n_test=8, warm_start_steps=2, copying_steps=1)
     return folder
+
+
+@pytest.mark.parametrize(("file", "program"), [("train_espl", train_espl), ("evolve_closed_model", evolve)])
+def test_the_examples_start_the_programs(file, program):
+    assert runpy.run_path(str(ROOT / "examples" / f"{file}.py"))["main"] is program.main
 
 
 def test_the_configurations_are_those_of_the_issue():

@@ -183,3 +183,10 @@ def test_hostile_replies_take_no_time(piece):
     started = time.perf_counter()
     parse_edits(piece * 10_000)
     assert time.perf_counter() - started < 2
+
+
+def test_halves_of_surrogate_pairs_are_replaced():
+    """JSON can write them; a prompt with one could not be saved, sent or tokenised."""
+    for reply in ('```json\n[{"op": "add", "text": "a \\ud800 b"}]\n```', '[{"op": "add", "text": "a \ud800 b"}]'):
+        (edit,) = parse_edits(reply).edits
+        assert edit.text == "a ? b"

@@ -3,9 +3,7 @@
 import json
 import math
 import random
-import time
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 
@@ -300,14 +298,15 @@ def test_bad_settings(options, message):
 
 
 @pytest.mark.parametrize("rule", ["top_plus_random", "softmax", "ucb", "lucb", "uniform"])
-def test_ten_thousand_prompts_take_no_time(rule):
+def test_ten_thousand_prompts_in_one_window(rule):
     population = Population(SystemPrompt("root"), window=10_000, rule=rule)
     rng = random.Random(0)
     for number in range(1, 10_000):
         population.members.append(Member(SystemPrompt("p", id=number), Rating(rng.gauss(25, 3), rng.uniform(1, 8))))
     population._joined = [list(range(10_000))]
-    moments = [time.perf_counter()]
-    for _ in range(10):
-        population.record(population.select(3), [[0.1], [0.2], [0.3]])
-        moments.append(time.perf_counter())
-    assert min(later - earlier for earlier, later in pairwise(moments)) < 0.005
+    for _ in range(3):  # how long that takes is in benchmarks/growth.py
+        chosen = population.select(3)
+        assert len({prompt.id for prompt in chosen}) == 3
+        before = [population.rating(prompt) for prompt in chosen]
+        population.record(chosen, [[0.1], [0.2], [0.3]])
+        assert [population.rating(prompt) for prompt in chosen] != before

@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3
 
 from agentic_prompting.local import Sampling, TransformersSampler
 from agentic_prompting.local.prefix_cache import Prefix, PrefixCache, can_reuse
-from agentic_prompting.rollout import SampleRequest
+from agentic_prompting.rollout import SampleRequest, read_rollouts
+from test_trainer import trainer_for
 
 SETTINGS = [
     Sampling(temperature=0),
@@ -145,3 +146,27 @@ def test_models_that_cannot_reuse(tokenizer):
     plain = TransformersSampler(model, tokenizer, Sampling(temperature=0))
     assert conversations(keeping, tokenizer) == conversations(plain, tokenizer)
     assert keeping.prefixes.reused == 0
+
+
+def test_a_trainer_that_keeps_plays_the_same_and_forgets_before_the_weights_change(asking_policy, rows, tmp_path):
+    """The same rollouts, step after step, though the weights move in between; nothing is kept outside of them."""
+
+    def records(max_mb):
+        folder = tmp_path / f"{max_mb}"
+        trainer = trainer_for(asking_policy, folder, rows, prefix_cache_mb=max_mb, max_steps=3)
+        kept = []
+        forget = trainer.sampler.forget
+
+        def forgetting():
+            kept.append(trainer.sampler.prefixes.reused)
+            forget()
+            assert trainer.sampler.prefixes.bytes == 0
+
+        trainer.sampler.forget = forgetting
+        trainer.train()
+        assert len(kept) == 3
+        return kept, [(r["step"], r["question"], r["turns"], r["rewards"]) for r in read_rollouts(folder / "rollouts")]
+
+    (nothing, plain), (some, cached) = records(0), records(50)
+    assert nothing == [0, 0, 0] and some[0] > 0 and some[-1] > some[0]
+    assert cached == plain and len(plain) == 12

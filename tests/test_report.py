@@ -12,10 +12,10 @@ from hypothesis import given, settings, strategies as st
 
 from agentic_prompting.cli import main
 from agentic_prompting.evolution import Population, SystemPrompt
+from agentic_prompting.evolution.lineage import lanes
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
 from agentic_prompting.report.diffs import word_diff
 from agentic_prompting.report.history import current_records
-from agentic_prompting.report.lineage import lanes
 from agentic_prompting.report.packing import pack
 from agentic_prompting.report.trajectories import reward_parts, sample_evenly
 from browser import evolved, record, write_run

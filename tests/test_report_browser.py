@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from agentic_prompting.evolution import EvolutionJournal
 from agentic_prompting.refine import RefinementResult, RefinementStep
 from agentic_prompting.refine.results_file import ResultsFile
 from agentic_prompting.report import write_report
@@ -129,6 +130,34 @@ def test_the_tree_and_the_diffs(browser, report):
     page.locator("#refinements .detail .card ins").filter(has_text="and exact").wait_for()
 
 
+def told_of(run, text):
+    """A journal in which every text is this one: of the child 1, and of an attempt that gave none."""
+    problem = {"question": text, "truth": text, "reflections": [{"reward": 0.5, "text": text}], "scores": {text: 1.0}}
+    edit = {"problem": 0, "op": text, "ids": [text], "text": text, "search": text, "reason": text, "refused": text}
+    one = {
+        "step": 0, "attempt": 0, "operator": text, "reason": "child", "child": 1, "parents": [0], "counts": {text: 1},
+        "edits": [edit], "evidence": [{**problem, "won": [0], "lost": [1]}], "held_out": {},
+    }  # fmt: skip
+    EvolutionJournal(run / "evolution.jsonl").write([one, {**one, "attempt": 1, "child": None, "reason": text}])
+
+
+def test_the_evidence_behind_a_child(browser, tmp_path):
+    evolved(tmp_path / "population.json", 6)
+    told_of(tmp_path, "ask for the \u00e9 first")
+    page = opened(browser, write_report(tmp_path, pictures=False))
+    page.locator("#evolution .node[aria-label^='prompt 1,']").press("Enter")
+    card = page.locator("#evolution .card")
+    card.locator("h3", has_text="The edits that were proposed").wait_for()
+    assert "refused: ask for the" in card.locator(".edit .bad").inner_text()
+    assert "from problem 1" in card.locator(".edit").inner_text() and "because" in card.locator(".edit").inner_text()
+    card.locator("details.problem summary").click()
+    assert "best under 0, worse under 1" in card.locator("details.problem").inner_text()
+    assert "reward 0.500" in card.locator("details.problem .said.other").inner_text()
+    page.locator("#evolution .node[aria-label^='prompt 2,']").press("Enter")
+    card.locator("h3", has_text="Prompt 2").wait_for()
+    assert card.locator(".edit").count() == 0, "of another child nothing is known"
+
+
 ATTACKS = [
     "</script><script>document.title='owned'</script>",
     "<img src=x onerror=\"document.title='owned'\">",
@@ -153,6 +182,7 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     evolved(run / "population.json", 2)
     saved = (run / "population.json").read_text(encoding="utf-8")
     population(saved.replace("Ask first.", ATTACKS[0]), encoding="utf-8")
+    told_of(run, text)
     results = ResultsFile(run / "refined.jsonl", "s")
     step = RefinementStep(text, text + text, output=text, feedback=text, problem=text)
     results.add("1", replace(RESULT, query=text, answer=text, prompt=text, initial_prompt=text, steps=(step,)))
@@ -162,6 +192,14 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     page.get_by_label("text in question").fill("<script>")
     shows(page, 1)
     page.locator("#trajectories .detail .said").nth(1).wait_for()
+    page.locator("#evolution .node[aria-label^='prompt 1,']").press("Enter")
+    told = page.locator("#evolution .card")
+    told.locator("details.problem summary").click()
+    told.locator("details.problem .said.other").wait_for()
+    for attack in ATTACKS[:3]:
+        assert told.inner_text().count(attack) >= 6, "question, answer, reflection, edit, what it replaced, reason"
+    page.locator("#evolution summary", has_text="1 attempt without a child").click()
+    page.locator("#evolution td", has_text=ATTACKS[1]).first.wait_for()
     assert ATTACKS[1] in page.locator("#trajectories .detail").inner_text(), "it is shown as it is"
     assert page.locator("#main :is(script, img, iframe, base, a)").count() == 0
     assert page.title() == "<img src=x onerror=alert(1)> · agentic-prompting" and watched.noted == []

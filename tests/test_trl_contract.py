@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 # sets or overrides; and what it imports from below trl's top level. A test below is about each.
 USED = {
     "multi_turn_grpo.py": {
-        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step", "_save",
+        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step",
         "_save_checkpoint", "_tag_names", "eos_token_ids", "is_in_train", "reward_func_names", "use_vllm",
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
     },
@@ -54,6 +54,9 @@ USED = {
         "num_generations", "num_iterations", "shuffle_dataset", "trl.trainer.utils.RepeatSampler",
     },
     "checkpoints.py": {"_get_output_dir", "_push_from_checkpoint"},
+    "publishing.py": {"_push_from_checkpoint", "_save", "is_world_process_zero"},
+    "model_card.py": {"_name", "_tag_names", "hub_model_id", "reward_func_names", "reward_funcs"},
+    "tracking.py": {"callback_handler", "reward_func_names", "reward_funcs"},
     "prompt_r1.py": {"_name"},
     "espl.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_step", "_save", "_name",
@@ -63,8 +66,8 @@ USED = {
 
 # transformers.Trainer's and TRL's documented attributes and methods; using them needs no contract.
 DOCUMENTED = {
-    "accelerator", "add_callback", "args", "evaluate", "log", "model", "pop_callback", "save_model", "state", "train",
-    "train_dataset", "training_step",
+    "accelerator", "add_callback", "args", "evaluate", "log", "model", "pop_callback", "push_to_hub", "remove_callback",
+    "save_model", "state", "train", "train_dataset", "training_step",
 }  # fmt: skip
 
 
@@ -129,8 +132,9 @@ def test_every_name_of_the_list_is_tested():
 
 
 def test_only_trainers_imports_trl():
+    """And the programs its parser and model arguments, which are public."""
     for path in TRAINERS.parent.rglob("*.py"):
-        if TRAINERS not in path.parents:
+        if not {TRAINERS, TRAINERS.parent / "scripts", TRAINERS.parent / "cli"} & set(path.parents):
             assert not re.search(r"^\s*(from|import) trl\b", path.read_text(encoding="utf-8"), re.M), path
 
 
@@ -361,6 +365,38 @@ def test_save_checkpoint_saves_through_save(trained, folder):
     assert (folder / "checkpoint-2" / "trainer_state.json").exists()
     trained.save_model(str(folder / "last"))
     assert trained.seen["saved"][-1] == str(folder / "last")
+
+
+def test_reward_funcs_are_the_functions(trained):
+    assert [reward.__name__ for reward in trained.reward_funcs] == ["some_reward"]
+
+
+def test_what_is_uploaded_goes_through_one_name():
+    """`hf_api()` in transformers.trainer, which publishing.py takes the place of: every upload is its `upload_folder`,
+    with keywords alone, of `args.output_dir` (or of a checkpoint). `hub_model_id` is where to, once that is known."""
+    from transformers import trainer
+
+    source = inspect.getsource(trainer.Trainer)
+    assert callable(trainer.hf_api) and "HfApi()" not in source
+    for method, times in ((Trainer.push_to_hub, 1), (Trainer._push_from_checkpoint, 2)):
+        said = inspect.getsource(method)
+        assert said.count("hf_api().upload_folder(") == said.count("repo_id=self.hub_model_id,") == times
+        assert "folder_path=" in said and "ignore_patterns=" in said
+    assert "self.hub_model_id = None" in inspect.getsource(Trainer.__init__)
+
+
+def test_the_card_is_made_on_the_first_process_and_with_every_checkpoint(trained):
+    assert trained.is_world_process_zero() is True
+    assert "self.create_model_card(model_name=model_name)" in inspect.getsource(GRPOTrainer._save_checkpoint)
+
+
+def test_callback_handler_holds_the_trackers(trained):
+    """tracking.py looks in it for transformers' callbacks, by these names, and for what they write to."""
+    from transformers.integrations import integration_utils
+
+    assert any(type(callback).__name__ == "DefaultFlowCallback" for callback in trained.callback_handler.callbacks)
+    for name, writes_to in (("TensorBoard", "self.tb_writer"), ("Wandb", "self._wandb"), ("Trackio", "self._trackio")):
+        assert writes_to in inspect.getsource(getattr(integration_utils, f"{name}Callback").__init__)
 
 
 def test_tag_names_and_name_are_class_attributes():

@@ -60,25 +60,35 @@ class PromptAgent:
         spec: AgentSpec | None = None,
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
         **model_kwargs: Any,
     ) -> PromptAgent:
         """Load what a trainer saved: the model (or LoRA adapter), its tokenizer and `agentic_prompting.json`.
 
         Args:
             model (`str` or `Path`): The folder, or a hub id.
-            environment, sampling, max_batch_size: As in [`PromptAgent`].
+            environment ([`Environment`], *optional*): As in [`PromptAgent`].
             spec ([`AgentSpec`], *optional*): Overrides the saved one; needed for a model that has none.
-            **model_kwargs: Passed to transformers' `from_pretrained` (`dtype`, `device_map`, `revision`, ...).
+            sampling ([`Sampling`], *optional*): As in [`PromptAgent`].
+            max_batch_size (`int`, *optional*, defaults to `64`): As in [`PromptAgent`].
+            revision (`str`, *optional*): Branch, tag or commit of a hub id.
+            token (`str` or `bool`, *optional*): For a private one; by default the token that huggingface_hub knows of.
+            cache_dir (`str` or `Path`, *optional*): Where downloads are kept; by default in huggingface_hub's cache.
+            **model_kwargs: Passed to transformers' `from_pretrained` (`dtype`, `device_map`, ...).
 
         Raises:
-            `FileNotFoundError`: If the folder has no `agentic_prompting.json` and no `spec` is given.
+            `FileNotFoundError`: If there is no such folder and no such model can be had from the hub, or it has no
+                `agentic_prompting.json` and no `spec` is given.
         """
-        from huggingface_hub import snapshot_download
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         folder = Path(model)
         if not folder.is_dir():
-            folder = Path(snapshot_download(str(model), revision=model_kwargs.pop("revision", None)))
+            folder = _downloaded(str(model), revision, token, cache_dir)
+        if token is not None:
+            model_kwargs["token"] = token  # an adapter's base model may be private as well
         spec = spec if spec is not None else AgentSpec.load(folder, getattr(environment, "grammar", None))
         if (folder / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
@@ -151,3 +161,21 @@ class PromptAgent:
         refined = row.get("refinement")
         spec = self.spec if refined is None else replace(self.spec, system_prompt=refined.prompt)
         return spec.messages(row)
+
+
+def _downloaded(name: str, revision: str | None, token: str | bool | None, cache_dir: str | Path | None) -> Path:
+    """The folder of a hub id in the local cache, downloaded where it is not there yet; without checkpoints."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    ignored = ["checkpoint-*/*", "last-checkpoint/*"]
+    try:
+        return Path(
+            snapshot_download(name, revision=revision, token=token, cache_dir=cache_dir, ignore_patterns=ignored)
+        )
+    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
+        where = name if revision is None else f"{name} (revision {revision})"
+        raise FileNotFoundError(
+            f"{where} is neither a folder here nor a model that the hub gives: {' '.join(str(error).split())}. "
+            "A private model needs token=; offline, it has to be in the cache"
+        ) from None

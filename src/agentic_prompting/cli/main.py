@@ -9,41 +9,68 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
+from .ask import ask
 from .data import data
+from .demo import demo
+from .doctor import doctor
 from .evaluate import evaluate
+from .evolve import evolve
 from .refine import refine
 from .report import report
 from .serve import serve
+from .train import train
 
-COMMANDS: dict[str, Callable[..., int]] = {
-    "data": data,
+COMMANDS: dict[str, Callable[..., int] | typer.Typer] = {
+    "demo": demo,
+    "train": train,
     "evaluate": evaluate,
+    "ask": ask,
     "refine": refine,
-    "report": report,
+    "evolve": evolve,
     "serve": serve,
+    "report": report,
+    "data": data,
+    "doctor": doctor,
 }
-"""By name: functions that return the exit status."""
+"""By name, in the order of `--help`: functions that return the exit status, or a group of them."""
+
+# The demonstrations take the options of the programs they run.
+_SETTINGS = {"demo": {"allow_extra_args": True, "ignore_unknown_options": True}}
 
 BAD_INPUT = 2
 
 app = typer.Typer(
     help="Language models that learn to prompt other language models.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for _name, _function in COMMANDS.items():
-    app.command(_name)(_function)
+for _name, _command in COMMANDS.items():
+    if isinstance(_command, typer.Typer):
+        app.add_typer(_command, name=_name)
+    else:
+        app.command(_name, context_settings=_SETTINGS.get(_name))(_command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print("agentic-prompting", version("agentic-prompting"))
+        raise typer.Exit
 
 
 @app.callback()
-def _group() -> None:
+def _group(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """Language models that learn to prompt other language models."""  # keeps `refine` a sub-command while it is alone
 
 
@@ -56,15 +83,33 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments (`Sequence[str]`, *optional*): Instead of the command line's.
     """
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        status = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        status = app(args=[_with_dashes(word) for word in given], prog_name="agentic-prompting", standalone_mode=False)
     except TyperException as error:
         _refuse(getattr(error, "format_message", error.__str__)())
     except (ValueError, OSError) as error:
         _refuse(str(error))
+    except Exception as error:
+        from ..llm import LLMError
+
+        if not isinstance(error, LLMError):
+            raise
+        _say(f"the large LLM cannot be asked: {error}")
+        sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def _with_dashes(word: str) -> str:
+    """Options may be written as TRL's scripts have them: `--output_dir` is `--output-dir`."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
 def _refuse(message: str) -> NoReturn:
-    print(f"agentic-prompting: {' '.join(message.split())}", file=sys.stderr)
+    _say(message)
     sys.exit(BAD_INPUT)
+
+
+def _say(message: str) -> None:
+    print(f"agentic-prompting: {' '.join(message.split())}", file=sys.stderr)

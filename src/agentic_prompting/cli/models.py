@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..llm import ChatModel
+    from ..llm import ChatModel, OpenAIChat
 
 
 def connect_roles(
@@ -48,6 +48,33 @@ def connect_roles(
             clients[key] = stack.enter_context(OpenAIChat(key[0], base_url=key[1], cache=cache, budget_usd=budget_usd))
         roles[role] = clients[key]
     return roles
+
+
+def large_llm(
+    model: str | None,
+    base_url: str | None,
+    sandbox: bool,
+    replay_cache: Path | None,
+    budget_usd: float | None,
+    stack: ExitStack,
+) -> OpenAIChat:
+    """The large LLM behind an agent: the one that is named, or the sandbox's oracle at an address of its own.
+
+    Args:
+        model (`str`, *optional*), base_url (`str`, *optional*), replay_cache (`Path`, *optional*),
+            budget_usd (`float`, *optional*): See [`OpenAIChat`].
+        sandbox (`bool`): Start the oracle and take that.
+        stack (`ExitStack`): Closes client and oracle.
+    """
+    from ..llm import OpenAIChat, ReplayCache
+
+    if sandbox:
+        from ..sandbox import Oracle
+        from ..sandbox.server import MODEL, OracleServer
+
+        model, base_url = MODEL, stack.enter_context(OracleServer(Oracle())).base_url
+    cache = ReplayCache(replay_cache) if replay_cache else None
+    return stack.enter_context(OpenAIChat(model or "", base_url=base_url, cache=cache, budget_usd=budget_usd))
 
 
 def local_chat(folder: Path):

@@ -48,13 +48,13 @@ def refine(
     verifier_base_url: Annotated[str | None, _option("Its endpoint.", _MODELS)] = None,
     replay_cache: Annotated[Path | None, _option("SQLite file: replies in it are not paid twice.", _MODELS)] = None,
     budget_usd: Annotated[float | None, _option("For each model: stop when so much is spent.", _MODELS)] = None,
-    sandbox: Annotated[bool, _option("Scripted models and a puzzle: no key, no network.", _MODELS)] = False,
+    sandbox: Annotated[bool, _option("Scripted models and a puzzle: no key.", _MODELS, "--sandbox")] = False,
     paper_setting: Annotated[PaperSetting, _option("Who judges the first answer.", _LOOP)] = "verifier",
     score: Annotated[Score, _option("How `answers` are compared.", _LOOP)] = "exact_match",
     tokens_per_step: Annotated[int, _option("k of the paper: 10.", _LOOP)] = 10,
     max_steps: Annotated[int, _option("n of the paper: 25.", _LOOP)] = 25,
     unit: Annotated[Unit, _option("What a step adds.", _LOOP)] = "tokens",
-    history: Annotated[bool, _option("Show critic and optimizer their earlier steps.", _LOOP)] = False,
+    history: Annotated[bool, _option("Show critic and optimizer their earlier steps.", _LOOP, "--history")] = False,
     final_max_tokens: Annotated[int, _option("Of the answer: 512.", _LOOP)] = 512,
     max_failures: Annotated[int, _option("Failed calls after which a question is given up: 3.", _LOOP)] = 3,
     stop_when_correct: Annotated[int | None, _option("Stop at so many CORRECT; 2 is sensible.", _LOOP)] = None,
@@ -96,7 +96,7 @@ def refine(
             stop_when_correct=stop_when_correct,
         )
         try:
-            results = refiner.refine_all(prompt, rows, max_in_flight, output, progress=not as_json)
+            results = refiner.refine_all(prompt, rows, max_in_flight, output, progress=sys.stderr.isatty())
         except KeyboardInterrupt:
             where = f"the same command goes on from {output}" if output else "with --output the command could go on"
             print(f"agentic-prompting: stopped; {where}", file=sys.stderr)

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .models import large_llm
+
 
 def _option(help: str, *names: str) -> Any:
     return typer.Option(*names, help=help, show_default=False)
@@ -18,8 +20,8 @@ def serve(
     environment_model: Annotated[str | None, _option("The large LLM, by its name at its endpoint.")] = None,
     environment_base_url: Annotated[str | None, _option("Its OpenAI-compatible endpoint.")] = None,
     environment_max_tokens: Annotated[int | None, _option("Of each of its replies.")] = None,
-    sandbox: Annotated[bool, _option("The sandbox's oracle is the large LLM: no key, no network.")] = False,
-    refine: Annotated[bool, _option("Serve ProRefine over the large LLM too, as the model `prorefine`.")] = False,
+    sandbox: Annotated[bool, _option("The sandbox's oracle is the large LLM: no key.", "--sandbox")] = False,
+    refine: Annotated[bool, _option("Serve ProRefine over the large LLM too, as `prorefine`.", "--refine")] = False,
     replay_cache: Annotated[Path | None, _option("SQLite file: replies in it are not paid twice.")] = None,
     budget_usd: Annotated[float | None, _option("Stop asking when so much is spent in all: 503 from then on.")] = None,
     name: Annotated[str, _option("What clients call the agent: agent.")] = "agent",
@@ -42,17 +44,12 @@ def serve(
         raise ValueError(f"serving needs more ({error.name}): pip install 'agentic-prompting[serve]'") from error
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
-    from ..llm import OpenAIChat, ReplayCache
     from ..refine import ProRefiner, RefinedChat
 
     config = ServeConfig(host, port, key_variable, max_concurrency, max_body_bytes, timeout, max_cost_usd)
     config.find_key()  # a missing key is found before the model is loaded, not after
     with ExitStack() as stack:
-        if sandbox:
-            environment_model, environment_base_url = _start_oracle(stack)
-        cache = ReplayCache(replay_cache) if replay_cache else None
-        chat = OpenAIChat(environment_model or "", base_url=environment_base_url, cache=cache, budget_usd=budget_usd)
-        stack.enter_context(chat)
+        chat = large_llm(environment_model, environment_base_url, sandbox, replay_cache, budget_usd, stack)
         sampling: dict[str, Any] = {} if environment_max_tokens is None else {"max_tokens": environment_max_tokens}
         environment = LLMEnvironment(chat, **sampling)
         environment.check()
@@ -61,11 +58,3 @@ def serve(
         print(f"http://{host}:{port}/v1  models: {', '.join(service.models)}  (Ctrl-C stops)", flush=True)
         run_service(service)
     return 0
-
-
-def _start_oracle(stack: ExitStack) -> tuple[str, str]:
-    """The sandbox's oracle at an address of its own."""
-    from ..sandbox import Oracle
-    from ..sandbox.server import MODEL, OracleServer
-
-    return MODEL, stack.enter_context(OracleServer(Oracle())).base_url

@@ -1,8 +1,9 @@
-"""Refinements on a terminal: colours where there is one, plain text in a pipe."""
+"""What a terminal shows: refinements, and that something takes its time. Plain text in a pipe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -31,3 +32,13 @@ def show(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> N
     for name, value in summary.items():
         if value or name == "accuracy":
             console.print(Text(f"{name:28} {value:.4g}"))
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says what takes so long, while it does, on a terminal's error stream; nothing elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(what) if console.is_terminal else nullcontext():
+        yield

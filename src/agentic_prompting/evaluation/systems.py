@@ -67,7 +67,7 @@ class PromptedSystem(ChatSystem):
 
     Args:
         fit_calls (`int`, *optional*, defaults to `0`): What finding the prompt took.
-        The others are those of [`ChatSystem`].
+        **options: The others are those of `ChatSystem`.
     """
 
     def __init__(self, chat: ChatModel, prompt: str | None, fit_calls: int = 0, **options: Any):

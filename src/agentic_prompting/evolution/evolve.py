@@ -20,6 +20,7 @@ from ..llm.files import write_whole
 from ..rollout import AgentSpec
 from .evidence import Trial
 from .evolve_config import EvolveConfig, StepLog, step_log
+from .journal import EvolutionJournal, attempt_records, journal_beside, scores_of
 from .operators import best_trial, breed
 from .play import Reward, play
 from .population import Population
@@ -80,6 +81,7 @@ class Evolution:
             self.population = Population(prompt, window, include_newest=window == 1, seed=config.seed)
         self.rng = random.Random(f"{config.seed}:crossover")
         self.logs: list[StepLog] = []
+        self.attempts: list[dict[str, Any]] = []  # of the latest step: for the journal
         self.usage = {"policy": Usage(), "reference": Usage()}
 
     def step(self) -> StepLog:
@@ -108,6 +110,7 @@ class Evolution:
         crossing = self.rng.random() < probability
         outcomes = self._reflect(trials, values, crossing)
         children = [self.population.add(outcome.child) if outcome.child else None for outcome in outcomes]
+        self.attempts = attempt_records(len(self.logs), outcomes, children, scores_of(trials), self.population)
         return step_log(len(self.logs), self.population, trials, values, outcomes, children)
 
     def _problems(self) -> tuple[int, list[int]]:
@@ -200,7 +203,7 @@ def evolve(
         config ([`EvolveConfig`], *optional*): The settings.
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
         checkpoint (`str` or `Path`, *optional*): File that holds the state after each step. If it exists, the run
-            continues from it.
+            continues from it. What led to each child is kept beside it, see [`journal_beside`].
 
     Returns:
         [`EvolveResult`]. A run that cannot go on (budget spent, too many failures) returns what it has, says why in
@@ -218,6 +221,9 @@ def evolve(
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
         evolution.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+    journal = None if path is None else EvolutionJournal(journal_beside(path))
+    if journal is not None:
+        journal.keep_before(len(evolution.logs))
     stopped = None
     while len(evolution.logs) < config.steps:
         try:
@@ -226,7 +232,8 @@ def evolve(
             stopped = str(error)
             logger.warning("evolution stopped before step %d: %s", len(evolution.logs), stopped)
             break
-        if path is not None:
+        if path is not None and journal is not None:
+            journal.write(evolution.attempts)  # first: a step whose state is not there yet is done again
             write_whole(path, json.dumps(evolution.state_dict(), ensure_ascii=False))
         if on_step is not None:
             on_step(log)

@@ -20,12 +20,15 @@ class Member:
         games (`int`, *optional*, defaults to `0`): Batches in which it was rated against another.
         problem_scores (`dict[str, float]`, *optional*): Its latest mean reward per problem; forgotten when it leaves
             the window.
+        held_out (`dict[str, float]`, *optional*): Its latest `mean` reward, the `deviation` and the number `n` of
+            rollouts on held-out problems, where that was measured.
     """
 
     prompt: SystemPrompt
     rating: Rating
     games: int = 0
     problem_scores: dict[str, float] = field(default_factory=dict)
+    held_out: dict[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; [`Member.from_json`] gives an equal member back."""
@@ -34,13 +37,14 @@ class Member:
             "rating": [self.rating.mu, self.rating.sigma],
             "games": self.games,
             "problem_scores": dict(self.problem_scores),
+            **({} if self.held_out is None else {"held_out": dict(self.held_out)}),
         }
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Member:
         """The inverse of [`Member.to_json`]."""
         prompt, rating = SystemPrompt.from_json(saved["prompt"]), Rating(*saved["rating"])
-        return cls(prompt, rating, saved["games"], dict(saved["problem_scores"]))
+        return cls(prompt, rating, saved["games"], dict(saved["problem_scores"]), saved.get("held_out"))
 
 
 def word_diversity(prompts: Iterable[SystemPrompt]) -> float:

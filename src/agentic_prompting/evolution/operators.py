@@ -10,6 +10,7 @@ from typing import Any
 
 from ..llm import ChatModel
 from . import templates
+from .account import Account
 from .edits import Draft, Edit
 from .evidence import Evidence, Trial, merge_trials
 from .matrix import common_means, sole_wins
@@ -25,20 +26,24 @@ def mutation_steps(trial: Trial, settings: Reflection = Reflection()) -> Operato
 
     A summary or critique whose call failed is left out. Without any, and if consolidation fails, there is no child.
     """
-    outcome, prompt = Outcome("mutation"), trial.prompt
-    problems = [problem for problem in trial.evidence if problem.instructive(settings.reflect_on, settings.perfect)][
-        : settings.max_problems
-    ]
-    if not problems:
+    outcome, prompt = Outcome("mutation", account=Account(_known([trial.prompt.id]))), trial.prompt
+    chosen = [
+        (column, problem)
+        for column, problem in enumerate(trial.evidence)
+        if problem.instructive(settings.reflect_on, settings.perfect)
+    ][: settings.max_problems]
+    if not chosen:
         return outcome.ended("no_evidence")
-    summaries = yield from _summarise(outcome, prompt, problems, settings)
-    told = [(problem, said) for problem, said in zip(problems, summaries, strict=True) if said]
+    summaries = yield from _summarise(outcome, prompt, [problem for _, problem in chosen], settings)
+    for (column, problem), said in zip(chosen, summaries, strict=True):
+        outcome.account.show(column, problem, said)
+    told = [(place, problem, summaries[place]) for place, (_, problem) in enumerate(chosen) if summaries[place]]
     if not told:
         return outcome.ended("call_failed")
     critiques = yield from _critique(outcome, prompt, told, settings)
     if not critiques:
         return outcome.ended("call_failed")
-    read = [reply for reply in (outcome.read(text, prompt) for text in critiques) if reply.found]
+    read = [(place, reply) for place, text in critiques if (reply := outcome.read(text, prompt)).found]
     if not read:
         return outcome.ended("unreadable")
     draft, proposals = _propose(outcome, prompt, read, settings)
@@ -73,10 +78,10 @@ def _summarise(outcome: Outcome, prompt: SystemPrompt, problems: Sequence[Eviden
 def _critique(
     outcome: Outcome,
     prompt: SystemPrompt,
-    told: Sequence[tuple[Evidence, Sequence[tuple[float, str]]]],
+    told: Sequence[tuple[int, Evidence, Sequence[tuple[float, str]]]],
     settings: Reflection,
 ) -> Stage:
-    """The replies that came, in the order of the problems."""
+    """The replies that came, in the order of the problems, each with the problem's number."""
     form = answer_format(prompt, templates.CRITIQUE_FORMAT, templates.CRITIQUE_TEXT_FORMAT, settings)
     texts = yield from outcome.ask(
         [
@@ -89,14 +94,14 @@ def _critique(
                 max_ops=settings.max_ops,
                 answer_format=form,
             )
-            for problem, summaries in told
+            for _, problem, summaries in told
         ]
     )
-    return [text for text in texts if text is not None]
+    return [(place, text) for (place, _, _), text in zip(told, texts, strict=True) if text is not None]
 
 
 def _propose(
-    outcome: Outcome, prompt: SystemPrompt, read: Sequence[ParsedEdits], settings: Reflection
+    outcome: Outcome, prompt: SystemPrompt, read: Sequence[tuple[int, ParsedEdits]], settings: Reflection
 ) -> tuple[Draft, list[list[str]]]:
     """The local edits of each problem (A.4): a draft, and the proposals as the consolidation gets to read them.
 
@@ -106,11 +111,12 @@ def _propose(
     draft = Draft(prompt, settings.max_words)
     known = frozenset(draft.principles)
     proposals = []
-    for reply in read:
+    for place, reply in read:
         if prompt.principles is None:
             report = Draft(prompt, settings.max_words).apply(reply.edits, ("replace",), settings.max_ops)
         else:
             report = draft.apply(reply.edits, ("add", "modify"), settings.max_ops, known)
+        outcome.account.propose(report, place)
         outcome.counts["proposed"] += len(report.applied)
         outcome.counts.update(f"refused/{why}" for _, why in report.refused)
         agreed = [edit for edit, why in report.refused if why == "duplicate"]  # said twice: worth knowing
@@ -143,10 +149,13 @@ def crossover_steps(trials: Sequence[Trial], settings: Reflection = Reflection()
     values = common_means([trial.row for trial in scored])
     wins = sole_wins([trial.row for trial in scored])
     order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))
+    outcome.account.parents = _known([scored[place].prompt.id for place in order])
     if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
         return outcome.ended("too_few_winners")
     order = order[: len(_LETTERS)]
     best = scored[order[0]].prompt
+    for column in sorted({column for place in order for column in wins[place]}):
+        outcome.account.show(column, scored[0].evidence[column])
     sets = [
         (
             letter,
@@ -164,6 +173,10 @@ def crossover_steps(trials: Sequence[Trial], settings: Reflection = Reflection()
     (plan,) = yield from outcome.ask([text])
     parents = tuple(scored[place].prompt.id for place in order)
     return apply_plan(outcome, Draft(best, settings.max_words), plan, ("add", "modify", "remove"), parents)
+
+
+def _known(ids: Sequence[int | None]) -> tuple[int, ...]:
+    return tuple(name for name in ids if name is not None)
 
 
 def _describe(edit: Edit) -> str:

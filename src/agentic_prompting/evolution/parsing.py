@@ -81,7 +81,7 @@ def parse_edits(text: str, own_set: str = "A") -> ParsedEdits:
         own_set (`str`, *optional*, defaults to `"A"`): The set that is edited, where principles are written `A.G3`:
             its ids lose the letter. Those of other sets keep it (`B.G3`), so that no edit can take them for its own.
     """
-    text = final_text(text)
+    text = _storable(final_text(text))
     blocks = _read_blocks(text)
     if blocks.found:
         return blocks
@@ -241,7 +241,12 @@ def _ids(value: Any, own_set: str) -> tuple[str, ...]:
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_text, value))
-    return value if isinstance(value, str) else "" if value is None else str(value)
+    return _storable(value) if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _storable(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON can write (`\\ud800`) and no file or tokenizer can take."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _read_blocks(text: str) -> ParsedEdits:

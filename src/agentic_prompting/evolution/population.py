@@ -7,6 +7,7 @@ It knows nothing of LLMs, rewards or weights: it is told scores and given childr
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -129,6 +130,13 @@ class Population:
                 self.members[player].rating = rating
                 self.members[player].games += 1
         return [values[name] for name in ids]
+
+    def note_held_out(self, prompt: SystemPrompt, rewards: Sequence[float]) -> None:
+        """Keep what a member got on held-out problems, in place of what was measured before. Changes no rating."""
+        if rewards:
+            deviation = statistics.pstdev(rewards)
+            measured = {"mean": statistics.fmean(rewards), "deviation": deviation, "n": len(rewards)}
+            self.members[_id(prompt)].held_out = measured
 
     def add(self, child: SystemPrompt, rating: Rating | None = None, island: int | None = None) -> SystemPrompt:
         """A child joins, as the newest. Returns it with its id.

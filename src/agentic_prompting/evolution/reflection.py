@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ..llm import ChatModel, LLMError, Message, Reply, Usage
 from . import templates
+from .account import Account
 from .edits import MAX_WORDS, Draft, EditReport
 from .evidence import ReflectOn
 from .parsing import ParsedEdits, final_text, parse_edits
@@ -70,6 +71,7 @@ class Outcome:
             the final plan), `refused/<why>` of both, `unread/<why>`.
         usage ([`Usage`]): Of all calls.
         error ([`LLMError`], *optional*): The worst error among the calls: the first fatal one, else the first.
+        account ([`Account`]): What it was shown and what edits were proposed.
     """
 
     operator: str
@@ -78,6 +80,7 @@ class Outcome:
     counts: Counter[str] = field(default_factory=Counter)
     usage: Usage = field(default_factory=Usage)
     error: LLMError | None = None
+    account: Account = field(default_factory=Account)
 
     @property
     def failed(self) -> bool:
@@ -105,7 +108,8 @@ class Outcome:
         return read
 
     def count(self, report: EditReport) -> EditReport:
-        """Add an application of edits to the counts."""
+        """Add the application of the final plan to the counts and to the account."""
+        self.account.propose(report)
         self.counts["applied"] += len(report.applied)
         self.counts.update(f"refused/{why}" for _, why in report.refused)
         return report

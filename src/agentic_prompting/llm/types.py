@@ -75,18 +75,22 @@ class ChatModel(Protocol):
     """A large LLM, asked one conversation at a time.
 
     `submit` returns at once and never raises for one call: whatever happens to the call ends up in the [`Reply`].
-
-    Args:
-        messages (`Sequence[Message]`): The conversation, oldest first.
-        repeat (`int`, *optional*): Which of several samples of the *same* conversation this is. A replay cache keys on
-            it, so that N samples stay N different replies. `None`: the n-th time this conversation is asked.
-        session (`str`, *optional*): Calls with the same session belong together (a router keeps their model).
-        sampling (*optional*): `temperature`, `max_tokens`, `top_p`, `stop`, ...: passed on to the endpoint.
     """
 
     def submit(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]: ...
+    ) -> Future[Reply]:
+        """Ask; the reply comes later.
+
+        Args:
+            messages (`Sequence[Message]`): The conversation, oldest first.
+            repeat (`int`, *optional*): Which of several samples of the *same* conversation this is. A replay cache
+                keys on it, so that N samples stay N different replies. `None`: the n-th time this conversation is
+                asked.
+            session (`str`, *optional*): Calls with the same session belong together (a router keeps their model).
+            **sampling: `temperature`, `max_tokens`, `top_p`, `stop`, ...: passed on to the endpoint.
+        """
+        ...
 
 
 def complete(model: ChatModel, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:

@@ -45,6 +45,7 @@ def report_house_run(sandbox: HouseSandbox, initial: SystemPrompt, trainer: Any,
         "seconds": round(seconds, 1),
     }
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    trainer.create_model_card()  # again: now with these results
     print(_as_text(summary, best, folder))
     return summary
 

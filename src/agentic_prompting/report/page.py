@@ -13,21 +13,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..evolution.lineage import Lineage, Node
+from ..evolution.palette import LINES
 from .curves import PANELS, panels_in
 from .diffs import word_diff
-from .lineage import Lineage, Node
-from .packing import data_block
-from .palette import LINES
+from .packing import chunk_blocks, data_block
+
+STORIES = 20
+"""How many prompts' evidence is unpacked at once."""
 
 _PAGE = Path(__file__).parent / "page"
 # In the order in which they need each other.
-_SCRIPTS = ("base.js", "charts.js", "browser.js", "trajectories.js", "tree.js", "refinements.js", "main.js")
+_PARTS = ("base", "charts", "browser", "trajectories", "stories", "tree", "refinements", "main")
 
 
 def render_page(title: str, blocks: str) -> str:
     """The whole page around its data blocks."""
     style = (_PAGE / "page.css").read_text(encoding="utf-8")
-    script = '"use strict";\n' + "\n".join((_PAGE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    script = '"use strict";\n' + "\n".join((_PAGE / f"{name}.js").read_text(encoding="utf-8") for name in _PARTS)
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
     page = (_PAGE / "page.html").read_text(encoding="utf-8")
     # What is not ours comes last and is never searched for a place to fill in.
@@ -51,10 +54,14 @@ def history_block(history: Mapping[str, Sequence[Any]]) -> str:
 
 
 def lineage_block(lineage: Lineage) -> str:
-    """The tree: one entry per prompt, with the diff to each of its parents."""
+    """The tree: one entry per prompt, with the diff to each of its parents. What led to it is in other blocks."""
     texts = [node.member.prompt.text for node in lineage.nodes]
     nodes = [_shown(node, texts) for node in lineage.nodes]
-    return data_block("lineage", {"nodes": nodes, "window": lineage.window})
+    refused = [[one[name] for name in ("step", "operator", "reason", "parents")] for one in lineage.refused]
+    told = any(node.story for node in lineage.nodes) or bool(lineage.refused)
+    index = {"nodes": nodes, "window": lineage.window, "chunk": STORIES if told else None, "refused": refused}
+    stories = [node.story for node in lineage.nodes] if told else []
+    return data_block("lineage", index) + chunk_blocks("stories", stories, STORIES)
 
 
 def _shown(node: Node, texts: Sequence[str]) -> dict[str, Any]:
@@ -71,7 +78,7 @@ def _shown(node: Node, texts: Sequence[str]) -> dict[str, Any]:
         "alive": node.in_window,
         "best": node.best,
         "counts": node.counts,
-        "heldOut": node.held_out,
+        "heldOut": node.member.held_out,
         "text": prompt.text,
         "diffs": [word_diff(texts[parent], prompt.text) for parent in prompt.parents],
     }

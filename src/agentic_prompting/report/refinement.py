@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..evaluation import Estimate, bootstrap_interval, wilson_interval
+from ..evolution.palette import LINES, figure_class
 from ..refine import RefinementResult
 from ..rewards.reasoning import Scorer
-from .palette import LINES, figure_class
 
 
 def accuracy_of(

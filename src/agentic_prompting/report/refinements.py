@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..evolution.journal import JOURNAL_FILE
 from ..refine import RefinementResult
 from .diffs import word_diff
 from .packing import chunk_blocks, data_block
@@ -16,7 +17,8 @@ CHUNK = 50
 
 def find_results(folder: Path) -> list[RefinementResult]:
     """The refinement results in the `.jsonl` files of a folder, or in the file itself. Other files are passed over."""
-    paths = [folder] if folder.is_file() else sorted(folder.glob("*.jsonl"))
+    beside = (path for path in sorted(folder.glob("*.jsonl")) if not path.name.endswith(JOURNAL_FILE))
+    paths = [folder] if folder.is_file() else beside
     return [result for path in paths for result in _read(path)]
 
 

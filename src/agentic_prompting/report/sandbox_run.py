@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from .curves import plot_reward
 def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any, seconds: float) -> dict[str, Any]:
     """Evaluate the policy before and after training on the held-out questions; print and write the result.
 
-    Writes `summary.json`, `reward.png` and `trajectories.json` to the trainer's `output_dir`.
+    Writes `summary.json`, `trajectories.json` and, with matplotlib, `reward.png` to the trainer's `output_dir`.
 
     Args:
         sandbox ([`Sandbox`]): The prepared sandbox; its `model` is the policy before.
@@ -51,9 +52,13 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
     index = _telling_question(before, after)
     examples = {"before": conversation(before[index]), "after": conversation(after[index])}
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    trainer.create_model_card()  # again: now with these results
     write_whole(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
-    plot_reward(trainer.state.log_history, folder / "reward.png", title="Prompt-R1 in the sandbox")
-    print(_as_text(summary, examples, folder))
+    files = ["summary.json", "trajectories.json", "rollouts/"]
+    with contextlib.suppress(ImportError):  # matplotlib comes with an extra: without it no picture, but all the rest
+        plot_reward(trainer.state.log_history, folder / "reward.png", title="Prompt-R1 in the sandbox")
+        files.insert(2, "reward.png")
+    print(_as_text(summary, examples, folder, files))
     return summary
 
 
@@ -81,7 +86,7 @@ def _telling_question(before: list[Rollout], after: list[Rollout]) -> int:
     return next((i for i, (old, new) in pairs if exact_match_of([old]).mean < exact_match_of([new]).mean), 0)
 
 
-def _as_text(summary: dict[str, Any], examples: dict[str, list[str]], folder: Path) -> str:
+def _as_text(summary: dict[str, Any], examples: dict[str, list[str]], folder: Path, files: list[str]) -> str:
     lines = ["", "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)", ""]
     for when in ("before", "after"):
         low, high = summary[f"interval_{when}"]
@@ -95,5 +100,5 @@ def _as_text(summary: dict[str, Any], examples: dict[str, list[str]], folder: Pa
     )
     for when in ("before", "after"):
         lines += ["", f"--- {when} training", *examples[when]]
-    lines += ["", f"written to {folder}: summary.json, trajectories.json, reward.png, rollouts/", ""]
+    lines += ["", f"written to {folder}: {', '.join(files)}", ""]
     return "\n".join(lines)

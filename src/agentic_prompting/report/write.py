@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from ..evolution import Lineage, plot_lineage, read_lineage
 from ..llm.files import write_whole
 from ..rollout import read_rollouts
 from .curves import plot_panels
 from .history import current_records, history_of
-from .lineage import Lineage, read_lineage
 from .packing import data_block
 from .page import history_block, lineage_block, render_page
 from .refinements import find_results, refinement_blocks
 from .trajectories import sample_evenly, trajectory_blocks
-from .tree_picture import plot_lineage
 
 POPULATION = "population.json"
 

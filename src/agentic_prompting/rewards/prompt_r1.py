@@ -20,7 +20,7 @@ _TOLERANCE = 1e-9  # .4 + .25 + .25 + .1 is 1 on paper; in floating point it nee
 class PromptR1Score(NamedTuple):
     """The reward of one trajectory and what it is made of.
 
-    Args:
+    Attributes:
         total (`float`): R (eq 13), in [-k, 1].
         format (`float`): R_fmt (eq 10), in [0, k].
         answer (`float`): R_ans (eq 11-12), in [0, 1]; 0.0 without an answer. Part of `total` only if `format` is `k`.
@@ -118,7 +118,7 @@ class PromptR1Reward:
             prompts (`Sequence`), completions (`Sequence`): Not read.
             rollout (`Sequence[Rollout]`): One episode per row.
             answers (`Sequence[Sequence[str]]`): Accepted answers per row.
-            log_metric (`Callable[[str, float], None]`, *optional*): As TRL passes it. Gets `exact_match`, `f1`,
+            **kwargs: Of what TRL passes, `log_metric` (`Callable[[str, float], None]`): gets `exact_match`, `f1`,
                 `format_reward` and `answer_reward` (the part of R_ans that passed the gate) of every scored rollout.
 
         Returns:
@@ -180,8 +180,7 @@ def prompt_r1_score(
         turns (`Sequence[str]`): The agent's turns in order, observations left out. The last one is the final one and
             never counts as an intermediate request.
         answers (`Sequence[str]`): The accepted answers, at least one.
-        gate (`str`), alpha (`float`), beta (`float`), gamma (`float`), delta (`float`), k (`float`), *optional*: See
-            [`PromptR1Reward`].
+        gate (`str`), alpha (`float`), beta (`float`), gamma (`float`), delta (`float`), k (`float`): As there.
         grammar ([`TagGrammar`], *optional*): The tags. Defaults to Prompt-R1's.
 
     Returns:

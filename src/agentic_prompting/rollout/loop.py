@@ -82,8 +82,8 @@ def run_rollouts(
             and who shares a batch depends on nothing but the rollouts.
 
     Raises:
-        Whatever the sampler raises; calls in flight are cancelled first. An environment that raises fails its own
-        rollout only.
+        `Exception`: Whatever the sampler raises; calls in flight are cancelled first. An environment that raises fails
+            its own rollout only.
     """
     loop = _RolloutLoop(sampler, environment, chat_format, limits, on_done or (lambda rollout: None), linger)
     try:

@@ -6,7 +6,7 @@ from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .prompt_r1 import PromptR1Trainer
 from .stopping import TrainingStopped
-from .warm_start import warm_start
+from .supervised import warm_start
 
 __all__ = [
     "ESPLConfig",

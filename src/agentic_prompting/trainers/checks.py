@@ -7,8 +7,10 @@ from typing import Any
 
 from datasets import Dataset
 
+from ..evolution import SystemPrompt
 from ..llm import ChatModel
 from ..rollout import Environment
+from .espl_config import ESPLConfig
 
 
 def reject_other_loops(kwargs: Mapping[str, Any]) -> None:
@@ -33,3 +35,23 @@ def check_environment(environment: Environment | ChatModel | None) -> None:
     check = getattr(environment, "check", None)
     if check is not None:
         check()
+
+
+def check_editor(reference: ChatModel | None, args: ESPLConfig) -> None:
+    """Raises `ValueError` unless there is exactly one editor for a mode that needs one."""
+    if not args.evolves:
+        return
+    if reference is None and args.editor == "reference":
+        raise ValueError(
+            f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl', or "
+            "editor='current' to let the policy do it"
+        )
+    if reference is not None and args.editor == "current":
+        raise ValueError("with editor='current' the reference LLM would never be asked: pass reference=None")
+
+
+def root_prompt(prompt: SystemPrompt | str) -> SystemPrompt:
+    """The root of an evolution: a text with lines `[G0]. ...` as principles, any other as a preamble to add them to."""
+    if isinstance(prompt, SystemPrompt):
+        return prompt
+    return SystemPrompt.parse(prompt) if "[G0]" in prompt else SystemPrompt(prompt, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from trl import GRPOConfig
 
@@ -80,6 +81,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         super().__post_init__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hub's token: `training_args.bin` in every saved folder is a pickle of this."""
+        return {**vars(self), "hub_token": None}
 
     def limits(self, max_context: int | None = None) -> Limits:
         """The rollout limits these arguments describe; `max_context` is the model's own, in tokens."""

@@ -19,11 +19,23 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from ..evolution import Attempt, Evidence, Outcome, Population, SystemPrompt, Trial, best_trial
+from ..evolution import (
+    Attempt,
+    Evidence,
+    EvolutionJournal,
+    Outcome,
+    Population,
+    SystemPrompt,
+    Trial,
+    attempt_records,
+    best_trial,
+    journal_beside,
+    scores_of,
+)
 from ..llm import ChatModel
 from ..llm.files import write_whole
 from ..rollout import AgentSpec, Environment, FreeText, Grammar
-from .checks import check_environment
+from .checks import check_editor, check_environment, root_prompt
 from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .reflecting import Editor, PolicyEditor, ReferenceEditor, Reflecting, told_of
@@ -77,9 +89,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         **kwargs: Any,
     ):
         args = args if args is not None else ESPLConfig("espl_output")
-        _check_editor(reference, args)
+        check_editor(reference, args)
         self.population = Population(
-            _root(initial_prompt),
+            root_prompt(initial_prompt),
             window=1 if args.mode == "reflection" else args.window,
             rule=args.selection,
             exploration=args.exploration,
@@ -95,6 +107,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._playing = [self.population.best()]  # until the first batch draws its own
         self._pending: list[Reflecting] = []
         self._batches = 0  # training batches generated so far: the clock of the evolution
+        self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
+        self._held_out: list[float] = []  # rewards of the evaluation going on
         super().__init__(
             model=model,
             environment=environment,
@@ -144,14 +158,26 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        totals[rewards.isnan().all(1)] = torch.nan
         if self.model.training:
-            totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
-            totals[rewards.isnan().all(1)] = torch.nan
             self._evolve([None if reward != reward else reward for reward in totals.tolist()], inputs)
+        else:
+            self._held_out += totals[~totals.isnan()].tolist()
         return rewards
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As [`~trl.GRPOTrainer`]'s, under the best prompt, of which the mean reward is noted. Of several data sets the
+        last one's counts."""
+        self._held_out = []
+        metrics = super().evaluate(*args, **kwargs)
+        self.population.note_held_out(self.population.best(), self._held_out)
+        return metrics
 
     def _evolve(self, rewards: Sequence[float | None], rows: Sequence[Mapping[str, Any]]) -> None:
         """Rate the prompts of the batch, and have the next generation written."""
+        if self._batches == 0 and self.accelerator.is_main_process:
+            self._journal.keep_before(0)  # of another run in the same folder
         # In mode `rl` nobody reads them, and the texts of a batch are megabytes.
         told = gather_object([told_of(row) for row in rows]) if self.args.evolves else [("", "", "")] * len(rewards)
         trials = self._trials(rewards, told)
@@ -161,7 +187,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if self.args.evolves and best is not None:
             # Drawn on every process alike, whether or not there is anything to cross: the generators stay in step.
             crosses = self.args.mode != "reflection" and self.population.rng.random() < self.args.p_crossover
-            self._reflect(Reflecting(self._batches, self.population.island, best, trials if crosses else None))
+            crossing = trials if crosses else None
+            self._reflect(Reflecting(self._batches, self.population.island, best, crossing, scores_of(trials)))
         self._batches += 1
 
     def _trials(self, rewards: Sequence[float | None], told: Sequence[tuple[str, str, str]]) -> list[Trial]:
@@ -193,10 +220,16 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             if fatal is not None and self.args.editor == "reference":
                 self._pending.insert(0, work)  # asked for again when training goes on
                 self._stop(f"the reference LLM failed for good with {fatal.kind}: {fatal}")
-            for outcome in outcomes:
-                self._log_outcome(outcome)
-                if outcome.child is not None:
-                    self.population.add(replace(outcome.child, born_at=self._batches), island=work.island)
+            self._join(work, outcomes)
+
+    def _join(self, work: Reflecting, outcomes: Sequence[Outcome]) -> None:
+        children = []
+        for outcome in outcomes:
+            self._log_outcome(outcome)
+            child = outcome.child and replace(outcome.child, born_at=self._batches)
+            children.append(child and self.population.add(child, island=work.island))
+        if self.accelerator.is_main_process:
+            self._journal.write(attempt_records(work.batch, outcomes, children, work.scores, self.population))
 
     # --- logs, saving, resuming ----------------------------------------------------------------------------------
 
@@ -248,13 +281,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
-        best = self.population.best()
-        self._spec_under(best).save(folder)
-        write_whole(folder / PROMPT_FILE, best.text)
+        write_whole(folder / PROMPT_FILE, self.population.best().text)
         write_whole(folder / POPULATION_FILE, json.dumps(self.state_dict(), indent=1, ensure_ascii=False))
 
-    def _spec_under(self, prompt: SystemPrompt) -> AgentSpec:
-        """How an agent loaded later is asked: as in evaluation here, under `prompt`."""
+    def saved_spec(self) -> AgentSpec:
+        """As in evaluation here: under the best prompt."""
+        prompt = self.population.best()
         if not prompt.text:
             return self.spec
         if self.args.prompt_place == "user":
@@ -266,22 +298,5 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and (Path(checkpoint) / POPULATION_FILE).exists():
             self.load_state_dict(json.loads((Path(checkpoint) / POPULATION_FILE).read_text(encoding="utf-8")))
-
-
-def _check_editor(reference: ChatModel | None, args: ESPLConfig) -> None:
-    """Raises `ValueError` unless there is exactly one editor for a mode that needs one."""
-    if not args.evolves:
-        return
-    if reference is None and args.editor == "reference":
-        raise ValueError(
-            f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl', or "
-            "editor='current' to let the policy do it"
-        )
-    if reference is not None and args.editor == "current":
-        raise ValueError("with editor='current' the reference LLM would never be asked: pass reference=None")
-
-
-def _root(prompt: SystemPrompt | str) -> SystemPrompt:
-    if isinstance(prompt, SystemPrompt):
-        return prompt
-    return SystemPrompt.parse(prompt) if "[G0]" in prompt else SystemPrompt(prompt, ())
+        if self.accelerator.is_main_process:  # what a life that was lost did after this will be done again
+            self._journal.keep_before(self._pending[0].batch if self._pending else self._batches)

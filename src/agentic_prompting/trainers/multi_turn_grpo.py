@@ -40,18 +40,19 @@ from ..rollout import (
 )
 from .checks import check_environment, datasets_of, reject_other_loops
 from .config import MultiTurnGRPOConfig
-from .empty_steps import EmptyStepsGRPOTrainer
 from .handover import for_trl
 from .progress import OneLineProgress
+from .publishing import PublishingGRPOTrainer
 from .roll_call import all_together, listening
 from .samplers import sampling_of, trainer_backend
 from .scored_tokens import ScoredTokens, padded_mask, scored_only
 from .stopping import FailureWatch, TrainingStopped
+from .tracking import LiveView
 
 logger = logging.getLogger(__name__)
 
 
-class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
+class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
     """Trains an agent that talks to an environment.
 
     Args:
@@ -154,6 +155,8 @@ class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
         self._failures = FailureWatch(args.failure_window, args.max_failed_share)
         self._eval_batches = 0
+        self.live = LiveView(self)
+        self.add_callback(self.live)
 
     @staticmethod
     def _validate(dataset: Any) -> None:
@@ -240,6 +243,7 @@ class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
             self._metrics[mode][name].append(value)
         first = self.accelerator.process_index * len(rollouts)
         own_rewards = rewards[first : first + len(rollouts)].tolist()
+        self.live.note(mode, rollouts, own_rewards)
         self.rollout_log.write(
             rollout_record(
                 rollout,
@@ -295,7 +299,3 @@ class MultiTurnGRPOTrainer(EmptyStepsGRPOTrainer):
         if state["environment"] is not None:
             self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
         self.some_failed = state["some_failed"]
-
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        self.spec.save(output_dir or self.args.output_dir)

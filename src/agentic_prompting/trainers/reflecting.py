@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from accelerate.utils import broadcast_object_list
 
-from ..evolution import Conversation, Outcome, Reflection, Trial, breed, drive, question_of, run_operators, truth_of
+from ..evolution import (
+    Conversation,
+    Outcome,
+    Reflection,
+    Trial,
+    breed,
+    drive,
+    question_of,
+    run_operators,
+    scores_of,
+    truth_of,
+)
 from ..llm import BadRequest, ChatModel, Reply, Usage
 from ..rollout import Rollout, SampleRequest, rollout_seed
 
@@ -22,20 +33,42 @@ if TYPE_CHECKING:
 
 
 class Reflecting:
-    """One batch's work, and where its outcomes will be."""
+    """One batch's work, and where its outcomes will be.
 
-    def __init__(self, batch: int, island: int, best: Trial, trials: Sequence[Trial] | None):
+    Args:
+        batch (`int`), island (`int`): Where it comes from.
+        best ([`Trial`]): The parent of the mutation.
+        trials (`Sequence[Trial]`, *optional*): The whole batch, if it crosses.
+        scores (`Mapping[int, Sequence[float | None]]`, *optional*): [`scores_of`] the batch, for the journal.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        island: int,
+        best: Trial,
+        trials: Sequence[Trial] | None,
+        scores: Mapping[int, Sequence[float | None]] | None = None,
+    ):
         self.batch, self.island, self.best, self.trials = batch, island, best, trials
+        self.scores = scores_of([best]) if scores is None else scores
         self.outcomes: Future[list[Outcome]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         trials = None if self.trials is None else [trial.to_json() for trial in self.trials]
-        return {"batch": self.batch, "island": self.island, "best": self.best.to_json(), "trials": trials}
+        return {
+            "batch": self.batch,
+            "island": self.island,
+            "best": self.best.to_json(),
+            "trials": trials,
+            "scores": [[name, list(row)] for name, row in self.scores.items()],
+        }
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Reflecting:
         trials = None if saved["trials"] is None else [Trial.from_json(trial) for trial in saved["trials"]]
-        return cls(saved["batch"], saved["island"], Trial.from_json(saved["best"]), trials)
+        scores = dict(saved["scores"]) if "scores" in saved else None  # older checkpoints have none
+        return cls(saved["batch"], saved["island"], Trial.from_json(saved["best"]), trials, scores)
 
 
 class Editor(Protocol):

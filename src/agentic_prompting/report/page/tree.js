@@ -11,14 +11,20 @@ function showLineage(lineage, trajectories) {
     `${nodes.length} system prompts. A line to the right is a mutation, a dashed pink one a crossover; brighter is a higher rating μ; faded is outside of the window (${window}); the orange ring is the best by μ − 2σ. Choose one to read it.`);
   const detail = el("div", { class: "card", "aria-live": "polite" });
   const marks = new Map();
-  const choose = (place) => {
+  const stories = lineage.chunk ? new Chunks("stories", lineage.chunk) : null;
+  let chosen = -1;
+  const choose = async (place) => {
+    chosen = place;
     for (const [other, mark] of marks) mark.classList.toggle("chosen", other === place);
     detail.replaceChildren(...promptDetail(nodes, place, choose, trajectories));
+    const story = stories && await stories.item(place);
+    if (story && chosen === place) detail.append(...storyDetail(story));
   };
   const tree = el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "evolutionary tree" }, drawTree(nodes, marks, choose));
   node.append(tree);
   const measured = nodes.some((one) => one.heldOut);
   node.append(el("div", { class: "two" }, ratingsFigure(nodes, choose), measured ? heldOutFigure(nodes, choose) : null), detail);
+  if (lineage.refused.length) node.append(refusedTable(lineage.refused));
   const best = nodes.findIndex((one) => one.best);
   choose(best);
   const dot = marks.get(best).querySelector(".dot");
@@ -85,8 +91,11 @@ function whiskers(title, nodes, value, label, choose) {
 
 const ratingsFigure = (nodes, choose) => whiskers("Rating μ ± σ of each prompt", nodes, (one, place) => [place, one.mu, one.sigma], "system prompt", choose);
 
-const heldOutFigure = (nodes, choose) => whiskers("Success on held-out problems against rating", nodes,
-  (one) => one.heldOut && [one.mu, one.heldOut.mean, one.heldOut.n ? 1.96 * Math.sqrt(Math.max(0, one.heldOut.mean * (1 - one.heldOut.mean)) / one.heldOut.n) : 0], "rating μ", choose);
+const heldOutFigure = (nodes, choose) => whiskers("Mean reward on held-out problems, 95 %, against rating", nodes,
+  (one) => one.heldOut && [one.mu, one.heldOut.mean, one.heldOut.n ? 1.96 * deviation(one.heldOut) / Math.sqrt(one.heldOut.n) : 0], "rating μ", choose);
+
+/** Where only a mean is known, as of rewards of 0 and 1. */
+const deviation = (measured) => measured.deviation ?? Math.sqrt(Math.max(0, measured.mean * (1 - measured.mean)));
 
 function promptDetail(nodes, place, choose, trajectories) {
   const one = nodes[place];

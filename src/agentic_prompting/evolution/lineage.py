@@ -1,18 +1,20 @@
 """E-SPL's evolutionary tree (Figure 3) as data: who came from whom, what is believed of each, and where to draw it.
 
-Read from what the trainer and [`evolve`] save; no drawing here.
+Of a living population, or read from what the trainer and [`evolve`] save; no drawing here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..evolution.member import Member
-from ..evolution.selection import EXPLORATION
+from .journal import journal_beside, read_journal
+from .member import Member
+from .population import Population
+from .selection import EXPLORATION
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Node:
         in_window (`bool`): Whether it can still be selected.
         best (`bool`): Whether its μ - λσ is the highest of those that were rated.
         counts (`dict[str, int]`, *optional*): What its operator did: edits proposed, applied, refused.
-        held_out (`dict[str, float]`, *optional*): `mean` and `n` on held-out problems, where that was measured.
+        story (`dict`, *optional*): The line of the journal that tells what led to it; see [`attempt_records`].
     """
 
     member: Member
@@ -33,7 +35,7 @@ class Node:
     in_window: bool
     best: bool
     counts: Mapping[str, int] | None = None
-    held_out: Mapping[str, float] | None = None
+    story: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,12 @@ class Lineage:
     Args:
         nodes (`list[Node]`): A prompt's id is its place.
         window (`int`): K.
+        refused (`list[dict]`): The journal's attempts that gave no child, oldest first.
     """
 
     nodes: list[Node]
     window: int
+    refused: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def edges(self) -> list[tuple[int, int]]:
@@ -55,7 +59,7 @@ class Lineage:
 
 
 def read_lineage(path: str | Path) -> Lineage:
-    """Read `population.json` of a trainer, or the checkpoint of [`evolve`].
+    """Read `population.json` of a trainer, or the checkpoint of [`evolve`], and the journal beside it if there is one.
 
     Raises:
         `ValueError`: If the file is neither.
@@ -69,12 +73,32 @@ def read_lineage(path: str | Path) -> Lineage:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no population that this version can read: {error!r}") from error
     alive = {name for island in joined for name in island[-window:]}
-    best, counts = _best(members), _counts(state.get("steps") or [])
+    journal = journal_beside(path)
+    attempts = read_journal(journal) if journal.exists() else []
+    return _lineage(members, alive, window, _counts(state.get("steps") or []), attempts)
+
+
+def lineage_of(population: Population) -> Lineage:
+    """The tree of a population as it is now."""
+    alive = {member.prompt.id or 0 for member in population.alive()}
+    return _lineage(population.members, alive, population.window)
+
+
+def _lineage(
+    members: Sequence[Member],
+    alive: Collection[int],
+    window: int,
+    counts: Mapping[int, Mapping[str, int]] | None = None,
+    attempts: Sequence[dict[str, Any]] = (),
+) -> Lineage:
+    best, counts = _best(members), dict(counts or {})
+    stories = {one["child"]: one for one in attempts if one.get("child") is not None}
+    counts |= {child: story["counts"] for child, story in stories.items() if isinstance(story.get("counts"), dict)}
     nodes = [
-        Node(member, lane, place in alive, place == best, counts.get(place), raw.get("held_out"))
-        for place, (member, lane, raw) in enumerate(zip(members, lanes(members), saved["members"], strict=True))
+        Node(member, lane, place in alive, place == best, counts.get(place), stories.get(place))
+        for place, (member, lane) in enumerate(zip(members, lanes(members), strict=True))
     ]
-    return Lineage(nodes, window)
+    return Lineage(nodes, window, [one for one in attempts if one.get("child") is None])
 
 
 def lanes(members: Sequence[Member]) -> list[int]:

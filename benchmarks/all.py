@@ -1,0 +1,147 @@
+"""Every ratio of the other scripts in one table, with its target and whether it holds.
+
+    OMP_NUM_THREADS=1 python benchmarks/all.py --json --quick     # about five minutes on two free cores
+    OMP_NUM_THREADS=1 python benchmarks/all.py --json             # everything in full: about an hour and a half
+    python benchmarks/all.py --only rollout.py --json --quick     # one of them
+    python benchmarks/all.py --write docs/performance.md --quick  # puts the table between the page's two markers
+
+Each script runs by itself, one after another, in a fresh process; what it prints last is read. A script that fails is
+a row that does not hold. The last line of `--json` holds `rows: [{name, value, target, holds}]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+BEGIN, END = "<!-- table of benchmarks/all.py: begin -->", "<!-- table of benchmarks/all.py: end -->"
+COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a script.
+
+    Args:
+        script (`str`): In this folder.
+        name (`str`): What it is called in the table.
+        value (`Callable`): Finds it in the script's last line.
+        target (`str`): `<=` or `>=` and a number.
+    """
+
+    script: str
+    name: str
+    value: Callable[[dict[str, Any]], float | None]
+    target: str
+
+    def row(self, printed: dict[str, Any] | None) -> dict[str, Any]:
+        sign, number = self.target.split()
+        try:
+            value = None if printed is None else self.value(printed)
+        except (KeyError, IndexError, TypeError):  # a quick run may leave something out
+            value = None
+        holds = value is not None and COMPARE[sign](value, float(number))
+        return {"name": self.name, "value": value, "target": self.target, "holds": holds, "script": self.script}
+
+
+def key(*path: str | int) -> Callable[[dict[str, Any]], Any]:
+    """Looks up a path of names and places."""
+
+    def find(printed: Any) -> Any:
+        for part in path:
+            printed = printed[part]
+        return printed
+
+    return find
+
+
+PASSES = ("drafting", "speedup_passes")  # plain / drafted
+
+FIGURES = [
+    Figure("rollout.py", "rollouts, 64: ours / longest chain", key("settings", 0, "to_limit"), "<= 1.2"),
+    Figure("rollout.py", "rollouts, 64: lock-step / ours", key("settings", 0, "to_lockstep"), ">= 1.7"),
+    Figure("rollout.py", "rollouts, 64: TRL's tool loop / ours", key("settings", 0, "to_trl"), ">= 25"),
+    Figure("prefix_cache.py", "prefix kept between turns: wall, without / with", key("wall_ratio"), ">= 1.5"),
+    Figure("prefix_cache.py", "prefix kept between turns: tokens read, without / with", key("read_ratio"), ">= 3"),
+    Figure("training_step.py", "loss at 70 % observation: TRL / ours", key("head_ratio"), ">= 1.1"),
+    Figure("training_step.py", "largest relative difference of gradients", key("gradient_difference"), "<= 1e-4"),
+    Figure("training_step.py", "whole step: ours / plain GRPO on the same tokens", key("overhead"), "<= 1.03"),
+    Figure("espl_sandbox.py", "E-SPL: joint step / step without evolution", key("overhead_ratio"), "<= 1.05"),
+    Figure("prorefine.py", "drafting, prompt unchanged: passes", key(*PASSES, "unchanged"), ">= 12"),
+    Figure("prorefine.py", "drafting, half of them changed: passes", key(*PASSES, "half"), ">= 2.5"),
+    Figure("prorefine.py", "drafting, prompt slightly changed: passes", key(*PASSES, "slight"), ">= 2"),
+    Figure("prorefine.py", "drafting, prompt strongly changed: passes", key(*PASSES, "strong"), ">= 1"),
+    Figure("prorefine.py", "drafting, prompt strong: wall", key("drafting", "speedup_wall", "strong"), ">= 0.9"),
+    Figure("prorefine.py", "64 queries at once: one after another / at once", key("batch_speedup"), ">= 20"),
+    Figure("growth.py", "cost of a rollout: many / 64", key("growth_rollouts"), "<= 1.25"),
+    Figure("growth.py", "cost of a turn: turns 5-8 / turn 2", key("growth_turns"), "<= 1.5"),
+    Figure("growth.py", "memory of a rollout: many / 64", key("growth_memory"), "<= 1.25"),
+    Figure("growth.py", "population of 10,000: select and rate, ms", key("population_ms"), "<= 5"),
+    Figure("growth.py", "replay cache: lookup, ms", key("lookup_ms"), "<= 0.2"),
+    Figure("growth.py", "replay cache: opening, s", key("opening_s"), "<= 0.2"),
+    Figure("growth.py", "import agentic_prompting, s", key("import_s"), "<= 0.3"),
+    Figure("growth.py", "agentic-prompting --help, s", key("help_s"), "<= 0.4"),
+]
+
+
+def run(script: str, quick: bool) -> dict[str, Any] | None:
+    """What the script's last line says; `None` if it failed."""
+    command = [sys.executable, str(HERE / script), "--json", *(["--quick"] if quick else [])]
+    print(f"running {' '.join(command[1:])}", file=sys.stderr, flush=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else None
+    except (IndexError, ValueError):
+        return None
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| figure | measured | target | holds |", "|---|---|---|---|"]
+    for row in rows:
+        value = "failed" if row["value"] is None else f"{row['value']:.3g}"
+        lines.append(
+            f"| {row['name']} (`{row['script']}`) | {value} | {row['target']} | {'yes' if row['holds'] else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace what stands between the markers.
+
+    Raises:
+        `ValueError`: The page has no markers.
+    """
+    page = path.read_text(encoding="utf-8")
+    if BEGIN not in page or END not in page:
+        raise ValueError(f"{path} has no lines {BEGIN!r} and {END!r}")
+    before, after = page[: page.index(BEGIN)], page[page.index(END) :]
+    path.write_text(f"{before}{BEGIN}\n{text}\n{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--quick", action="store_true", help="pass --quick on")
+    parser.add_argument("--only", action="append", help="these scripts only")
+    parser.add_argument("--write", type=Path, action="append", default=[], help="pages whose table to replace")
+    arguments = parser.parse_args()
+    scripts = [s for s in dict.fromkeys(f.script for f in FIGURES) if not arguments.only or s in arguments.only]
+    printed = {script: run(script, arguments.quick) for script in scripts}
+    rows = [figure.row(printed[figure.script]) for figure in FIGURES if figure.script in printed]
+    print(table(rows))
+    for path in arguments.write:
+        write(path, table(rows))
+    if arguments.json:
+        print(json.dumps({"quick": arguments.quick, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

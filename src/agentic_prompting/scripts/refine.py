@@ -1,0 +1,93 @@
+"""ProRefine on one of the paper's sets, in its three verifier settings: a row group of its Table 1.
+
+Each setting writes its results to a file of its own in `--output_dir`, and a run that was stopped goes on when started
+again. For prompts and questions of your own there is the command: `agentic-prompting refine --help`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..data import load_task
+from ..llm import OpenAIChat, ReplayCache
+from ..refine import START_PROMPTS, LabelVerifier, ProRefiner
+from ..report.refinement import accuracy_of, accuracy_table, iterations_of, plot_iterations
+from ..rewards import REASONING_SCORERS
+from ..sandbox.puzzle_models import puzzle_models
+from ..sandbox.puzzles import SORTING, make_puzzles
+
+
+@dataclass
+class ScriptArguments:
+    """Which set, and which models."""
+
+    task: str | None = field(default=None, metadata={"help": f"One of {', '.join(REASONING_SCORERS)}."})
+    split: str = field(default="test", metadata={"help": "Its split."})
+    rows: int = field(default=100, metadata={"help": "How many questions."})
+    data_files: str | None = field(default=None, metadata={"help": "Local file instead of the hub."})
+    task_model: str | None = field(default=None, metadata={"help": "The model that answers."})
+    task_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
+    critic_model: str | None = field(default=None, metadata={"help": "Feedback, optimizer and verifier in one."})
+    critic_base_url: str | None = field(default=None, metadata={"help": "Its endpoint."})
+    budget_usd: float | None = field(default=None, metadata={"help": "For each model: stop when so much is spent."})
+    output_dir: str = field(default="runs/refine", metadata={"help": "For results, replies and the picture."})
+
+
+def connect(script: ScriptArguments, stack: ExitStack) -> dict[str, Any]:
+    """The four roles: two endpoints, or the sandbox's scripts."""
+    if script.task is None:
+        return puzzle_models()
+    if script.task not in REASONING_SCORERS or script.task_model is None or script.critic_model is None:
+        raise SystemExit(f"--task is one of {', '.join(REASONING_SCORERS)}, with --task_model and --critic_model")
+    shared: dict[str, Any] = {
+        "cache": ReplayCache(Path(script.output_dir) / "replies.sqlite"),
+        "budget_usd": script.budget_usd,
+    }
+    task = stack.enter_context(OpenAIChat(script.task_model, base_url=script.task_base_url, **shared))
+    critic = stack.enter_context(OpenAIChat(script.critic_model, base_url=script.critic_base_url, **shared))
+    return {"task": task, "feedback": critic, "optimizer": critic, "verifier": critic}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Refine, and print accuracy and iterations in the three settings.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Instead of the command line's.
+    """
+    from transformers import HfArgumentParser
+
+    given = None if arguments is None else list(arguments)
+    (script,) = HfArgumentParser(ScriptArguments).parse_args_into_dataclasses(args=given)
+    name, folder = script.task or SORTING, Path(script.output_dir)
+    score, results = REASONING_SCORERS[name], {}
+    with ExitStack() as stack:
+        roles = connect(script, stack)
+        rows = (
+            list(load_task(name, script.split, script.rows, data_files=script.data_files))
+            if script.task
+            else make_puzzles(script.rows, kinds=(SORTING,))
+        )
+        verifiers = {"no verifier": None, "verifier": roles["verifier"], "optimal verifier": LabelVerifier(score)}
+        for setting, verifier in verifiers.items():
+            refiner = ProRefiner(roles["task"], roles["feedback"], roles["optimizer"], verifier)
+            file = folder / f"{setting.replace(' ', '_')}.jsonl"
+            results[setting] = refiner.refine_all(START_PROMPTS[name], rows, output=file)
+    model = script.task_model or "scripted (sandbox)"
+    accuracy = {setting: {model: accuracy_of(found, rows, score)} for setting, found in results.items()}
+    print(accuracy_table({name: accuracy}))
+    for setting, found in results.items():
+        print(f"{setting:18} {iterations_of(found).mean:.2f} iterations")
+    try:
+        plot_iterations({name: results}, folder / "iterations.png")
+    except ImportError as error:
+        print(f"no picture: {error}")
+
+
+if __name__ == "__main__":
+    from .running import run_script
+
+    run_script(main)

@@ -1,0 +1,150 @@
+"""Train under an evolving system prompt (E-SPL): the sandbox on a laptop, maths, agentic search, or Prompt-R1's agent.
+
+Every option of [`ESPLConfig`], TRL's `ModelConfig` and [`ScriptArguments`] can stand in the YAML file or on the
+command line, where it wins. Without a reference LLM: `--editor current` lets the policy revise its own prompt.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from ..data import load_task
+from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
+from ..evolution import SystemPrompt
+from ..llm import ChatModel, OpenAIChat, ReplayCache
+from ..report.house_run import report_house_run
+from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
+from ..rollout import Environment, prompt_r1_template
+from ..sandbox.house import HouseReflector
+from ..sandbox.house.setup import ROOT, HouseSandbox, prepare_house
+from ..trainers import ESPLConfig, ESPLTrainer
+from .running import run_script
+from .training import end, train
+
+REWARDS = {
+    "prompt_r1": PromptR1Reward(),
+    "math": math_reward,
+    "search": search_reward,
+    "exact_match": exact_match_reward,
+}
+
+
+@dataclass
+class ScriptArguments:
+    """What is trained on, with which reward, and which LLMs take part."""
+
+    task: str = field(default="sandbox", metadata={"help": "A task of load_task, or sandbox: no model, no key."})
+    task_split: str = field(default="train", metadata={"help": "Its split."})
+    task_rows: int | None = field(default=None, metadata={"help": "Sample this many rows; all by default."})
+    data_files: str | None = field(default=None, metadata={"help": "Local files instead of the hub."})
+    warm_start_steps: int = field(default=450, metadata={"help": "Sandbox: supervised steps before E-SPL."})
+    n_test: int = field(default=256, metadata={"help": "Sandbox: held-out questions."})
+    reward: str = field(default="exact_match", metadata={"help": f"One of {', '.join(REWARDS)}."})
+    initial_prompt: str = field(default="", metadata={"help": "The root; lines [G0]. ... are its principles."})
+    free_text: bool = field(default=False, metadata={"help": "Edit the prompt by search and replace."})
+    environment: str = field(default="none", metadata={"help": "What the policy may ask: none, llm or search."})
+    environment_model: str | None = field(default=None, metadata={"help": "The large LLM's name at its endpoint."})
+    environment_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
+    search_url: str | None = field(default=None, metadata={"help": "A retriever with Search-R1's HTTP contract."})
+    reference_model: str | None = field(default=None, metadata={"help": "The LLM that reflects and edits."})
+    reference_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
+    replay_cache: str | None = field(default=None, metadata={"help": "SQLite file to record replies to and reuse."})
+
+
+ARGUMENTS = (ScriptArguments, ESPLConfig, ModelConfig)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, save, and in the sandbox show what came of it.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Instead of the command line's.
+    """
+    started = time.perf_counter()
+    # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    script, args, model_args = TrlParser(ARGUMENTS).parse_args_and_config(arguments)
+    check(script, args)
+    with ExitStack() as stack:
+        sandbox: HouseSandbox | None = None
+        reference: ChatModel | None = None
+        if script.task == "sandbox":
+            sandbox = prepare_house(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
+        if args.evolves and args.editor == "reference":
+            reference = HouseReflector(seed=args.seed) if sandbox and not script.reference_model else None
+            reference = reference or connect(script, script.reference_model, script.reference_base_url, stack)
+        setting = in_sandbox(sandbox) if sandbox else of_task(script, model_args, args.seed, stack)
+        trainer = ESPLTrainer(
+            **setting,
+            reference=reference,
+            args=args,
+            peft_config=get_peft_config(model_args),
+        )
+        train(trainer)
+        trainer.save_model(args.output_dir)
+        if sandbox and trainer.accelerator.is_main_process:
+            report_house_run(sandbox, ROOT, trainer, time.perf_counter() - started)
+        end(trainer)
+
+
+def in_sandbox(sandbox: HouseSandbox) -> dict[str, Any]:
+    """What the trainer gets in the sandbox."""
+    return {
+        "model": str(sandbox.model),
+        "reward_funcs": PromptR1Reward(),
+        "train_dataset": sandbox.train,
+        "initial_prompt": ROOT,
+        "environment": LLMEnvironment(sandbox.oracle),
+        "prompt_template": sandbox.spec.prompt_template,
+    }
+
+
+def of_task(script: ScriptArguments, model_args: ModelConfig, seed: int, stack: ExitStack) -> dict[str, Any]:
+    """What the trainer gets for a task of `load_task`."""
+    rows = load_task(script.task, script.task_split, script.task_rows, seed, data_files=script.data_files)
+    return {
+        "model": model_args.model_name_or_path,
+        "reward_funcs": REWARDS[script.reward],
+        "train_dataset": rows,
+        "initial_prompt": SystemPrompt(script.initial_prompt) if script.free_text else script.initial_prompt,
+        "environment": environment_of(script, stack),
+        "prompt_template": prompt_r1_template() if script.environment == "llm" else "{question}",
+    }
+
+
+def check(script: ScriptArguments, args: ESPLConfig) -> None:
+    """Raises what can be seen of the arguments before anything is loaded."""
+    if script.reward not in REWARDS:
+        raise ValueError(f"reward must be one of {', '.join(REWARDS)}, got {script.reward!r}")
+    if script.environment not in ("none", "llm", "search"):
+        raise ValueError(f"environment must be none, llm or search, got {script.environment!r}")
+    if script.environment == "llm" and not script.environment_model:
+        raise ValueError("say which large LLM the policy may ask: --environment_model NAME")
+    if script.environment == "search" and not script.search_url:
+        raise ValueError("say where to search: --search_url http://host:port/retrieve")
+    if script.task != "sandbox" and args.evolves and args.editor == "reference" and not script.reference_model:
+        raise ValueError("say which LLM reflects: --reference_model NAME, or --editor current")
+
+
+def connect(script: ScriptArguments, model: str | None, base_url: str | None, stack: ExitStack) -> ChatModel:
+    """A client that is closed with the run."""
+    cache = ReplayCache(script.replay_cache) if script.replay_cache else None
+    return stack.enter_context(OpenAIChat(str(model), base_url=base_url, cache=cache))
+
+
+def environment_of(script: ScriptArguments, stack: ExitStack) -> Environment | None:
+    """What the policy may ask."""
+    if script.environment == "llm":
+        return LLMEnvironment(connect(script, script.environment_model, script.environment_base_url, stack))
+    return SearchEnvironment(HTTPRetriever(script.search_url or "")) if script.environment == "search" else None
+
+
+if __name__ == "__main__":
+    run_script(main)

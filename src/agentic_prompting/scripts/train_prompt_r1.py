@@ -1,0 +1,122 @@
+"""Train a Prompt-R1 agent: the same program for the sandbox on a laptop and for Qwen3-4B on eight GPUs.
+
+Every option of [`PromptR1Config`], TRL's `ModelConfig` and [`ScriptArguments`] can stand in the YAML file or on the
+command line, where it wins.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from ..data import load_task
+from ..environments import LLMEnvironment
+from ..llm import OpenAIChat, ReplayCache
+from ..report.sandbox_run import report_sandbox_run
+from ..sandbox import Oracle
+from ..sandbox.server import MODEL, OracleServer
+from ..sandbox.setup import Sandbox, prepare_sandbox
+from ..trainers import PromptR1Config, PromptR1Trainer
+from .running import run_script
+from .training import end, train
+
+
+@dataclass
+class ScriptArguments:
+    """What is trained on, and with which large LLM."""
+
+    sandbox: bool = field(default=False, metadata={"help": "Train the tiny policy in the sandbox; no model, no key."})
+    warm_start_steps: int = field(default=350, metadata={"help": "Sandbox: supervised steps before GRPO."})
+    n_test: int = field(default=256, metadata={"help": "Sandbox: held-out questions."})
+    task: str = field(default="prompt_r1", metadata={"help": "A task of load_task."})
+    task_split: str = field(default="train", metadata={"help": "Its split."})
+    task_rows: int | None = field(default=None, metadata={"help": "Sample this many rows; all by default."})
+    data_files: str | None = field(default=None, metadata={"help": "Local files instead of the hub."})
+    environment_model: str | None = field(default=None, metadata={"help": "The large LLM's name at its endpoint."})
+    environment_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
+    environment_temperature: float | None = field(default=None, metadata={"help": "Sent with every call."})
+    environment_max_tokens: int | None = field(default=None, metadata={"help": "Of a reply; sent with every call."})
+    replay_cache: str | None = field(default=None, metadata={"help": "SQLite file to record replies to and reuse."})
+
+
+ARGUMENTS = (ScriptArguments, PromptR1Config, ModelConfig)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, save, and in the sandbox show what came of it.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Instead of the command line's.
+    """
+    started = time.perf_counter()
+    # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    script, args, model_args = TrlParser(ARGUMENTS).parse_args_and_config(arguments)
+    check(script, args)
+    with ExitStack() as stack:
+        environment = connect(script, args.seed, stack)
+        sandbox = None
+        if script.sandbox:
+            environment.check()  # a wrong address or key is found before the warm start, not after it
+            sandbox = prepare_sandbox(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
+        trainer = make_trainer(script, args, model_args, environment, sandbox)
+        train(trainer)
+        trainer.save_model(args.output_dir)
+        if sandbox and trainer.accelerator.is_main_process:
+            report_sandbox_run(sandbox, environment, trainer, time.perf_counter() - started)
+        end(trainer)
+
+
+def check(script: ScriptArguments, args: PromptR1Config) -> None:
+    """Raises what can be seen of the arguments before anything is loaded."""
+    if not script.environment_model and (not script.sandbox or script.environment_base_url):
+        raise ValueError("say which large LLM the agent talks to: --environment_model NAME")
+
+
+def connect(script: ScriptArguments, seed: int, stack: ExitStack) -> LLMEnvironment:
+    """The large LLM that the agent talks to, closed with the run."""
+    model, base_url = script.environment_model, script.environment_base_url
+    if script.sandbox and not base_url:
+        # The embedded default, through the real client: the oracle as an OpenAI-compatible server on loopback.
+        base_url = stack.enter_context(OracleServer(Oracle(seed=seed))).base_url
+        model = model or MODEL
+    cache = ReplayCache(script.replay_cache) if script.replay_cache else None
+    chat = stack.enter_context(OpenAIChat(str(model), base_url=base_url, cache=cache))
+    sampling: dict[str, Any] = {
+        "temperature": script.environment_temperature,
+        "max_tokens": script.environment_max_tokens,
+    }
+    return LLMEnvironment(chat, **{name: value for name, value in sampling.items() if value is not None})
+
+
+def make_trainer(
+    script: ScriptArguments,
+    args: PromptR1Config,
+    model_args: ModelConfig,
+    environment: LLMEnvironment,
+    sandbox: Sandbox | None,
+) -> PromptR1Trainer:
+    """The trainer of the sandbox's policy, or of a model for a task of [`load_task`]."""
+    if sandbox:
+        model, rows, template = str(sandbox.model), sandbox.train, sandbox.spec.prompt_template
+    else:
+        model, template = model_args.model_name_or_path, None
+        rows = load_task(script.task, script.task_split, script.task_rows, args.seed, data_files=script.data_files)
+    return PromptR1Trainer(
+        model=model,
+        environment=environment,
+        args=args,
+        train_dataset=rows,
+        prompt_template=template,
+        peft_config=get_peft_config(model_args),
+    )
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,233 @@
+"""Trajectories and E-SPL's tree where `report_to` sends the curves: TensorBoard, Weights & Biases, trackio.
+
+transformers' own callbacks log the numbers; this one adds, at every log, a table of a few trajectories of the latest
+batch, and under E-SPL a table of the population and its tree. What it logs is for looking at: nothing that goes wrong
+with a tracker ends training, it is said once and that tracker gets no more tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from transformers import TrainerCallback
+
+from ..evolution import Population, lineage_of, plot_lineage
+from ..rollout import Rollout
+from .reflecting import transcript
+
+if TYPE_CHECKING:
+    from .multi_turn_grpo import MultiTurnGRPOTrainer
+
+logger = logging.getLogger(__name__)
+
+TRAJECTORIES = 4
+"""Of each log."""
+MEMBERS = 50
+"""The latest ones of a population; and the best."""
+MAX_CHARS = 4000
+"""Of a cell."""
+PICTURE_SECONDS = 30.0
+"""Between two pictures of the tree, which takes a third of a second to draw."""
+
+_MEMBER_COLUMNS = ["id", "parents", "operator", "born", "mu", "sigma", "games", "best", "text"]
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_MARKDOWN = re.compile(r"[^\w\s,;]|_")
+
+Row = Sequence[Any]
+
+
+class Tracker(Protocol):
+    """Where tables and pictures go."""
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None: ...
+    def picture(self, name: str, png: Path, step: int) -> None: ...
+
+
+class TensorBoard:
+    """The event file that transformers' callback writes. It knows no tables: a text in Markdown, all of it escaped."""
+
+    def __init__(self, writer: Any):
+        self.writer = writer
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
+        lines = [columns, ["---"] * len(columns), *([_escaped(cell) for cell in row] for row in rows)]
+        self.writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
+
+    def picture(self, name: str, png: Path, step: int) -> None:
+        from matplotlib.image import imread
+
+        self.writer.add_image(name, imread(png)[..., :3], step, dataformats="HWC")
+
+
+class WandB:
+    """The current run of the `wandb` module."""
+
+    def __init__(self, wandb: Any):
+        self.wandb = wandb
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
+        table = self.wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        self.wandb.log({name: table, "train/global_step": step})
+
+    def picture(self, name: str, png: Path, step: int) -> None:
+        self.wandb.log({name: self.wandb.Image(str(png)), "train/global_step": step})
+
+
+class Trackio:
+    """The current run of the `trackio` module."""
+
+    def __init__(self, trackio: Any):
+        self.trackio = trackio
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
+        import pandas
+
+        frame = pandas.DataFrame([list(row) for row in rows], columns=list(columns))
+        self.trackio.log({name: self.trackio.Table(dataframe=frame), "train/global_step": step})
+
+    def picture(self, name: str, png: Path, step: int) -> None:
+        self.trackio.log({name: self.trackio.Image(str(png)), "train/global_step": step})
+
+
+class LiveView(TrainerCallback):
+    """Logs what cannot be drawn as a curve to the trackers of a run. On the first process only.
+
+    Args:
+        trainer ([`MultiTurnGRPOTrainer`]): Whose `report_to`, and whose population, if it has one.
+    """
+
+    def __init__(self, trainer: MultiTurnGRPOTrainer):
+        self.trainer = trainer
+        self._latest: tuple[str, list[Row]] | None = None  # mode and rows of the batch since the last log
+        self._broken: set[str] = set()
+        self._drawn: tuple[int, float] = (1, -PICTURE_SECONDS)  # members, and when
+        self._turns = 0
+
+    def note(self, mode: str, rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]) -> None:
+        """Keep a few rollouts of a batch, spread over it.
+
+        Args:
+            mode (`str`): `train` or `eval`.
+            rollouts (`Sequence[Rollout]`): Of this process.
+            rewards (`Sequence[Sequence[float]]`): Of each, by reward function; NaN where it has none.
+        """
+        if self._wanted():
+            chosen = range(0, len(rollouts), max(1, len(rollouts) // TRAJECTORIES))[:TRAJECTORIES]
+            self._latest = mode, [self._row(rollouts[place], rewards[place]) for place in chosen]
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or not self._wanted():
+            return
+        latest, self._latest = self._latest, None
+        last = "train_runtime" in (logs or {})
+        population = getattr(self.trainer, "population", None)
+        tree = population if population is not None and (population.turns != self._turns or last) else None
+        for name, tracker in self._trackers():
+            try:
+                if latest is not None and latest[1]:
+                    tracker.table(f"{latest[0]}/trajectories", self._columns(), latest[1], state.global_step)
+                if tree is not None:
+                    tracker.table("evolution/members", _MEMBER_COLUMNS, _members(tree), state.global_step)
+            except Exception as error:
+                self._give_up(name, error)
+        if tree is not None:
+            self._turns = tree.turns
+            self._draw(tree, state.global_step, last)
+
+    def _draw(self, population: Population, step: int, last: bool) -> None:
+        """The tree as a picture, when it has grown, not too often, and at the end."""
+        members, when = self._drawn
+        soon = not last and time.monotonic() - when < PICTURE_SECONDS
+        if len(population.members) == members or soon:
+            return
+        self._drawn = len(population.members), time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            png = Path(folder) / "tree.png"
+            try:
+                plot_lineage(lineage_of(population), png)
+            except Exception as error:  # matplotlib is an extra
+                self._give_up("the picture of the tree", error)
+                return
+            for name, tracker in self._trackers():
+                try:
+                    tracker.picture("evolution/tree", png, step)
+                except Exception as error:
+                    self._give_up(name, error)
+
+    def _wanted(self) -> bool:
+        return bool({"tensorboard", "wandb", "trackio"} & set(self.trainer.args.report_to) - self._broken)
+
+    def _trackers(self) -> Iterator[tuple[str, Tracker]]:
+        """Those of the run that work, as transformers' callbacks have opened them."""
+        for callback in self.trainer.callback_handler.callbacks:
+            name = {"TensorBoardCallback": "tensorboard", "WandbCallback": "wandb", "TrackioCallback": "trackio"}.get(
+                type(callback).__name__, ""
+            )
+            if not name or name in self._broken:
+                continue
+            if name == "tensorboard" and callback.tb_writer is not None:
+                yield name, TensorBoard(callback.tb_writer)
+            elif name == "wandb":
+                yield name, WandB(callback._wandb)
+            elif name == "trackio":
+                yield name, Trackio(callback._trackio)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        if name not in self._broken:
+            self._broken.add(name)
+            logger.warning("%s cannot be logged to any more, training goes on without it: %r", name, error)
+
+    def _columns(self) -> list[str]:
+        return ["question", "conversation", "answer", "status", *self.trainer.reward_func_names, "parts"]
+
+    def _row(self, rollout: Rollout, rewards: Sequence[float]) -> Row:
+        question = rollout.row.get("question") or ""
+        texts = [_cell(str(question)), _cell(transcript(rollout)), _cell(rollout.answer or ""), rollout.status]
+        scores = [None if reward != reward else round(float(reward), 6) for reward in rewards]
+        return [*texts, *scores, self._parts(rollout)]
+
+    def _parts(self, rollout: Rollout) -> str:
+        """What a reward is made of, where its function can say (`scores`, as Prompt-R1's)."""
+        said = []
+        for reward in self.trainer.reward_funcs:
+            scores = getattr(reward, "scores", None)
+            if callable(scores):
+                try:
+                    (score,) = scores([rollout], [rollout.row["answers"]])
+                    said += [f"{name} {value:.3f}" for name, value in score._asdict().items()] if score else []
+                except Exception as error:  # the reward is the user's code, and this is only for looking at
+                    logger.debug("no parts of %r: %r", reward, error)
+        return ", ".join(said)
+
+
+def _members(population: Population) -> list[Row]:
+    """The latest members and the best one, newest first."""
+    best = population.best().id
+    shown = [m for m in population.members[-MEMBERS:] if m.prompt.id != best]
+    rows: list[Row] = []
+    for member in [population.members[best or 0], *reversed(shown)][:MEMBERS]:
+        prompt, rating = member.prompt, member.rating
+        descent = [prompt.id, ", ".join(map(str, prompt.parents)), prompt.operator, prompt.born_at]
+        ratings = [round(rating.mu, 4), round(rating.sigma, 4), member.games, "best" if prompt.id == best else ""]
+        rows.append([*descent, *ratings, _cell(prompt.text)])
+    return rows
+
+
+def _cell(text: str) -> str:
+    """Text that every tracker can store: short enough, in UTF-8, without control characters."""
+    cut = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} [... {len(text) - MAX_CHARS} characters more]"
+    return _CONTROL.sub("\ufffd", cut.encode("utf-8", "replace").decode("utf-8"))
+
+
+def _escaped(cell: Any) -> str:
+    """A cell in which TensorBoard's Markdown finds nothing: no link, no picture to load, no new column."""
+    if not isinstance(cell, str):
+        return "–" if cell is None else str(cell)
+    escaped = _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", cell)
+    return "<br>".join(escaped.splitlines())

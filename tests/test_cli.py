@@ -1,0 +1,410 @@
+"""The `agentic-prompting` command: one surface over all sub-commands, `demo`, `train`, `ask`, `evolve`, and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import typing
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from agentic_prompting.cli import main
+from agentic_prompting.cli.launch import CONFIGS, launch
+from agentic_prompting.cli.main import COMMANDS, app
+from servers import Answer, LoopbackServer, unused_url
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+QUESTION = "What is the language of Kenya?"
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs the command; returns its exit status and what it printed."""
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return stopped.value.code, printed.out, printed.err
+
+    return command
+
+
+def all_commands():
+    """Every sub-command by name, those of groups included."""
+    found, waiting = {}, dict(typer.main.get_command(app).commands)
+    while waiting:
+        name, command = waiting.popitem()
+        waiting |= {f"{name} {own}": one for own, one in getattr(command, "commands", {}).items()}
+        found[name] = command
+    return found
+
+
+# --- one surface --------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_are_those_of_the_table():
+    assert set(COMMANDS) == {
+        "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor",
+    }  # fmt: skip
+    assert {"train prompt-r1", "train espl"} <= set(all_commands())
+
+
+@pytest.mark.parametrize("name", sorted(all_commands()))
+def test_every_command_and_option_has_help(name):
+    command = all_commands()[name]
+    assert command.help
+    silent = [one.name for one in command.params if not getattr(one, "help", None)]
+    assert not silent, f"{name}: no help for {silent}"
+
+
+def flags_of(name):
+    return {flag for option in all_commands()[name].params for flag in option.opts}
+
+
+def test_an_option_is_the_same_thing_everywhere():
+    """One name, one type. Folders that are written to are --output-dir, what scripts read is --json."""
+    types: dict[str, set[str]] = {}
+    for name, command in all_commands().items():
+        assert not [flag for flag in flags_of(name) if "_" in flag and flag.startswith("-")], name
+        if getattr(command, "callback", None) is not None:
+            for option, kind in typing.get_type_hints(command.callback).items():
+                if option not in ("run", "mode", "return"):  # RUN is an argument of some, each program has modes
+                    types.setdefault(option, set()).add(str(kind | None))
+    assert {option: kinds for option, kinds in types.items() if len(kinds) > 1} == {}
+    assert len(types) > 50
+    for name in ("ask", "data", "doctor", "evaluate", "evolve", "refine", "report"):
+        assert "--json" in flags_of(name), name
+    for name in ("demo", "doctor", "evaluate", "evolve", "report"):
+        assert "--output-dir" in flags_of(name), name
+
+
+def test_options_may_be_written_as_in_scripts(run, tmp_path):
+    status, _, err = run("report", tmp_path, f"--output_dir={tmp_path}/a_b")
+    assert status == 2 and "nothing to report" in err  # and not: no such option
+
+
+def test_shells_complete_it(monkeypatch, run):
+    monkeypatch.setenv("_AGENTIC_PROMPTING_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "agentic-prompting do")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    _, out, _ = run()
+    assert out.split() == ["doctor"]
+
+
+def test_data_as_json(run):
+    found = json.loads(run("data", "list", "--json")[1])["sets"]
+    assert {"gsm8k", "hotpotqa"} <= {one["name"] for one in found} and all(one["splits"] for one in found)
+    assert [one["name"] for one in json.loads(run("data", "show", "gsm8k", "--json")[1])["sets"]] == ["gsm8k"]
+    checks = json.loads(run("data", "check", "gsm8k", "--json")[1])["checks"]
+    assert checks and all(check["task"] == "gsm8k" and not check["problem"] for check in checks)
+
+
+# --- demo and train: what is started ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What would have been started, and with which status it ends."""
+    calls = []
+
+    def start(program, arguments, accelerate_config=None):
+        calls.append((program, list(arguments), accelerate_config))
+        return start.status
+
+    start.status = 0
+    start.calls = calls
+    monkeypatch.setattr("agentic_prompting.cli.demo.launch", start)
+    monkeypatch.setattr("agentic_prompting.cli.train.launch", start)
+    return start
+
+
+@pytest.mark.parametrize(
+    ("packaged", "example"),
+    [
+        ("prompt_r1.yaml", "configs/sandbox.yaml"),
+        ("espl.yaml", "configs/espl/sandbox.yaml"),
+        ("single.yaml", "accelerate/single.yaml"),
+    ],
+)
+def test_the_demo_runs_what_the_examples_run(packaged, example):
+    """The wheel has no examples/, so the package has the sandbox's configurations too: the same ones."""
+    assert (CONFIGS / packaged).read_bytes() == (EXAMPLES / example).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program", "config"),
+    [([], "train_prompt_r1", "prompt_r1.yaml"), (["--method", "espl"], "train_espl", "espl.yaml")],
+)
+def test_demo(run, launched, tmp_path, arguments, program, config):
+    status, out, _ = run("demo", *arguments, "--output_dir", tmp_path, "--max-steps", 5)
+    options = ["--config", str(CONFIGS / config), "--output_dir", str(tmp_path), "--max-steps", "5"]
+    assert (status, launched.calls) == (0, [(program, options, CONFIGS / "single.yaml")])
+    assert f"next:  agentic-prompting report {tmp_path}" in out
+
+
+def test_an_interrupted_demo_goes_on_and_a_finished_one_is_kept(run, launched, tmp_path):
+    for step in (7, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    launched.status = 130
+    status, out, _ = run("demo", "--output-dir", tmp_path)
+    assert (status, out) == (130, "")
+    assert launched.calls[0][1][-2:] == ["--resume_from_checkpoint", str(tmp_path / "checkpoint-12")]
+    (tmp_path / "summary.json").write_text("{}")
+    status, _, err = run("demo", "--output-dir", tmp_path)
+    assert status == 2 and f"agentic-prompting report {tmp_path}" in err and len(launched.calls) == 1
+
+
+def test_demo_of_prorefine(run, tmp_path):
+    status, out, _ = run("demo", "--method", "prorefine", "--output-dir", tmp_path, "--rows", 10)
+    assert status == 0 and out.count("| bbh_word_sorting |") == 3 and "next:  agentic-prompting report" in out
+    assert len((tmp_path / "verifier.jsonl").read_text().splitlines()) == 10
+
+
+def test_train_passes_everything_on(run, launched, tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text("max_steps: 1\n")
+    launched.status = 3
+    given = ["--max-steps", "5", "--learning-rate", "1e-3", "--top-k", "-1"]
+    status, _, _ = run("train", "espl", "--config", config, *given, "--accelerate-config", "two.yaml")
+    assert status == 3
+    assert launched.calls == [("train_espl", ["--config", str(config), *given], Path("two.yaml"))]
+
+
+def test_train_help_shows_the_options_of_the_program(run, launched):
+    status, out, _ = run("train", "prompt-r1", "--help")
+    assert status == 0 and not launched.calls
+    for option in ("--accelerate-config", "--warm_start_steps", "--max_turns", "--use_peft", "--budget_usd"):
+        assert option in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say what to train: agentic-prompting train prompt-r1 --config FILE"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["--max_steps", "1", "--accelerate-config", "nowhere.yaml"], "accelerate config --config_file nowhere.yaml"),
+    ],
+)
+def test_train_with_bad_input_is_one_line(run, arguments, message):
+    status, out, err = run("train", "prompt-r1", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, 3), (130, 130), (-9, 137)])
+def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, status):
+    def launch_command(arguments):
+        assert arguments.module and arguments.training_script == "agentic_prompting.scripts.train_espl"
+        assert arguments.training_script_args == ["--max_steps", "1"]
+        raise subprocess.CalledProcessError(code, "python")
+
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launch_command)
+    before = signal.getsignal(signal.SIGINT)
+    assert launch("train_espl", ["--max_steps", "1"], CONFIGS / "single.yaml") == status
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# --- Ctrl-C -------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
+    """A real SIGINT to the command, which passes it on to the process that trains."""
+    import shutil
+
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(tiny_policy, folder / "warm_start")
+    command = [
+        sys.executable, "-c", "from agentic_prompting.cli import main; main()", "train", "prompt-r1",
+        "--config", CONFIGS / "prompt_r1.yaml", "--accelerate-config", CONFIGS / "single.yaml", "--output-dir", folder,
+        "--per_device_train_batch_size", "16", "--max_steps", "500", "--n_test", "8",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with open(log, "w") as file:
+        running = subprocess.Popen(
+            [str(word) for word in command], stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 200
+        while "step 2:" not in log.read_text():
+            assert running.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        status = running.wait(100)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+    said = log.read_text()
+    (checkpoint,) = folder.glob("checkpoint-*")
+    assert status == 130 and "Traceback" not in said, said[-3000:]
+    assert "finishing this step, then saving a checkpoint" in said
+    assert said.rstrip().endswith(f"run the same command with --resume_from_checkpoint {checkpoint}")
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert 2 <= state["global_step"] < 500 and checkpoint.name == f"checkpoint-{state['global_step']}"
+    assert not (folder / "summary.json").exists(), "an interrupted run is not reported as a finished one"
+
+
+class FakeTrainer:
+    """As much of a trainer as the handling of signals needs."""
+
+    def __init__(self, folder):
+        from transformers import TrainerControl, TrainerState
+
+        self.args = type("Args", (), {"process_index": 0, "world_size": 1, "output_dir": str(folder)})()
+        self.state, self.control, self.callbacks = TrainerState(global_step=4), TrainerControl(), []
+        self.add_callback, self.remove_callback = self.callbacks.append, self.callbacks.remove
+
+    def step(self):
+        self.state.global_step += 1
+        for callback in self.callbacks:
+            callback.on_step_end(self.args, self.state, self.control)
+
+
+def test_signals_while_training(tmp_path, monkeypatch, capfd):
+    from agentic_prompting.trainers import interrupt
+
+    monkeypatch.setattr(interrupt, "SAME_SECONDS", 0.2)
+    before, trainer = signal.getsignal(signal.SIGINT), FakeTrainer(tmp_path)
+    with interrupt.checkpoint_on_interrupt(trainer):
+        trainer.step()
+    assert not trainer.control.should_save and signal.getsignal(signal.SIGINT) is before and not trainer.callbacks
+
+    with (
+        pytest.raises(interrupt.TrainingInterrupted, match=r"after step 6, .*--resume_from_checkpoint .*checkpoint-6$"),
+        interrupt.checkpoint_on_interrupt(trainer),
+    ):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # passed on by the launcher: the same one
+        trainer.step()
+        assert trainer.control.should_save and trainer.control.should_training_stop
+    assert capfd.readouterr().err.count("finishing this step") == 1
+
+    with pytest.raises(KeyboardInterrupt) as second, interrupt.checkpoint_on_interrupt(trainer):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.25)
+        signal.raise_signal(signal.SIGINT)
+    assert second.type is KeyboardInterrupt and signal.getsignal(signal.SIGINT) is before
+
+    def elsewhere():
+        with interrupt.checkpoint_on_interrupt(trainer):
+            assert not trainer.callbacks and signal.getsignal(signal.SIGINT) is before
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ValueError("no such thing"), "ValueError: no such thing", ""),
+        (KeyboardInterrupt("go on with --x"), 130, "go on with --x\n"),
+        (KeyboardInterrupt(), 130, "interrupted; what is not in a checkpoint is lost\n"),
+    ],
+)
+def test_programs_end_with_a_line_and_a_status(capsys, error, status, said):
+    from agentic_prompting.scripts.running import run_script
+
+    def fail():
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        run_script(fail)
+    assert stopped.value.code == status and capsys.readouterr().err == said
+
+
+# --- ask ----------------------------------------------------------------------------------------------------------
+
+
+def test_ask_shows_the_conversation(run, asking_policy):
+    status, out, err = run("ask", QUESTION, "--run", asking_policy, "--sandbox", "--seed", 3)
+    assert (status, err) == (0, "")
+    lines = [line for line in out.splitlines() if line]
+    assert lines[:5] == [
+        "agent thinks   the language",
+        "agent asks     what is the language of Kenya ?",
+        "large LLM      the answer is Swahili .",
+        "agent thinks   done",
+        "agent answers  Swahili",
+    ]
+    assert lines[5:] == ["Swahili", "2 turns, 1 calls to the large LLM"]
+    assert "\x1b" not in out, "no colours in a pipe"
+
+
+def test_ask_as_json(run, asking_policy):
+    status, out, _ = run("ask", QUESTION, "--run", asking_policy, "--sandbox", "--seed", 3, "--json")
+    found = json.loads(out)
+    assert status == 0 and (found["answer"], found["status"], found["error"]) == ("Swahili", "answered", None)
+    assert [said["role"] for said in found["conversation"]] == ["agent", "environment", "agent"]
+    assert found["conversation"][0]["request"] == "what is the language of Kenya ?"
+    assert found["usage"]["calls"] == 1 and found["usage"]["prompt_tokens"] > 0 and found["usage"]["agent_tokens"] > 5
+
+
+def test_ask_when_the_large_llm_breaks(run, asking_policy):
+    """After the first word it is asked for, to see whether it is there: [markup] in its reply stays as it is."""
+    with LoopbackServer(lambda body, n: "[bold]ok" if n == 0 else Answer("no", status=400)) as server:
+        arguments = ["--run", asking_policy, "--environment-model", "m", "--environment-base-url", server.base_url]
+        status, out, _ = run("ask", "what is the language of Kenya ?", *arguments, "--seed", 3)
+    assert status == 1 and "large LLM      no reply: the endpoint rejected the request" in out
+    assert "no answer (failed: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--sandbox"], 2, "`agentic-prompting demo` trains one"),
+        (["--run", "RUN"], 2, "--environment-model NAME, or say --sandbox"),
+        (["--run", "nowhere", "--sandbox"], 2, "agentic-prompting demo --output-dir nowhere"),
+        (["--run", "RUN", "--sandbox", "Who are you?"], 2, "which country has the capital served by airport NBO ?"),
+        (["--run", "RUN", "--environment-model", "m", "--environment-base-url", "URL"], 1, "no connection"),
+    ],
+)
+def test_ask_with_bad_input_is_one_line(run, asking_policy, arguments, status, message):
+    places = {"RUN": str(asking_policy), "URL": unused_url()}
+    given = [places.get(word, word) for word in arguments]
+    question = [] if "Who are you?" in given else [QUESTION]
+    found, out, err = run("ask", *question, *given)
+    assert (found, out, err.count("\n")) == (status, "", 1), err
+    assert message in err
+
+
+# --- evolve -------------------------------------------------------------------------------------------------------
+
+
+def test_evolve_has_the_options_and_defaults_of_the_program():
+    from agentic_prompting.scripts import evolve
+
+    ours = {one.name: one.default for one in all_commands()["evolve"].params if one.name not in ("as_json", "help")}
+    theirs = {
+        one.name: one.default for kind in (evolve.ScriptArguments, evolve.EvolveArguments) for one in fields(kind)
+    }
+    assert MISSING not in theirs.values()
+    assert {name: str(value) for name, value in ours.items()} == {name: str(value) for name, value in theirs.items()}
+
+
+def test_evolve_through_endpoints(run, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{i}?", "answer": "#### 7"}) + "\n" for i in range(4)))
+    reply = "<answer>7</answer>"
+    with LoopbackServer(lambda body, number: reply) as server:
+        urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
+        arguments = [*urls, "--policy-model", "small", "--reference-model", "large", "--data-files", rows, "--steps", 1,
+                     "--problems-per-step", 2, "--num-generations", 1, "--output-dir", tmp_path / "out"]  # fmt: skip
+        status, out, _ = run("evolve", *arguments, "--initial-prompt", "Think.", "--json")
+        found = json.loads(out)
+        assert status == 0 and found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
+        assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
+        status, out, _ = run("evolve", *arguments[:-2], "--steps", 2, "--output-dir", tmp_path / "out",
+                             "--initial-prompt", "Think.")  # fmt: skip
+        assert status == 0 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
+
+
+def test_evolve_needs_models(run):
+    status, _, err = run("evolve")
+    assert status == 2 and "--policy-model NAME --reference-model NAME, or --sandbox" in err

@@ -1,0 +1,173 @@
+"""The documentation is true: its code runs, its commands exist, its files are there, its messages are the code's.
+
+How the blocks are read and what they run against is in `doc_blocks.py`; how shell lines are checked, which are not run,
+in `doc_commands.py`. The site itself is built by `make docs`.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from doc_blocks import PAGES, ROOT, Block, blocks_of, docstring_blocks, docstring_names, page_blocks, stand_ins
+from doc_commands import commands_in, faults
+
+BLOCKS = {page: page_blocks(page) for page in PAGES}
+ALL = [block for blocks in BLOCKS.values() for block in blocks]
+DOCSTRINGS = list(docstring_blocks())
+LANGUAGES = {"python", "bash", "yaml", "json", ""}  # of others it would have to be said here what is done with them
+MOST_NOT_RUN = 3
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture
+def world(monkeypatch, tmp_path, tiny_policy):
+    with ExitStack() as stack:
+        yield stand_ins(monkeypatch, tmp_path, tiny_policy, stack)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page, blocks in BLOCKS.items() if any(block.runs for block in blocks)], ids=name_of
+)
+def test_python_of_a_page_runs(page, world):
+    """From the first block to the last, in one namespace, as a reader who follows the page would."""
+    names = {"__name__": "__main__"}
+    for block in BLOCKS[page]:
+        if block.runs:
+            block.run(names, world)
+
+
+@pytest.mark.parametrize("block", [block for block in DOCSTRINGS if block.runs], ids=lambda one: one.where)
+def test_python_of_a_docstring_runs(block, world):
+    block.run(docstring_names(block.where), world)
+
+
+def test_few_blocks_are_not_run():
+    """Each of them says why."""
+    left = [block for block in [*ALL, *DOCSTRINGS] if block.language == "python" and not block.runs]
+    assert len(left) <= MOST_NOT_RUN
+    assert all(re.fullmatch(r"no-run: \w.+", block.note) for block in left)
+
+
+def test_every_block_is_of_a_kind_that_is_checked():
+    assert {block.language for block in ALL} <= LANGUAGES
+    # Without a language a block is a picture or an output. Commands are marked, so that they are checked.
+    unmarked = [block for block in ALL if not block.language for line in commands_of(block) if not faults(line)]
+    assert not unmarked
+
+
+def commands_of(block):
+    try:
+        return [command for command in commands_in(block.code) if command[0] not in ("make", "git")]
+    except ValueError:  # no shell: a quotation mark without its other half
+        return []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_commands_exist(page):
+    wrong = [
+        f"{block.where}:{block.line}: {' '.join(command)}: {fault}"
+        for block in BLOCKS[page]
+        if block.language == "bash"
+        for command in commands_in(block.code)
+        for fault in faults(command)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("agentic-prompting refine --sandbx", "no option --sandbx"),
+        ("agentic-prompting refin --sandbox", "no sub-command refin"),
+        ("X=1 python benchmarks/scoring.py --no_such", "no option --no_such"),
+        ("accelerate launch --quiett examples/train_espl.py", "quiett"),
+        ("accelerate launch --quiet examples/train_espl.py --refference_model x", "no option --refference_model"),
+        ("accelerate launch --config_file examples/accelerate/none.yaml examples/train_espl.py", "no file"),
+        ("make demo dmo", "no target dmo"),
+        ("pip install 'agentic-prompting[srve]'", "no extra"),
+        ("agentic_prompting refine", "no command"),
+    ],
+)
+def test_a_wrong_command_is_seen(line, said):
+    assert [said in fault for command in commands_in(line) for fault in faults(command)] == [True]
+
+
+def test_yaml_loads():
+    for block in ALL:
+        if block.language == "yaml":
+            assert yaml.safe_load(block.code), f"{block.where}:{block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_linked_files_are_there(page):
+    """Also in README.md, which the site's own check does not see."""
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)", prose):
+        assert (page.parent / target).exists(), f"{name_of(page)} links {target}"
+
+
+# Messages -----------------------------------------------------------------------------------------------------------
+
+
+def texts_of(path):
+    """The texts in a source file, `…` where something is filled in."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+
+
+def plain(text):
+    """On one line, with a single `…` for whatever is filled in, a percentage and quotation marks around it included."""
+    return re.sub(r"[…%d'\"$]*(…|%d|%s)[…'\"]*", "…", " ".join(text.split()))
+
+
+def test_messages_of_the_troubleshooting_page_are_the_codes():
+    """All but transformers' own, one."""
+    theirs = Path(find_spec("transformers").origin).with_name("training_args.py")  # read, not imported
+    files = [*(ROOT / "src").rglob("*.py"), theirs]
+    texts = {plain(text) for file in files for text in texts_of(file)}
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    headings = [heading.strip("` ") for heading in re.findall(r"^### (`.+)$", page, re.MULTILINE)]
+    assert len(headings) >= 40
+    gone = [heading for heading in headings if not any(plain(heading).strip("…") in text for text in texts)]
+    assert not gone
+
+
+# What scripts write -------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_of_the_rooms_is_the_sources():
+    subprocess.run([sys.executable, ROOT / "docs" / "tools" / "draw_rooms.py", "--check"], check=True)
+
+
+def test_every_table_of_the_scale_page_is_the_scripts():
+    script = [sys.executable, ROOT / "benchmarks" / "scale.py"]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    for part in done.stdout.strip().split("\n\n"):
+        assert part in page, f"run benchmarks/scale.py and copy this into docs/scale.md:\n{part}"
+
+
+# The tools ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_reading_of_blocks():
+    text = (
+        "a\n\n```python\nx = 1\n```\n\n<!-- python, not shown:\ny = 2\n-->\n- b\n\n  ```python no-run: c\n  z\n  ```\n"
+    )
+    first, hidden, left = blocks_of(text, "page.md")
+    assert first == Block("page.md", 4, "python", "", "x = 1\n")
+    assert (hidden.code, hidden.line, hidden.shown, hidden.runs) == ("y = 2\n", 8, False, True)
+    assert (left.code, left.note, left.runs) == ("z\n", "no-run: c", False)

@@ -1,0 +1,168 @@
+"""The package as somebody else gets it: wheel and sdist, installed into an empty environment; its declared ranges."""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import agentic_prompting
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SOURCE = ROOT / "src" / "agentic_prompting"
+
+
+def ran(*command, **options):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --- what is declared ------------------------------------------------------------------------------------------------
+
+
+def test_one_version_everywhere():
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert agentic_prompting.__version__ == PROJECT["version"] == cff["version"]
+    assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.fullmatch(r"\d+\.\d+\.\d+([ab]|rc)?\d*", PROJECT["version"]), "semantic versioning"
+
+
+def test_the_citation_file_is_one():
+    """The fields that version 1.2.0 of the format requires, here and of every reference."""
+    cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cff["cff-version"] == "1.2.0" and cff["type"] == "software" and cff["license"] == "Apache-2.0"
+    for one in (cff, *cff["references"]):
+        assert one["title"] and one["type"] in ("software", "article") and one["authors"]
+        assert all(
+            {"name"} <= set(author) or {"family-names", "given-names"} <= set(author) for author in one["authors"]
+        )
+    assert cff["message"] and len(cff["references"]) == 3
+    for one in cff["references"]:
+        (identifier,) = one["identifiers"]
+        assert identifier["value"].removeprefix("arXiv:") in one["url"] and isinstance(one["year"], int)
+
+
+def test_the_lowest_versions_are_those_of_the_ranges():
+    """`constraints-min.txt` names every runtime dependency, at the version its range begins with."""
+    lines = (ROOT / "constraints-min.txt").read_text(encoding="utf-8").splitlines()
+    lowest = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    ranges = {one.name: one.specifier for one in map(Requirement, PROJECT["dependencies"])}
+    assert set(lowest) == set(ranges)
+    for name, specifier in ranges.items():
+        (begins,) = [Version(one.version) for one in specifier if one.operator in (">=", "==")]
+        assert begins == Version(lowest[name]), f"{name}: the range begins at {begins}, tested is {lowest[name]}"
+
+
+def test_what_the_tests_run_with_is_in_the_ranges():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {_name(line.split("==")[0]): line.split("==")[1] for line in lines if line and not line.startswith("#")}
+    for one in map(Requirement, PROJECT["dependencies"]):
+        assert one.specifier.contains(pinned[_name(one.name)]), f"{one.name}=={pinned[_name(one.name)]}"
+
+
+def _name(project):
+    return re.sub(r"[-_.]+", "-", project).lower()
+
+
+# --- what is built ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Folder with wheel and sdist, built from a copy of what git would give: no build folder is left in the tree."""
+    pytest.importorskip("build", reason="the extra [test] is not installed")
+    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "setup.cfg", "CHANGELOG.md", "CITATION.cff"):
+        (copy / name).write_bytes((ROOT / name).read_bytes())
+    for path in SOURCE.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts:
+            target = copy / path.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+    for name in ("runs/demo/config.json", "tests/test_x.py", "src/agentic_prompting/.env"):  # nothing of these
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("x")
+    ran(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, copy)
+    return out
+
+
+@pytest.mark.slow
+def test_what_is_in_them(built):
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = set(archive.namelist())
+        told = Parser().parsestr(archive.read(next(n for n in inside if n.endswith("dist-info/METADATA"))).decode())
+    ours = {str(path.relative_to(SOURCE.parent)) for path in SOURCE.rglob("*") if _belongs(path)}
+    assert {name for name in inside if ".dist-info/" not in name} == ours
+    assert "agentic_prompting/py.typed" in ours and "agentic_prompting/report/page/stories.js" in ours
+    assert "agentic_prompting/trainers/model_card.md" in ours
+    assert [name for name in inside if name.endswith("licenses/LICENSE")]
+    assert told["License-Expression"] == "Apache-2.0" and told["Requires-Python"] == PROJECT["requires-python"]
+    assert set(told.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", *(f"src/{name}" for name in ours)} <= packed
+    assert not [name for name in packed if name.startswith("runs") or name.endswith(".env")]
+
+
+def _belongs(path):
+    return path.is_file() and "__pycache__" not in path.parts and path.name != ".env"
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """The python of an empty environment with the wheel in it. Its dependencies are this environment's, by a .pth file:
+    installing those is what `make test-min` and every clean clone try."""
+    folder = tmp_path_factory.mktemp("empty") / "venv"
+    ran(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    (wheel,) = built.glob("*.whl")
+    target = ran(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    prefix = ["--prefix", folder, "--no-deps", "--no-index", "--no-compile", "--quiet", "--ignore-installed"]
+    ran(sys.executable, "-m", "pip", "--python", python, "install", *prefix[2:], wheel)
+    (Path(target) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def clean():
+    """An environment in which nothing of the checkout is found."""
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_installed_into_an_empty_environment(installed, tmp_path):
+    where = ran(installed, "-c", "import agentic_prompting as a; print(a.__file__)", cwd=tmp_path, env=clean()).strip()
+    assert Path(where).is_relative_to(installed.parents[1]), "the wheel, not the checkout"
+    command = installed.parent / "agentic-prompting"
+    assert ran(command, "--version", cwd=tmp_path, env=clean()).split() == ["agentic-prompting", PROJECT["version"]]
+    told = ran(command, "--help", cwd=tmp_path, env=clean())
+    assert all(name in told for name in ("report", "serve", "evaluate", "refine"))
+    page = (
+        "from agentic_prompting.report.page import render_page;"
+        "from agentic_prompting.evolution import Population, SystemPrompt; assert 'showLineage' in render_page('t', '')"
+    )
+    ran(installed, "-c", page, cwd=tmp_path, env=clean())
+
+
+@pytest.mark.slow
+def test_the_installed_front_door_is_light(installed, tmp_path):
+    """No torch, no trl; under 0.3 s of processor time (a busy machine says nothing about the package)."""
+    code = (
+        "import sys, time; s = time.process_time(); import agentic_prompting; t = time.process_time() - s;"
+        "print(t, *({'torch', 'trl', 'transformers', 'openai', 'datasets'} & set(sys.modules)))"
+    )
+    runs = [ran(installed, "-c", code, cwd=tmp_path, env=clean()).split() for _ in range(3)]
+    assert all(len(run) == 1 for run in runs), f"loaded by the bare import: {runs[0][1:]}"
+    assert min(float(run[0]) for run in runs) < 0.3

@@ -1,4 +1,4 @@
-"""`agentic-prompting doctor`: planted misconfigurations, each named with its fix, and silence where nothing is wrong."""
+"""`agentic-prompting doctor`: planted misconfigurations, each with its fix, and silence where nothing is wrong."""
 
 import importlib.metadata as metadata
 import json

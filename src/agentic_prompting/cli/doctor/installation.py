@@ -20,7 +20,6 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
     "tracking": (("tensorboard",), "report_to: tensorboard"),
     "report": (("matplotlib",), "pictures (PNG) of runs and reports"),
-    "tracking": (("tensorboard",), "report_to: tensorboard"),
 }
 """By extra: its distributions, and what needs them."""
 

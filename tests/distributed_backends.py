@@ -77,7 +77,7 @@ def stated(trainer):
     }
 
 
-def launch(script, processes, settings, timeout=150, check=True):
+def launch(script, processes, settings, timeout=280, check=True):
     """Run a script of this folder, with `settings` as JSON, in so many processes. Returns the finished launcher."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     command = [sys.executable, str(HERE / script), json.dumps(settings)]

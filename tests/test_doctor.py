@@ -276,7 +276,7 @@ def test_11_a_missing_extra(doctor, config, monkeypatch):
     status, found = doctor()
     fixes = {one["fix"]: one["level"] for one in found["extras"]}
     assert fixes["pip install 'agentic-prompting[serve]'"] == "warning" and status == 0
-    assert any("(uvicorn); without it not: agentic-prompting serve" in one["says"] for one in found["extras"])
+    assert any("(uvicorn), needed for agentic-prompting serve" in one["says"] for one in found["extras"])
     _, found = doctor("--config", config("espl/sandbox.yaml", reward="math"))
     assert problem(found, "extras")["fix"] == "pip install 'agentic-prompting[math]'"
 

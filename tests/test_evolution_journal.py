@@ -97,9 +97,9 @@ def test_a_crossover_and_why():
 
 
 def test_a_line_has_a_limit():
-    huge = "x" * 100_000
-    attempts = tuple(Attempt(f"try this {huge}", float(number % 2)) for number in range(50))
-    trial = Trial(PROMPT, tuple(Evidence(f"{number}{huge}", huge, attempts) for number in range(25)))
+    huge = "x" * (2 * MAX_CHARS)
+    attempts = tuple(Attempt(f"try this {huge}", float(number % 2)) for number in range(MAX_REFLECTIONS + 2))
+    trial = Trial(PROMPT, tuple(Evidence(f"{number}{huge}", huge, attempts) for number in range(MAX_PROBLEMS + 2)))
     critique = edits(*({"op": "modify", "id": "G9", "text": huge, "reason": huge} for _ in range(9)))
     record = record_of(mutate(reference(critique, huge), trial), scores_of([trial]))
     assert len(record["evidence"]) == MAX_PROBLEMS and len(record["edits"]) == MAX_EDITS

@@ -120,8 +120,8 @@ def test_under_random_faults_nothing_is_lost_doubled_or_mixed_up(seed, tmp_path)
     cache = ReplayCache(tmp_path / "replies.sqlite")
     # 10 MB on a busy machine can take longer than this timeout, which is then rightly asked for again.
     quick = [name for name in PASSING if name != "10 MB"]
-    with MisbehavingServer(at_random(0.3, seed, quick), latency=0.002, hang_seconds=3) as server:
-        with OpenAIChat("m", server.base_url, timeout=1, cache=cache) as chat:
+    with MisbehavingServer(at_random(0.3, seed, quick), latency=0.002, hang_seconds=5) as server:
+        with OpenAIChat("m", server.base_url, timeout=3, cache=cache) as chat:
             replies = replies_to(chat, [f"call {i}" for i in range(300)])
         assert sum(count for fault, count in server.met.items() if fault not in (None, *ODD_REPLIES)) > 50
         assert max(server.answered.values()) == 1, "a good reply was thrown away and asked for again"

@@ -39,7 +39,7 @@ class Conversation:
             cause = f": {rollout.error}" if rollout.error else ""
             self.line(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
         spent = f", ${cost:.4f}" if cost else ""
-        self.line(f"{len(rollout.turns)} turns, {len(replies)} calls to the large LLM{spent}", "dim")
+        self.line(f"{_many(len(rollout.turns), 'turn')}, {_many(len(replies), 'call')} to the large LLM{spent}", "dim")
 
     def agent_says(self, turn: Turn) -> None:
         """A turn: its thought, then its request or answer; as it was written where it has no form."""
@@ -82,3 +82,7 @@ class _Overheard:
     def _shown(self, observation: Observation) -> Observation:
         self.conversation.large_llm_says(observation)
         return observation
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

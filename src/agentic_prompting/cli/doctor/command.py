@@ -85,4 +85,7 @@ def _show(findings: list[tuple[str, Finding]]) -> None:
             line.append(f"  -> {finding.fix}", style="bold")
         console.print(line)
     counts = {level: sum(finding.level == level for _, finding in findings) for level in _STYLES}
-    console.print(", ".join(f"{count} {level}" for level, count in counts.items()))
+    warnings, problems = counts["warning"], counts["problem"]
+    console.print(
+        f"{counts['ok']} ok, {warnings} warning{'s' * (warnings != 1)}, {problems} problem{'s' * (problems != 1)}"
+    )

@@ -12,7 +12,7 @@ PACKAGE = "agentic-prompting"
 
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "deepspeed": (("deepspeed",), "DeepSpeed (ZeRO) with accelerate"),
-    "vllm": (("vllm",), "use_vllm: faster rollouts on GPUs"),
+    "vllm": (("vllm",), "use_vllm (faster rollouts on GPUs)"),
     "math": (("math-verify",), "the reward `math`"),
     "similarity": (("sentence-transformers",), "the metric semantic_similarity"),
     "optimizers": (("gepa", "textgrad"), "GEPA and TextGrad as baselines in tables"),
@@ -64,7 +64,7 @@ def extras(setup: Setup) -> Iterator[Finding]:
         missing = [name for name in distributions if _version(name) is None]
         if missing:
             level: Level = "problem" if extra in needed else "warning"
-            says = f"extra [{extra}] is missing ({', '.join(missing)}); without it not: {purpose}"
+            says = f"extra [{extra}] is missing ({', '.join(missing)}), needed for {purpose}"
             yield Finding(level, says, f"pip install '{PACKAGE}[{extra}]'")
 
 

@@ -20,6 +20,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import statistics
 import sys
 import time
@@ -49,8 +50,9 @@ MODES: dict[str, dict[str, Any]] = {
     "rl": {"mode": "rl"},
     "evolution": {"mode": "evolution"},
     "reflection": {"mode": "reflection"},
+    "rl, 5 times the rollouts": {"mode": "rl"},
 }
-LONGER = 5  # times the rollouts, for `rl` alone
+TIMES = {"rl, 5 times the rollouts": 5}  # the rollouts of the other modes; not with --quick
 RATED_QUESTIONS = 64  # held-out questions per prompt that played, for the rank correlation
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -144,29 +146,38 @@ def table(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# --- one seed, in a process of its own ----------------------------------------------------------------------------
+# --- one mode on one seed, in a process of two ----------------------------------------------------------------
 
 
-def run_seed(seed: int, folder: Path, steps: int, longer: int) -> SeedResult:
-    """Every mode on one seed."""
+def warm_start(seed: int, folder: Path) -> None:
+    """What all modes of a seed start from."""
+    started = time.perf_counter()
+    _prepare(seed, folder)
+    _log(f"seed {seed}: warm start, {time.perf_counter() - started:.0f} s")
+
+
+def run_mode(seed: int, folder: Path, name: str, steps: int) -> SeedResult:
+    """Train one mode on a seed and look at it from outside; the seed's warm start is in `folder`."""
     from agentic_prompting.report.house_run import house_exact_match
 
-    sandbox, result = _prepare(seed, folder), SeedResult(seed)
-    for name in MODES:
-        started = time.perf_counter()
-        trainer = _train(sandbox, seed, folder / name.replace(", ", "-").replace(" ", "-"), name, max_steps=steps)
-        best = trainer.population.best()
-        result.exact_match[name] = house_exact_match(sandbox, trainer.args.output_dir, best).mean
-        if name == "joint":
-            result.rated = _rated(sandbox, trainer)
-        result.seconds[name] = time.perf_counter() - started
-        _log(f"seed {seed}: {name}: {result.exact_match[name]:.3f}, {result.seconds[name]:.0f} s")
-    if longer > 1:
-        name = f"rl, {longer} times the rollouts"
-        trainer = _train(sandbox, seed, folder / "rl-longer", "rl", max_steps=longer * steps)
-        result.exact_match[name] = house_exact_match(sandbox, trainer.args.output_dir, trainer.population.best()).mean
-        _log(f"seed {seed}: {name}: {result.exact_match[name]:.3f}")
+    started, sandbox = time.perf_counter(), _prepare(seed, folder)
+    trainer = _train(sandbox, seed, folder / re.sub(r"[ ,]+", "-", name), name, max_steps=steps)
+    score = house_exact_match(sandbox, trainer.args.output_dir, trainer.population.best()).mean
+    result = SeedResult(seed, {name: score}, _rated(sandbox, trainer) if name == "joint" else [])
+    result.seconds[name] = time.perf_counter() - started
+    _log(f"seed {seed}: {name}: {score:.3f}, {result.seconds[name]:.0f} s")
     return result
+
+
+def joined(parts: Sequence[SeedResult]) -> list[SeedResult]:
+    """One result a seed, of what its modes gave, in the order of `MODES`."""
+    whole: dict[int, SeedResult] = {}
+    for part in sorted(parts, key=lambda part: (part.seed, list(MODES).index(*part.exact_match))):
+        result = whole.setdefault(part.seed, SeedResult(part.seed))
+        result.exact_match |= part.exact_match
+        result.seconds |= part.seconds
+        result.rated += part.rated
+    return list(whole.values())
 
 
 def _prepare(seed: int, folder: Path) -> Any:
@@ -182,11 +193,8 @@ def _prepare(seed: int, folder: Path) -> Any:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    started = time.perf_counter()
     with redirect_stdout(io.StringIO()):
-        sandbox = prepare_house(folder, seed)
-    _log(f"seed {seed}: warm start, {time.perf_counter() - started:.0f} s")
-    return sandbox
+        return prepare_house(folder, seed)
 
 
 def _train(sandbox: Any, seed: int, folder: Path, mode: str, reference: Any = None, **changes: Any) -> Any:
@@ -277,7 +285,7 @@ def tune(folder: Path, steps: int, workers: int) -> None:
 
 def _pool(workers: int) -> Any:
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the children as they start
-    return multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1)
+    return multiprocessing.get_context("spawn").Pool(workers)
 
 
 def main() -> None:
@@ -296,9 +304,13 @@ def main() -> None:
         tune(folder, steps, options.workers)
         return
     seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
-    jobs = [(seed, folder / f"seed-{seed}", steps, 1 if options.quick else LONGER) for seed in seeds]
-    with _pool(min(options.workers, len(seeds))) as pool:
-        results = pool.starmap(run_seed, jobs, chunksize=1)
+    places = [(seed, folder / f"seed-{seed}") for seed in seeds]
+    names = [name for name in MODES if not (options.quick and name in TIMES)]
+    names.sort(key=lambda name: -TIMES.get(name, 1))  # the long ones first: both workers end at the same time
+    jobs = [(*place, name, steps * TIMES.get(name, 1)) for name in names for place in places]
+    with _pool(options.workers) as pool:
+        pool.starmap(warm_start, places, chunksize=1)
+        results = joined(pool.starmap(run_mode, jobs, chunksize=1))
     with _pool(1) as pool:  # alone on the machine: it is about time
         where = folder / f"seed-{seeds[0]}"
         overhead = pool.apply(measure_overhead, (seeds[0], where, 1 if options.quick else 3, 6))

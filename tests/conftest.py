@@ -1,11 +1,16 @@
 """What several test files share: a tiny saved policy, and a trainer around it."""
 
 import os
+import signal
 
 # One thread per process: several processes of these tests run at once on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell that runs the tests in the background lets them ignore Ctrl-C, and with them all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 

@@ -51,9 +51,10 @@ $(VENV)/.docs: $(VENV)/.torch pyproject.toml
 
 install: $(VENV)/.demo
 
+# Two threads: accelerate would take one, and a policy this small has no use for more.
 demo: $(VENV)/.demo
 	@rm -rf runs/demo
-	$(BIN)/accelerate launch --quiet --config_file examples/accelerate/single.yaml \
+	OMP_NUM_THREADS=2 $(BIN)/accelerate launch --quiet --config_file examples/accelerate/single.yaml \
 	  examples/train_prompt_r1.py --config examples/configs/sandbox.yaml
 
 test: $(VENV)/.test

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -38,6 +39,8 @@ def demo(
         print(f"\nwritten to {output_dir}: a file of results for each setting")
     else:
         program, config = _PROGRAMS[method]
+        # accelerate gives a process one thread unless told otherwise; this policy has no use for more than two.
+        os.environ.setdefault("OMP_NUM_THREADS", "2")
         options = ["--config", str(CONFIGS / config), "--output_dir", str(output_dir), *_resumed(output_dir)]
         status = launch(program, [*options, *context.args], CONFIGS / "single.yaml")
         if status:

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ..rollout import SPEC_FILE, AgentSpec, ChatFormat, Rollout, rollout_from_trace
 from ..trainers import warm_start
+from .memory import keep_freed_memory
 from .oracle import Oracle
 from .policy import build_policy, copying_exercises, sandbox_spec, save_policy, world_tokenizer
 from .questions import Question, as_rows, make_split
@@ -49,6 +50,7 @@ def prepare_sandbox(folder: str | Path, seed: int = 0, n_test: int = 256, warm_s
         warm_start_steps (`int`, *optional*, defaults to `350`): Supervised steps of 32 traces, after half as many of
             64 copying exercises.
     """
+    keep_freed_memory()
     train, test = make_split(seed, n_test=n_test)
     spec, model = sandbox_spec(), Path(folder) / "warm_start"
     if not (model / SPEC_FILE).exists():

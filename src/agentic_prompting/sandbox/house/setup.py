@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ...evolution import SystemPrompt
 from ...rollout import SPEC_FILE, AgentSpec, ChatFormat, Rollout, rollout_from_trace
+from ..memory import keep_freed_memory
 from ..policy import build_tokenizer, sandbox_spec
 from ..questions import Question, sought
 from ..setup import Sandbox, as_dataset, imitate
@@ -49,6 +50,7 @@ def prepare_house(
         copying_steps (`int`, *optional*, defaults to `150`): Steps of 64 copying exercises before. Without them a
             policy of this size does not learn to say the words of its principles.
     """
+    keep_freed_memory()
     train, test = split_by_country(seed)
     spec, model = sandbox_spec(), Path(folder) / "warm_start"
     if not (model / SPEC_FILE).exists():

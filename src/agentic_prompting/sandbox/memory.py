@@ -21,5 +21,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # macOS, musl; Windows has no library without a name
         return False
-    settings = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_TOP_PAD: 64 * 2**20}
-    return all([mallopt(name, value) for name, value in settings.items()])
+    # Returns 1 where it worked. Thresholds are C's int: 2 GB is the most there is.
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_M_TOP_PAD, 64 * 2**20))

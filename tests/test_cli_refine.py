@@ -118,6 +118,18 @@ def test_a_file_is_resumed(run, models, server, tmp_path):
     assert status == 2 and "compares with accepted answers" in err
 
 
+def test_a_model_in_a_folder_answers(run, server, tiny_policy):
+    feedback = ["--feedback-model", "large", "--feedback-base-url", server.base_url]
+    status, out, err = run(
+        "refine", "--prompt", "Think.", "--query", "what is the capital of Kenya ?", "--local-model", tiny_policy,
+        "--tokens-per-step", "4", "--max-steps", "2", "--final-max-tokens", "12", *feedback, "--json",
+    )  # fmt: skip
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert result["stop_reason"] in ("finished", "max_steps") and result["failures"] == [] and result["steps"]
+    assert {body["model"] for body in server.requests} == {"large"}
+
+
 def test_failed_questions_are_said_and_show_in_the_status(run):
     with LoopbackServer(lambda body, number: Answer(status=401)) as server:
         urls = ["--task-base-url", server.base_url, "--feedback-base-url", server.base_url]

@@ -19,9 +19,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentic_prompting.llm import BadRequest, Closed, ServerFailed, complete
+from agentic_prompting.llm import BadRequest, Closed, ScriptedChat, ServerFailed, complete
 from agentic_prompting.local import GreedyBatch, GreedyRow, TransformersChat, can_draft, greedy
 from agentic_prompting.local.transformers_chat import _Session
+from agentic_prompting.refine import ProRefiner
 from tokenizers_for_tests import tokenizer_for
 
 ENDS = [3, 5]
@@ -332,6 +333,14 @@ def test_calls_that_cannot_work(local_model, tokenizer):
     bare = tokenizer_for("llama3").__class__(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
     with pytest.raises(ValueError, match="no chat template"):
         TransformersChat(local_model, bare)
+
+
+def test_a_query_of_a_megabyte_is_refused_before_the_model_reads_it(local_model, tokenizer):
+    rules = ScriptedChat(["Go on."]), ScriptedChat(["<IMPROVED_PROMPT>word1</IMPROVED_PROMPT>"])
+    with TransformersChat(local_model, tokenizer) as chat:
+        result = ProRefiner(chat, *rules).refine("word1", "word2 " * (2**20 // 6))
+        assert chat.passes == 0
+    assert result.stop_reason == "failed" and "tokens, the model reads 512" in str(result.error)
 
 
 def test_a_model_that_raises_fails_its_calls_only(local_model, tokenizer, monkeypatch):

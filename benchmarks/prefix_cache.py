@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentic_prompting.local import Sampling, TransformersSampler
 from agentic_prompting.rollout import SampleRequest
+from agentic_prompting.sandbox.memory import keep_freed_memory
 
 VOCABULARY = 4096
 
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
+    keep_freed_memory()
     # Prompt-R1's instructions and a question are about 500 tokens, and so are 2,048 characters of reply.
     shape = Shape(4 if arguments.quick else 16, turns=5, question=500, reply=500, turn=30 if arguments.quick else 60)
     layers = arguments.layers // 2 if arguments.quick else arguments.layers

@@ -79,6 +79,9 @@ def drafting(size: Size) -> dict[str, Any]:
     import prorefine_reciter as r
     import torch
 
+    from agentic_prompting.sandbox.memory import keep_freed_memory
+
+    keep_freed_memory()
     torch.set_num_threads(1)  # more only get in each other's way on models this small
     tokens = r.tokenizer()
     model = r.reciter(tokens)

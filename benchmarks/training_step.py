@@ -40,6 +40,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPOTrainer, ScriptedChat
 from agentic_prompting.rollout import Sample, SampleRequest
+from agentic_prompting.sandbox.memory import keep_freed_memory
 from agentic_prompting.sandbox.policy import world_tokenizer
 from agentic_prompting.trainers.scored_tokens import scored_only
 
@@ -299,6 +300,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a quarter of the layers, fewer repeats")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
+    keep_freed_memory()
     layers = 2 if arguments.quick else 8
     with tempfile.TemporaryDirectory() as folder:
         result = measure_head(Path(folder), layers, repeats=3 if arguments.quick else 9)

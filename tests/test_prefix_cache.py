@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
 from agentic_prompting.local import Sampling, TransformersSampler
 from agentic_prompting.local.prefix_cache import Prefix, PrefixCache, can_reuse
 from agentic_prompting.rollout import SampleRequest, read_rollouts
@@ -170,3 +171,14 @@ def test_a_trainer_that_keeps_plays_the_same_and_forgets_before_the_weights_chan
     (nothing, plain), (some, cached) = records(0), records(50)
     assert nothing == [0, 0, 0] and some[0] > 0 and some[-1] > some[0]
     assert cached == plain and len(plain) == 12
+
+
+def test_an_agent_that_keeps_answers_the_same(asking_policy):
+    environment = LLMEnvironment(ScriptedChat(["the answer is Swahili ."]))
+    plain = PromptAgent.from_pretrained(asking_policy, environment)
+    keeping = PromptAgent.from_pretrained(asking_policy, environment, prefix_cache_mb=50)
+    questions = [f"unheard of {i}" for i in range(6)]
+    got, wanted = (agent.answer_all(questions, progress=False) for agent in (keeping, plain))
+    assert [rollout.ids for rollout in got] == [rollout.ids for rollout in wanted]
+    assert keeping.sampler.prefixes.reused > 0
+    assert [rollout.ids for rollout in keeping.answer_all(questions, progress=False)] == [one.ids for one in wanted]

@@ -29,6 +29,9 @@ class PromptAgent:
             How it samples; defaults to the `spec`'s, that is as in training.
         max_batch_size (`int`, *optional*, defaults to `64`):
             Rollouts sampled in one forward pass.
+        prefix_cache_mb (`float`, *optional*, defaults to `0.0`):
+            Memory for keys and values kept from one turn to the next, so that a conversation is not read again from
+            its beginning; 0 keeps none. See [`TransformersSampler`].
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class PromptAgent:
         spec: AgentSpec = AgentSpec(),
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
+        prefix_cache_mb: float = 0.0,
     ):
         self.environment, self.spec = environment, spec
         ends = end_of_turn_tokens(model, tokenizer)
@@ -50,6 +54,7 @@ class PromptAgent:
             stop_texts=spec.stop_texts,
             end_of_turn_ids=ends,
             max_batch_size=max_batch_size,
+            prefix_cache_mb=prefix_cache_mb,
         )
 
     @classmethod
@@ -60,6 +65,7 @@ class PromptAgent:
         spec: AgentSpec | None = None,
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
+        prefix_cache_mb: float = 0.0,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
@@ -73,6 +79,7 @@ class PromptAgent:
             spec ([`AgentSpec`], *optional*): Overrides the saved one; needed for a model that has none.
             sampling ([`Sampling`], *optional*): As in [`PromptAgent`].
             max_batch_size (`int`, *optional*, defaults to `64`): As in [`PromptAgent`].
+            prefix_cache_mb (`float`, *optional*, defaults to `0.0`): As in [`PromptAgent`].
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
             token (`str` or `bool`, *optional*): For a private one; by default the token that huggingface_hub knows of.
             cache_dir (`str` or `Path`, *optional*): Where downloads are kept; by default in huggingface_hub's cache.
@@ -97,7 +104,7 @@ class PromptAgent:
         else:
             loaded = AutoModelForCausalLM.from_pretrained(folder, **model_kwargs)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size)
+        return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb)
 
     def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
         """Answer one question. See [`Rollout`] for what comes back: `.answer`, `.turns`, `.status`, `.error`, ...

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ..rollout import AgentSpec, Limits, Rollout, TagGrammar
+from .memory import keep_freed_memory
 from .traces import vocabulary
 from .world import World, load_world
 
@@ -71,6 +72,7 @@ def world_tokenizer(world: World | None = None, grammar: TagGrammar = TagGrammar
 
 def build_policy(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> Qwen3ForCausalLM:
     """A randomly initialised policy for `tokenizer`: 2 layers of width 128, tied embeddings."""
+    keep_freed_memory()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,

@@ -28,7 +28,7 @@ STORIES = {
     "03_prorefine": "plain, verified = estimates['no refinement'], estimates['verifier']\n"
     "assert verified.low > plain.high, 'refining did not help'\n"
     "assert drafted_passes < plain_passes, 'drafting saved nothing'",
-    "04_your_own_environment_and_reward": "assert scores['after'].low > scores['before'].high, 'training did not help'\n"
+    "04_your_own_environment_and_reward": "assert scores['after'].low > scores['before'].high, 'no better'\n"
     "assert failed and all(set(one['rewards'].values()) == {None} for one in failed)\n"
     "assert unscored['forgetful'] and not unscored['right_and_frugal']",
 }

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import random
 import resource
 import statistics
 import tempfile
@@ -44,10 +45,8 @@ from agentic_prompting.sandbox.memory import keep_freed_memory
 from agentic_prompting.sandbox.policy import world_tokenizer
 from agentic_prompting.trainers.scored_tokens import scored_only
 
-WORD = "country"
-ASK = f"<think> {' '.join([WORD] * 24)} </think> <interaction_prompt> which country ? </interaction_prompt>"
-END = f"<think> {' '.join([WORD] * 24)} </think> <answer> Kenya </answer>"
-REPLY = " ".join([WORD] * 92)
+WORDS = ["country", "city", "capital", "airport", "currency", "language", "continent"]
+REPLY = " ".join(["country"] * 92)
 GROUP = 4
 
 
@@ -82,15 +81,20 @@ def reward(completions: Any, **columns: Any) -> list[float]:
 
 
 class Script:
-    """Asks three times, then answers, at once."""
+    """Asks three times, then answers, at once; each conversation in words of its own, or gradients would cancel out."""
 
     def __init__(self, trainer: MultiTurnGRPOTrainer):
-        chat_format = trainer.chat_format
-        self.ask, self.end = Sample(chat_format.turn_ids(ASK)), Sample(chat_format.turn_ids(END))
-        self.opening = chat_format.tokenizer.convert_tokens_to_ids("<interaction_response>")
+        self.chat_format = trainer.chat_format
+        self.opening = trainer.chat_format.tokenizer.convert_tokens_to_ids("<interaction_response>")
 
     def __call__(self, requests: list[SampleRequest]) -> list[Sample]:
-        return [self.end if request.context.count(self.opening) == 3 else self.ask for request in requests]
+        return [Sample(self.chat_format.turn_ids(self.turn(request))) for request in requests]
+
+    def turn(self, request: SampleRequest) -> str:
+        thought = " ".join(random.Random(request.seed).choices(WORDS, k=24))
+        if request.context.count(self.opening) == 3:
+            return f"<think> {thought} </think> <answer> Kenya </answer>"
+        return f"<think> {thought} </think> <interaction_prompt> which country ? </interaction_prompt>"
 
 
 class StepTimes(TrainerCallback):

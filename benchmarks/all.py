@@ -72,6 +72,7 @@ FIGURES = [
     Figure("prefix_cache.py", "prefix kept between turns: wall, without / with", key("wall_ratio"), ">= 1.5"),
     Figure("prefix_cache.py", "prefix kept between turns: tokens read, without / with", key("read_ratio"), ">= 3"),
     Figure("training_step.py", "loss at 70 % observation: TRL / ours", key("head_ratio"), ">= 1.1"),
+    Figure("training_step.py", "memory of that loss: TRL / ours", key("memory_ratio"), ">= 1.1"),
     Figure("training_step.py", "largest relative difference of gradients", key("gradient_difference"), "<= 1e-4"),
     Figure("training_step.py", "whole step: ours / plain GRPO on the same tokens", key("overhead"), "<= 1.03"),
     Figure("espl_sandbox.py", "E-SPL: joint step / step without evolution", key("overhead_ratio"), "<= 1.05"),

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from agentic_prompting.llm import BadRequest, Closed, ScriptedChat, ServerFailed, complete
-from agentic_prompting.local import GreedyBatch, GreedyRow, TransformersChat, can_draft, greedy
+from agentic_prompting.local import GreedyBatch, GreedyRow, TransformersChat, can_draft, greedy, transformers_chat
 from agentic_prompting.local.transformers_chat import _Session
 from agentic_prompting.refine import ProRefiner
 from tokenizers_for_tests import tokenizer_for
@@ -277,6 +277,18 @@ def test_unchanged_prompt_goes_on_from_the_cache(local_model, tokenizer):
     if reply.usage.completion_tokens == 20:
         assert chat.passes - passes == 10, "one pass for each new token, none to read what was there"
     assert reply.text.startswith(again.text)
+
+
+def test_a_crowd_on_a_cpu_reads_no_drafts_but_keeps_its_caches(local_model, tokenizer, monkeypatch):
+    monkeypatch.setattr(transformers_chat, "_DRAFTING_ON_CPU", 0)  # so that one conversation is a crowd
+    with TransformersChat(local_model, tokenizer) as chat:
+        complete(chat, "Go on.", session="a", max_tokens=10)
+        passes = chat.passes
+        longer = complete(chat, "Go on.", session="a", max_tokens=20)
+        assert chat.passes - passes == longer.usage.completion_tokens - 10
+        passes = chat.passes
+        other = complete(chat, "Go on now.", session="a", max_tokens=20)
+        assert chat.passes - passes == other.usage.completion_tokens
 
 
 def test_drafts_that_save_nothing_are_tried_ever_more_rarely():

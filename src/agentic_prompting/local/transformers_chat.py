@@ -25,6 +25,9 @@ from ..rollout import SampleRequest
 from .greedy import GreedyBatch, GreedyRow, can_draft
 from .transformers_sampler import Sampling, TransformersSampler, end_of_turn_tokens
 
+# Conversations at once up to which drafts are read on a CPU. There a pass takes time by its tokens: in a batch that
+# keeps the processor busy, reading a draft costs what writing it costs.
+_DRAFTING_ON_CPU = 8
 _IGNORED = {"temperature", "seed", "top_p", "top_k", "min_p"}  # without effect on the likeliest token
 
 
@@ -72,7 +75,8 @@ class TransformersChat:
             Use earlier replies of a session as drafts. By default where the result is provably the same: models with
             ordinary attention, in float32. In lower precision a pass over several tokens and a pass over one may round
             a near-tie differently, as may two batch sizes without any drafting; `True` accepts that. `False` decodes
-            every reply from its beginning.
+            every reply from its beginning. On a CPU drafts are read while at most eight conversations are decoded at
+            once; what is kept of an unchanged prompt is used at any number.
         look_up (`bool`, *optional*, defaults to `True`):
             Use a draft beyond its first disagreement.
         max_batch_size (`int`, *optional*, defaults to `64`):
@@ -240,8 +244,9 @@ class TransformersChat:
         """Let new rows join, then one pass for everybody. Returns the rows that are done."""
         if not self._cuttable:
             return self._decode_plainly([job.row for job in arrived])
+        crowded = self.model.device.type == "cpu" and len(self._batch.rows) + len(arrived) > _DRAFTING_ON_CPU
         for job in arrived:
-            self._look_back(job)
+            self._look_back(job, read_draft=not crowded)
         rows = [job.row for job in arrived]
         done = [row for row in rows if row.done]
         reading = [row for row in rows if not row.done and row.cache is None]
@@ -254,7 +259,7 @@ class TransformersChat:
             done += self._batch.step()
         return done
 
-    def _look_back(self, job: _Job) -> None:
+    def _look_back(self, job: _Job, read_draft: bool) -> None:
         """Give a row what its session already has: the output itself under the same context, else a draft."""
         if not self.draft or job.session is None:
             return
@@ -267,7 +272,7 @@ class TransformersChat:
         if last.context == row.context and (enough or last.cache is not None):
             row.ids, row.cache = last.ids[: row.limit], last.cache
             row.finished = last.finished and len(last.ids) <= row.limit
-        elif session.wait == 0:
+        elif read_draft and session.wait == 0:
             row.draft = last.ids
 
     def _remember(self, job: _Job) -> None:

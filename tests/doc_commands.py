@@ -17,7 +17,7 @@ from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 # Programs that are not ours: taken as they are.
-OTHERS = {"git", "cd", "export", "curl", "source", "vllm", "ollama", "sbatch", "ssh", "rm"}
+OTHERS = {"git", "cd", "export", "curl", "source", "jupyter", "vllm", "ollama", "sbatch", "ssh", "rm"}
 _KEPT_HERE = re.compile(r"(examples|benchmarks|docs|tests|src)/[\w./-]+\.\w+")
 _NOT_A_PATH = re.compile(r"^(\w+=\S*|\.\.\.)$")
 

@@ -61,7 +61,8 @@ test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
-FAST := -m "not slow and not gpu and not vllm" --ignore=tests/test_docs.py --ignore=tests/test_doctor.py
+FAST := -m "not slow and not gpu and not vllm" $(foreach name,docs doctor distributed vllm notebooks \
+  serve_description,--ignore=tests/test_$(name).py)
 MIN := .venv-min
 
 $(MIN)/.test: constraints-min.txt pyproject.toml

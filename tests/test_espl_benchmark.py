@@ -51,6 +51,21 @@ def test_a_summary_is_json_and_names_what_the_issue_asks_for(benchmark):
     assert "NaN" not in json.dumps(alone)
 
 
+def test_what_the_workers_gave_is_one_result_a_seed(benchmark):
+    part = benchmark.SeedResult
+    parts = [
+        part(2, {"rl": 0.2}),
+        part(1, {"rl": 0.1}),
+        part(1, {"joint": 0.9}, [(25.0, 0.1, 0)]),
+        part(2, {"joint": 0.8}),
+    ]
+    assert benchmark.joined(parts) == [
+        part(1, {"joint": 0.9, "rl": 0.1}, [(25.0, 0.1, 0)]),
+        part(2, {"joint": 0.8, "rl": 0.2}),
+    ]
+    assert list(benchmark.joined(parts)[1].exact_match) == ["joint", "rl"], "in the order of the table"
+
+
 def test_no_reported_seed_was_used_before(benchmark):
     assert benchmark.TUNING_SEED not in benchmark.SEEDS and len(set(benchmark.SEEDS)) >= 5
 

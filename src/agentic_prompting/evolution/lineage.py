@@ -13,8 +13,7 @@ from typing import Any
 
 from .journal import journal_beside, read_journal
 from .member import Member
-from .population import Population
-from .selection import EXPLORATION
+from .population import Population, best_of
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,11 @@ def _lineage(
     counts: Mapping[int, Mapping[str, int]] | None = None,
     attempts: Sequence[dict[str, Any]] = (),
 ) -> Lineage:
-    best, counts = _best(members), dict(counts or {})
+    best, counts = best_of(members), dict(counts or {})
     stories = {one["child"]: one for one in attempts if one.get("child") is not None}
     counts |= {child: story["counts"] for child, story in stories.items() if isinstance(story.get("counts"), dict)}
     nodes = [
-        Node(member, lane, place in alive, place == best, counts.get(place), stories.get(place))
+        Node(member, lane, place in alive, member is best, counts.get(place), stories.get(place))
         for place, (member, lane) in enumerate(zip(members, lanes(members), strict=True))
     ]
     return Lineage(nodes, window, [one for one in attempts if one.get("child") is None])
@@ -136,12 +135,6 @@ def _packed(branches: Sequence[list[int]]) -> list[list[int]]:
         else:
             rows.append([branch])
     return [[place for branch in row for place in branch] for row in rows]
-
-
-def _best(members: Sequence[Member]) -> int:
-    """As [`Population.best`] by its default rule."""
-    rated = [place for place, member in enumerate(members) if member.games] or list(range(len(members)))
-    return max(rated, key=lambda place: members[place].rating.mu - EXPLORATION * members[place].rating.sigma)
 
 
 def _counts(steps: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, int]]:

@@ -178,8 +178,7 @@ class Population:
             raise ValueError(f"rule must be 'conservative', 'mean' or 'newest', got {rule!r}")
         recent = self.members[-self.capacity :] if self.capacity else self.members
         doubt = self.exploration if rule == "conservative" else 0.0
-        rated = [member for member in recent if member.games] or recent
-        return max(rated, key=lambda member: member.rating.mu - doubt * member.rating.sigma).prompt
+        return best_of(recent, doubt).prompt
 
     def alive(self, island: int | None = None) -> list[Member]:
         """The members of an island's window in the order they joined it, or of all windows in order of birth."""
@@ -263,3 +262,9 @@ def _id(prompt: SystemPrompt) -> int:
     if prompt.id is None:
         raise ValueError("this prompt does not belong to a population: it has no id")
     return prompt.id
+
+
+def best_of(members: Sequence[Member], doubt: float = EXPLORATION) -> Member:
+    """The one with the highest μ - `doubt`·σ, among those that were rated, if there are any."""
+    rated = [member for member in members if member.games] or members
+    return max(rated, key=lambda member: member.rating.mu - doubt * member.rating.sigma)

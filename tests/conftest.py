@@ -37,3 +37,18 @@ def rows():
 def asking_policy(tiny_policy, tmp_path_factory):
     """A policy that asks once and answers what it is told, most of the time."""
     return make_asking_policy(tiny_policy, tmp_path_factory.mktemp("asking"))
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs `agentic-prompting` in this process; returns its exit status and what it printed."""
+
+    from agentic_prompting.cli import main
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return stopped.value.code, printed.out, printed.err
+
+    return command

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from agentic_prompting.cli import main
 from agentic_prompting.cli.launch import CONFIGS, launch
 from agentic_prompting.cli.main import COMMANDS, app
 from servers import Answer, LoopbackServer, unused_url
@@ -23,19 +22,6 @@ from servers import Answer, LoopbackServer, unused_url
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 QUESTION = "What is the language of Kenya?"
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the command; returns its exit status and what it printed."""
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return command
 
 
 def all_commands():

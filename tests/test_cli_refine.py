@@ -11,7 +11,6 @@ from typing import get_args
 
 import pytest
 
-from agentic_prompting.cli import main
 from agentic_prompting.cli.refine import PaperSetting, Score, Unit
 from agentic_prompting.refine.parsing import Unit as UnitNames
 from agentic_prompting.refine.refiner import PaperSetting as PaperSettingNames
@@ -20,19 +19,6 @@ from servers import Answer, LoopbackServer
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-c", "from agentic_prompting.cli import main; main()"]
-
-
-@pytest.fixture
-def run(capsys):
-    """Runs the command; returns its exit status and what it printed."""
-
-    def command(*arguments):
-        with pytest.raises(SystemExit) as stopped:
-            main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return stopped.value.code, printed.out, printed.err
-
-    return command
 
 
 @pytest.fixture

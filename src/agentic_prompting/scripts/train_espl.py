@@ -7,13 +7,12 @@ command line, where it wins. Without a reference LLM: `--editor current` lets th
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, get_peft_config
 
 from ..data import load_task
 from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
@@ -26,7 +25,7 @@ from ..sandbox.house import HouseReflector
 from ..sandbox.house.setup import ROOT, HouseSandbox, prepare_house
 from ..trainers import ESPLConfig, ESPLTrainer
 from .running import run_script
-from .training import end, train
+from .training import DataAndEnvironment, end, parse, train
 
 REWARDS = {
     "prompt_r1": PromptR1Reward(),
@@ -37,25 +36,18 @@ REWARDS = {
 
 
 @dataclass
-class ScriptArguments:
+class ScriptArguments(DataAndEnvironment):
     """What is trained on, with which reward, and which LLMs take part."""
 
     task: str = field(default="sandbox", metadata={"help": "A task of load_task, or sandbox: no model, no key."})
-    task_split: str = field(default="train", metadata={"help": "Its split."})
-    task_rows: int | None = field(default=None, metadata={"help": "Sample this many rows; all by default."})
-    data_files: str | None = field(default=None, metadata={"help": "Local files instead of the hub."})
     warm_start_steps: int = field(default=450, metadata={"help": "Sandbox: supervised steps before E-SPL."})
-    n_test: int = field(default=256, metadata={"help": "Sandbox: held-out questions."})
     reward: str = field(default="exact_match", metadata={"help": f"One of {', '.join(REWARDS)}."})
     initial_prompt: str = field(default="", metadata={"help": "The root; lines [G0]. ... are its principles."})
     free_text: bool = field(default=False, metadata={"help": "Edit the prompt by search and replace."})
     environment: str = field(default="none", metadata={"help": "What the policy may ask: none, llm or search."})
-    environment_model: str | None = field(default=None, metadata={"help": "The large LLM's name at its endpoint."})
-    environment_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
     search_url: str | None = field(default=None, metadata={"help": "A retriever with Search-R1's HTTP contract."})
     reference_model: str | None = field(default=None, metadata={"help": "The LLM that reflects and edits."})
     reference_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
-    replay_cache: str | None = field(default=None, metadata={"help": "SQLite file to record replies to and reuse."})
 
 
 ARGUMENTS = (ScriptArguments, ESPLConfig, ModelConfig)
@@ -68,9 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments (`Sequence[str]`, *optional*): Instead of the command line's.
     """
     started = time.perf_counter()
-    # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    script, args, model_args = TrlParser(ARGUMENTS).parse_args_and_config(arguments)
+    script, args, model_args = parse(ARGUMENTS, arguments)
     check(script, args)
     with ExitStack() as stack:
         sandbox: HouseSandbox | None = None

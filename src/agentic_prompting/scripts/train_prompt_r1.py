@@ -7,13 +7,12 @@ command line, where it wins.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl import ModelConfig, TrlParser, get_peft_config
+from trl import ModelConfig, get_peft_config
 
 from ..data import load_task
 from ..environments import LLMEnvironment
@@ -24,25 +23,18 @@ from ..sandbox.server import MODEL, OracleServer
 from ..sandbox.setup import Sandbox, prepare_sandbox
 from ..trainers import PromptR1Config, PromptR1Trainer
 from .running import run_script
-from .training import end, train
+from .training import DataAndEnvironment, end, parse, train
 
 
 @dataclass
-class ScriptArguments:
+class ScriptArguments(DataAndEnvironment):
     """What is trained on, and with which large LLM."""
 
     sandbox: bool = field(default=False, metadata={"help": "Train the tiny policy in the sandbox; no model, no key."})
     warm_start_steps: int = field(default=350, metadata={"help": "Sandbox: supervised steps before GRPO."})
-    n_test: int = field(default=256, metadata={"help": "Sandbox: held-out questions."})
     task: str = field(default="prompt_r1", metadata={"help": "A task of load_task."})
-    task_split: str = field(default="train", metadata={"help": "Its split."})
-    task_rows: int | None = field(default=None, metadata={"help": "Sample this many rows; all by default."})
-    data_files: str | None = field(default=None, metadata={"help": "Local files instead of the hub."})
-    environment_model: str | None = field(default=None, metadata={"help": "The large LLM's name at its endpoint."})
-    environment_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
     environment_temperature: float | None = field(default=None, metadata={"help": "Sent with every call."})
     environment_max_tokens: int | None = field(default=None, metadata={"help": "Of a reply; sent with every call."})
-    replay_cache: str | None = field(default=None, metadata={"help": "SQLite file to record replies to and reuse."})
 
 
 ARGUMENTS = (ScriptArguments, PromptR1Config, ModelConfig)
@@ -55,9 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments (`Sequence[str]`, *optional*): Instead of the command line's.
     """
     started = time.perf_counter()
-    # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    script, args, model_args = TrlParser(ARGUMENTS).parse_args_and_config(arguments)
+    script, args, model_args = parse(ARGUMENTS, arguments)
     check(script, args)
     with ExitStack() as stack:
         environment = connect(script, args.seed, stack)

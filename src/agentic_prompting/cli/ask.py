@@ -11,29 +11,26 @@ import typer
 
 from .conversation import Conversation
 from .models import large_llm
+from .options import option
 from .show import busy
 
 if TYPE_CHECKING:
     from ..rollout import Rollout
 
 
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
-
-
 def ask(
     question: Annotated[str, typer.Argument(help="What to ask the agent.")],
-    run: Annotated[Path | None, _option("The trained agent: the folder that its trainer saved.")] = None,
-    environment_model: Annotated[str | None, _option("The large LLM, by its name at its endpoint.")] = None,
-    environment_base_url: Annotated[str | None, _option("Its OpenAI-compatible endpoint.")] = None,
-    environment_max_tokens: Annotated[int | None, _option("Of each of its replies.")] = None,
-    sandbox: Annotated[bool, _option("The sandbox's oracle is the large LLM: no key, no network.", "--sandbox")] = (
-        False
-    ),
-    replay_cache: Annotated[Path | None, _option("SQLite file: replies in it are not paid twice.")] = None,
-    budget_usd: Annotated[float | None, _option("Stop asking when so much is spent.")] = None,
-    seed: Annotated[int, _option("The same seed gives the same conversation: 0.")] = 0,
-    as_json: Annotated[bool, _option("Print one JSON object instead of text.", "--json")] = False,
+    run: Annotated[Path | None, option("The trained agent: the folder that its trainer saved.")] = None,
+    environment_model: Annotated[str | None, option("The large LLM, by its name at its endpoint.")] = None,
+    environment_base_url: Annotated[str | None, option("Its OpenAI-compatible endpoint.")] = None,
+    environment_max_tokens: Annotated[int | None, option("Of each of its replies.")] = None,
+    sandbox: Annotated[
+        bool, option("The sandbox's oracle is the large LLM: no key, no network.", None, "--sandbox")
+    ] = False,
+    replay_cache: Annotated[Path | None, option("SQLite file: replies in it are not paid twice.")] = None,
+    budget_usd: Annotated[float | None, option("Stop asking when so much is spent.")] = None,
+    seed: Annotated[int, option("The same seed gives the same conversation: 0.")] = 0,
+    as_json: Annotated[bool, option("Print one JSON object instead of text.", None, "--json")] = False,
 ) -> int:
     """Ask a trained agent, and see how it asks the large LLM."""
     if run is None:

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from .models import connect_roles
+from .options import option
 from .show import show
 
 if TYPE_CHECKING:
@@ -25,40 +24,36 @@ _MODELS, _LOOP, _FILES = "Models", "Refinement", "Files and output"
 _ELSE = "The feedback model by default."
 
 
-def _option(help: str, panel: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
-
-
 def refine(
-    prompt: Annotated[str | None, _option("The prompt to begin with; a plain one by default.", _FILES)] = None,
-    query: Annotated[str | None, _option("One question.", _FILES)] = None,
+    prompt: Annotated[str | None, option("The prompt to begin with; a plain one by default.", _FILES)] = None,
+    query: Annotated[str | None, option("One question.", _FILES)] = None,
     input: Annotated[
-        Path | None, _option("JSON lines: texts, or objects with `question` (`answers`, `id`).", _FILES)
+        Path | None, option("JSON lines: texts, or objects with `question` (`answers`, `id`).", _FILES)
     ] = None,
-    output: Annotated[Path | None, _option("JSON lines of results; run again, a stopped run goes on.", _FILES)] = None,
-    as_json: Annotated[bool, _option("Print one JSON object instead of text.", _FILES, "--json")] = False,
-    task_model: Annotated[str | None, _option("The model that answers, by its name at its endpoint.", _MODELS)] = None,
-    local_model: Annotated[Path | None, _option("Instead: a transformers model's folder, run here.", _MODELS)] = None,
-    feedback_model: Annotated[str | None, _option("The model that criticises.", _MODELS)] = None,
-    optimizer_model: Annotated[str | None, _option(f"The model that edits. {_ELSE}", _MODELS)] = None,
-    verifier_model: Annotated[str | None, _option(f"The model that judges. {_ELSE}", _MODELS)] = None,
-    task_base_url: Annotated[str | None, _option("Its OpenAI-compatible endpoint.", _MODELS)] = None,
-    feedback_base_url: Annotated[str | None, _option("Its endpoint.", _MODELS)] = None,
-    optimizer_base_url: Annotated[str | None, _option("Its endpoint.", _MODELS)] = None,
-    verifier_base_url: Annotated[str | None, _option("Its endpoint.", _MODELS)] = None,
-    replay_cache: Annotated[Path | None, _option("SQLite file: replies in it are not paid twice.", _MODELS)] = None,
-    budget_usd: Annotated[float | None, _option("For each model: stop when so much is spent.", _MODELS)] = None,
-    sandbox: Annotated[bool, _option("Scripted models and a puzzle: no key.", _MODELS, "--sandbox")] = False,
-    paper_setting: Annotated[PaperSetting, _option("Who judges the first answer.", _LOOP)] = "verifier",
-    score: Annotated[Score, _option("How `answers` are compared.", _LOOP)] = "exact_match",
-    tokens_per_step: Annotated[int, _option("k of the paper: 10.", _LOOP)] = 10,
-    max_steps: Annotated[int, _option("n of the paper: 25.", _LOOP)] = 25,
-    unit: Annotated[Unit, _option("What a step adds.", _LOOP)] = "tokens",
-    history: Annotated[bool, _option("Show critic and optimizer their earlier steps.", _LOOP, "--history")] = False,
-    final_max_tokens: Annotated[int, _option("Of the answer: 512.", _LOOP)] = 512,
-    max_failures: Annotated[int, _option("Failed calls after which a question is given up: 3.", _LOOP)] = 3,
-    stop_when_correct: Annotated[int | None, _option("Stop at so many CORRECT; 2 is sensible.", _LOOP)] = None,
-    max_in_flight: Annotated[int, _option("Questions on their way at once: 128.", _LOOP)] = 128,
+    output: Annotated[Path | None, option("JSON lines of results; run again, a stopped run goes on.", _FILES)] = None,
+    as_json: Annotated[bool, option("Print one JSON object instead of text.", _FILES, "--json")] = False,
+    task_model: Annotated[str | None, option("The model that answers, by its name at its endpoint.", _MODELS)] = None,
+    local_model: Annotated[Path | None, option("Instead: a transformers model's folder, run here.", _MODELS)] = None,
+    feedback_model: Annotated[str | None, option("The model that criticises.", _MODELS)] = None,
+    optimizer_model: Annotated[str | None, option(f"The model that edits. {_ELSE}", _MODELS)] = None,
+    verifier_model: Annotated[str | None, option(f"The model that judges. {_ELSE}", _MODELS)] = None,
+    task_base_url: Annotated[str | None, option("Its OpenAI-compatible endpoint.", _MODELS)] = None,
+    feedback_base_url: Annotated[str | None, option("Its endpoint.", _MODELS)] = None,
+    optimizer_base_url: Annotated[str | None, option("Its endpoint.", _MODELS)] = None,
+    verifier_base_url: Annotated[str | None, option("Its endpoint.", _MODELS)] = None,
+    replay_cache: Annotated[Path | None, option("SQLite file: replies in it are not paid twice.", _MODELS)] = None,
+    budget_usd: Annotated[float | None, option("For each model: stop when so much is spent.", _MODELS)] = None,
+    sandbox: Annotated[bool, option("Scripted models and a puzzle: no key.", _MODELS, "--sandbox")] = False,
+    paper_setting: Annotated[PaperSetting, option("Who judges the first answer.", _LOOP)] = "verifier",
+    score: Annotated[Score, option("How `answers` are compared.", _LOOP)] = "exact_match",
+    tokens_per_step: Annotated[int, option("k of the paper: 10.", _LOOP)] = 10,
+    max_steps: Annotated[int, option("n of the paper: 25.", _LOOP)] = 25,
+    unit: Annotated[Unit, option("What a step adds.", _LOOP)] = "tokens",
+    history: Annotated[bool, option("Show critic and optimizer their earlier steps.", _LOOP, "--history")] = False,
+    final_max_tokens: Annotated[int, option("Of the answer: 512.", _LOOP)] = 512,
+    max_failures: Annotated[int, option("Failed calls after which a question is given up: 3.", _LOOP)] = 3,
+    stop_when_correct: Annotated[int | None, option("Stop at so many CORRECT; 2 is sensible.", _LOOP)] = None,
+    max_in_flight: Annotated[int, option("Questions on their way at once: 128.", _LOOP)] = 128,
 ) -> int:
     """Repair a prompt for each question while the answer is being written (ProRefine).
 

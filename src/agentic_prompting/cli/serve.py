@@ -9,31 +9,30 @@ from typing import Annotated, Any
 import typer
 
 from .models import large_llm
-
-
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
+from .options import option
 
 
 def serve(
     run: Annotated[Path, typer.Argument(help="The trained agent: what its trainer saved.")],
-    environment_model: Annotated[str | None, _option("The large LLM, by its name at its endpoint.")] = None,
-    environment_base_url: Annotated[str | None, _option("Its OpenAI-compatible endpoint.")] = None,
-    environment_max_tokens: Annotated[int | None, _option("Of each of its replies.")] = None,
-    sandbox: Annotated[bool, _option("The sandbox's oracle is the large LLM: no key.", "--sandbox")] = False,
-    refine: Annotated[bool, _option("Serve ProRefine over the large LLM too, as `prorefine`.", "--refine")] = False,
-    replay_cache: Annotated[Path | None, _option("SQLite file: replies in it are not paid twice.")] = None,
-    budget_usd: Annotated[float | None, _option("Stop asking when so much is spent in all: 503 from then on.")] = None,
-    name: Annotated[str, _option("What clients call the agent: agent.")] = "agent",
-    host: Annotated[str, _option("Address to listen on: 127.0.0.1. Others need a key.")] = "127.0.0.1",
-    port: Annotated[int, _option("Port to listen on: 8080.")] = 8080,
+    environment_model: Annotated[str | None, option("The large LLM, by its name at its endpoint.")] = None,
+    environment_base_url: Annotated[str | None, option("Its OpenAI-compatible endpoint.")] = None,
+    environment_max_tokens: Annotated[int | None, option("Of each of its replies.")] = None,
+    sandbox: Annotated[bool, option("The sandbox's oracle is the large LLM: no key.", None, "--sandbox")] = False,
+    refine: Annotated[
+        bool, option("Serve ProRefine over the large LLM too, as `prorefine`.", None, "--refine")
+    ] = False,
+    replay_cache: Annotated[Path | None, option("SQLite file: replies in it are not paid twice.")] = None,
+    budget_usd: Annotated[float | None, option("Stop asking when so much is spent in all: 503 from then on.")] = None,
+    name: Annotated[str, option("What clients call the agent: agent.")] = "agent",
+    host: Annotated[str, option("Address to listen on: 127.0.0.1. Others need a key.")] = "127.0.0.1",
+    port: Annotated[int, option("Port to listen on: 8080.")] = 8080,
     key_variable: Annotated[
-        str, _option("Environment variable with the key that clients send: AGENTIC_PROMPTING_API_KEY.")
+        str, option("Environment variable with the key that clients send: AGENTIC_PROMPTING_API_KEY.")
     ] = "AGENTIC_PROMPTING_API_KEY",
-    max_concurrency: Annotated[int, _option("Requests answered at once: 256.")] = 256,
-    max_body_bytes: Annotated[int, _option("Of a request: 1048576.")] = 2**20,
-    timeout: Annotated[float, _option("Seconds for a request: 120.")] = 120.0,
-    max_cost_usd: Annotated[float | None, _option("Dollars that one request to the agent may cost.")] = None,
+    max_concurrency: Annotated[int, option("Requests answered at once: 256.")] = 256,
+    max_body_bytes: Annotated[int, option("Of a request: 1048576.")] = 2**20,
+    timeout: Annotated[float, option("Seconds for a request: 120.")] = 120.0,
+    max_cost_usd: Annotated[float | None, option("Dollars that one request to the agent may cost.")] = None,
 ) -> int:
     """Serve a trained agent and its large LLM as one model, for any OpenAI client."""
     if sandbox == (environment_model is not None):

@@ -5,32 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
+from ..options import option
 from ..show import busy
 from .finding import Finding, Setup
 
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
-def _option(help: str, *names: str) -> Any:
-    return typer.Option(*names, help=help, show_default=False)
-
-
 def doctor(
-    run: Annotated[Path | None, _option("A trained agent's folder, or a model's.")] = None,
-    environment_model: Annotated[str | None, _option("The large LLM, by its name at its endpoint.")] = None,
-    environment_base_url: Annotated[str | None, _option("Its OpenAI-compatible endpoint.")] = None,
-    reference_model: Annotated[str | None, _option("E-SPL's reference LLM, by its name at its endpoint.")] = None,
-    reference_base_url: Annotated[str | None, _option("Its endpoint.")] = None,
-    config: Annotated[Path | None, _option("A training run's YAML file; everything it names is checked.")] = None,
-    accelerate_config: Annotated[Path | None, _option("What that run is launched with.")] = None,
-    replay_cache: Annotated[Path | None, _option("SQLite file of recorded replies.")] = None,
-    budget_usd: Annotated[float | None, _option("What is to be spent at most.")] = None,
-    output_dir: Annotated[Path | None, _option("Folder that will be written to: the configuration's, or runs.")] = None,
-    as_json: Annotated[bool, _option("Print one JSON object instead of text.", "--json")] = False,
+    run: Annotated[Path | None, option("A trained agent's folder, or a model's.")] = None,
+    environment_model: Annotated[str | None, option("The large LLM, by its name at its endpoint.")] = None,
+    environment_base_url: Annotated[str | None, option("Its OpenAI-compatible endpoint.")] = None,
+    reference_model: Annotated[str | None, option("E-SPL's reference LLM, by its name at its endpoint.")] = None,
+    reference_base_url: Annotated[str | None, option("Its endpoint.")] = None,
+    config: Annotated[Path | None, option("A training run's YAML file; everything it names is checked.")] = None,
+    accelerate_config: Annotated[Path | None, option("What that run is launched with.")] = None,
+    replay_cache: Annotated[Path | None, option("SQLite file of recorded replies.")] = None,
+    budget_usd: Annotated[float | None, option("What is to be spent at most.")] = None,
+    output_dir: Annotated[Path | None, option("Folder that will be written to: the configuration's, or runs.")] = None,
+    as_json: Annotated[bool, option("Print one JSON object instead of text.", None, "--json")] = False,
 ) -> int:
     """Check the installation, and whatever a run needs; each warning and problem comes with its fix.
 

@@ -2,7 +2,7 @@
 
     python benchmarks/espl_sandbox.py --json            # 5 seeds, two processes
     python benchmarks/espl_sandbox.py --json --quick    # 1 seed, fewer steps
-    python benchmarks/espl_sandbox.py --tune            # the learning rates, on a seed that is not reported
+    python benchmarks/espl_sandbox.py --tune            # learning rates, temperatures; on seeds that are not reported
 
 Prints Markdown tables; with `--json` one JSON object as the last line. What it measures is the sandbox, a policy of
 about 400,000 parameters, a scripted oracle and a scripted reflector, and nothing about real models.
@@ -35,13 +35,17 @@ import numpy as np
 import yaml
 
 CONFIG = Path(__file__).parents[1] / "examples" / "configs" / "espl" / "sandbox.yaml"
-SEEDS = (301, 302, 303, 304, 305)  # none that the sandbox was made or tuned with
-TUNING_SEED = 1
+SEEDS = (311, 312, 313, 314, 315)  # none that the sandbox was made or tuned with
+TUNING_SEEDS = (1, 2)
 
-# What --tune found best on TUNING_SEED on 2026-11-21 (held-out exact match with 3e-4, 1e-3, 2e-3: joint .789 .902 .195,
-# rl .262 .336 .242). Evolution and reflection train no weights and have none.
-LEARNING_RATES = {"joint": 1e-3, "rl": 1e-3}
-TRIED = (3e-4, 1e-3, 2e-3)
+# What --tune found best. Evolution and reflection train no weights; they sample as joint does.
+TUNED: dict[str, dict[str, float]] = {
+    "joint": {"learning_rate": 1e-3, "temperature": 0.7},
+    "rl": {"learning_rate": 5e-4, "temperature": 1.0},
+}
+TRIED = [
+    {"learning_rate": rate, "temperature": temperature} for temperature in (0.7, 1.0) for rate in (5e-4, 1e-3, 2e-3)
+]
 
 # What differs from the configuration file.
 MODES: dict[str, dict[str, Any]] = {
@@ -149,10 +153,10 @@ def table(summary: Mapping[str, Any]) -> str:
 # --- one mode on one seed, in a process of two ----------------------------------------------------------------
 
 
-def warm_start(seed: int, folder: Path) -> None:
+def warm_start(seed: int, folder: Path, threads: int) -> None:
     """What all modes of a seed start from."""
     started = time.perf_counter()
-    _prepare(seed, folder)
+    _prepare(seed, folder, threads)
     _log(f"seed {seed}: warm start, {time.perf_counter() - started:.0f} s")
 
 
@@ -180,7 +184,12 @@ def joined(parts: Sequence[SeedResult]) -> list[SeedResult]:
     return list(whole.values())
 
 
-def _prepare(seed: int, folder: Path) -> Any:
+def _warm_starts(pool: Any, places: Sequence[tuple[int, Path]], workers: int) -> None:
+    """One in each process; where there are fewer than processes, with several threads."""
+    pool.starmap(warm_start, [(*place, max(1, workers // len(places))) for place in places], chunksize=1)
+
+
+def _prepare(seed: int, folder: Path, threads: int = 1) -> Any:
     """Sandbox and warm start; quiet."""
     import datasets
     import torch
@@ -188,7 +197,7 @@ def _prepare(seed: int, folder: Path) -> Any:
 
     from agentic_prompting.sandbox.house.setup import prepare_house
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     warnings.filterwarnings("ignore")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -205,8 +214,8 @@ def _train(sandbox: Any, seed: int, folder: Path, mode: str, reference: Any = No
 
     values = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"}
     values |= {"output_dir": str(folder), "seed": seed, "disable_tqdm": True, "rollouts_max_mb": 0}
-    rate = LEARNING_RATES.get(MODES[mode].get("mode", "joint"))
-    args = ESPLConfig(**{**values, **({"learning_rate": rate} if rate else {}), **MODES[mode], **changes})
+    tuned = TUNED.get(MODES[mode].get("mode", "joint"), TUNED["joint"])
+    args = ESPLConfig(**{**values, **tuned, **MODES[mode], **changes})
     trainer = ESPLTrainer(
         str(sandbox.model),
         PromptR1Reward(),
@@ -249,20 +258,20 @@ def measure_overhead(seed: int, folder: Path, rounds: int, steps: int) -> dict[s
     for turn in range(rounds):
         for mode in times:
             idle = ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05)
-            trainer = _train(sandbox, seed, folder / f"{mode}-{turn}", mode, idle, max_steps=steps)
+            trainer = _train(sandbox, seed, folder / f"{mode}-{turn}", mode, idle, max_steps=steps, **TUNED["joint"])
             logged = [entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry]
             times[mode] += logged[1:]  # the first one compiles and fills caches
     medians = {mode: statistics.median(values) for mode, values in times.items()}
     return {**medians, "ratio": medians["joint"] / medians["rl"]}
 
 
-def tune_seed(mode: str, rate: float, folder: Path, steps: int) -> tuple[str, float, float]:
-    """Held-out exact match of a mode with a learning rate, on the seed that is not reported."""
+def try_settings(mode: str, settings: Mapping[str, float], seed: int, folder: Path, steps: int) -> float:
+    """Held-out exact match of a mode with these settings, on a seed that is not reported."""
     from agentic_prompting.report.house_run import house_exact_match
 
-    sandbox = _prepare(TUNING_SEED, folder)
-    trainer = _train(sandbox, TUNING_SEED, folder / f"{mode}-{rate:g}", mode, learning_rate=rate, max_steps=steps)
-    return mode, rate, house_exact_match(sandbox, trainer.args.output_dir, trainer.population.best()).mean
+    sandbox, name = _prepare(seed, folder), "-".join([mode, *map(str, settings.values())])
+    trainer = _train(sandbox, seed, folder / name, mode, max_steps=steps, **settings)
+    return house_exact_match(sandbox, trainer.args.output_dir, trainer.population.best()).mean
 
 
 # --- the script ---------------------------------------------------------------------------------------------------
@@ -273,14 +282,17 @@ def _log(line: str) -> None:
 
 
 def tune(folder: Path, steps: int, workers: int) -> None:
-    """Print the table behind LEARNING_RATES."""
-    _prepare(TUNING_SEED, folder)  # once, for all
-    jobs = [(mode, rate, folder, steps) for mode in LEARNING_RATES for rate in TRIED]
+    """Print the table behind TUNED."""
+    places = [(seed, folder / f"seed-{seed}") for seed in TUNING_SEEDS]
+    rows = [(mode, settings) for mode in TUNED for settings in TRIED]
     with _pool(workers) as pool:
-        rows = pool.starmap(tune_seed, jobs)
-    print("| mode | learning rate | exact match |\n|---|---|---|")
-    for mode, rate, value in rows:
-        print(f"| {mode} | {rate:g} | {value:.3f} |")
+        _warm_starts(pool, places, workers)
+        scores = pool.starmap(try_settings, [(*row, *place, steps) for row in rows for place in places], chunksize=1)
+    print("| mode | learning rate | temperature | exact match, mean | by seed |\n|---|---|---|---|---|")
+    for i, (mode, settings) in enumerate(rows):
+        of_seeds = scores[i * len(places) : (i + 1) * len(places)]
+        cells = [mode, *(f"{value:g}" for value in settings.values()), f"{statistics.fmean(of_seeds):.3f}"]
+        print("| " + " | ".join([*cells, ", ".join(f"{score:.3f}" for score in of_seeds)]) + " |")
 
 
 def _pool(workers: int) -> Any:
@@ -291,7 +303,7 @@ def _pool(workers: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description="E-SPL in its sandbox.")
     parser.add_argument("--quick", action="store_true", help="one seed, fewer steps, no longer run")
-    parser.add_argument("--tune", action="store_true", help="try learning rates instead")
+    parser.add_argument("--tune", action="store_true", help="try settings instead")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}, or the first of them with --quick")
     parser.add_argument("--workers", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--output", type=Path, default=Path("runs/espl_benchmark"), help="models and details")
@@ -309,7 +321,7 @@ def main() -> None:
     names.sort(key=lambda name: -TIMES.get(name, 1))  # the long ones first: both workers end at the same time
     jobs = [(*place, name, steps * TIMES.get(name, 1)) for name in names for place in places]
     with _pool(options.workers) as pool:
-        pool.starmap(warm_start, places, chunksize=1)
+        _warm_starts(pool, places, options.workers)
         results = joined(pool.starmap(run_mode, jobs, chunksize=1))
     with _pool(1) as pool:  # alone on the machine: it is about time
         where = folder / f"seed-{seeds[0]}"
@@ -321,7 +333,7 @@ def main() -> None:
         "overhead_ratio": round(overhead["ratio"], 3),
         "step_seconds": {mode: round(overhead[mode], 3) for mode in ("joint", "rl")},
         "rollouts": steps * 96,
-        "learning_rates": LEARNING_RATES,
+        "tuned": TUNED,
         "seconds": round(time.perf_counter() - started),
     }
     (folder / "results.json").write_text(json.dumps({**summary, "details": [asdict(result) for result in results]}))

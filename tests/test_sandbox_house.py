@@ -128,7 +128,7 @@ def visits(n=1500):
 
 
 def test_traces_obey_their_principles():
-    said, obeyed, guessed, refused = 0, 0, 0, 0
+    said, obeyed, unadvised, guessed, refused = 0, 0, 0, 0, 0
     for principles, trace in visits():
         advice = dict(text.split()[1:] for text in principles if text.startswith("say "))
         assert len(trace["observations"]) == len(trace["turns"]) - 1
@@ -139,12 +139,13 @@ def test_traces_obey_their_principles():
             if question.hops == 1 and relation in advice:
                 said, obeyed = said + 1, obeyed + (advice[relation] in words)
             elif question.hops == 1:
-                guessed += bool(words)
+                unadvised, guessed = unadvised + 1, guessed + bool(words)
         if is_refusal(" ".join(trace["observations"][-1:])):
             refused += 1
             assert parse_turn(trace["turns"][-1]).answer == "nothing"
         assert not any(is_refusal(reply) for reply in trace["observations"][:-1])
-    assert obeyed / said > 0.85 and guessed > 50 and refused > 200
+    assert obeyed / said > 0.85 and refused > 200
+    assert 0.05 < guessed / unadvised < 0.15  # RL finds words by such guesses alone
 
 
 def test_principles_lift_splitting_only_half_way():

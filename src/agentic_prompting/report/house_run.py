@@ -59,7 +59,7 @@ def house_exact_match(sandbox: HouseSandbox, model: str | Path, prompt: SystemPr
         prompt ([`SystemPrompt`]): What it is told.
         n (`int`, *optional*): Ask the first so many questions only.
     """
-    spec: AgentSpec = replace(sandbox.spec, system_prompt=prompt.text)
+    spec = replace(AgentSpec.load(model), system_prompt=prompt.text)
     agent = PromptAgent.from_pretrained(model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256)
     return exact_match_of(agent.answer_all(list(sandbox.test)[:n], progress=False))
 

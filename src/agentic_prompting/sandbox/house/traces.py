@@ -38,7 +38,7 @@ MIXES: Mapping[str | None, Mapping[str, float]] = {
 """Shares of the kinds of trace under each principle: the good one lifts splitting about half-way, and no further."""
 
 OBEYS = 0.97  # how often a word that a principle gives is said
-RANDOM_WORD = 0.25  # how often some word is said where no principle gives one
+RANDOM_WORD = 0.1  # how often some word is said where no principle gives one: all that RL has to find words with
 MOST_WORDS = 7  # that principles give
 ADVISED = 0.4  # share of the traces with a principle about how to proceed
 RIGHT = 0.85  # share of the principles whose word is the right one

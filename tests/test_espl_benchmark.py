@@ -51,6 +51,13 @@ def test_a_summary_is_json_and_names_what_the_issue_asks_for(benchmark):
     assert "NaN" not in json.dumps(alone)
 
 
+def test_a_mode_that_some_seeds_ran_has_an_interval_over_those(benchmark):
+    results = [benchmark.SeedResult(1, {"rl": 0.1, "longer": 0.5}), benchmark.SeedResult(2, {"rl": 0.3})]
+    summary = benchmark.summarise(results)
+    assert summary["per_seed"] == {"rl": [0.1, 0.3], "longer": [0.5]}
+    assert summary["modes"]["longer"] == {"mean": 0.5, "low": None, "high": None}
+
+
 def test_what_the_workers_gave_is_one_result_a_seed(benchmark):
     part = benchmark.SeedResult
     parts = [

@@ -50,18 +50,17 @@ def report_house_run(sandbox: HouseSandbox, initial: SystemPrompt, trainer: Any,
     return summary
 
 
-def house_exact_match(sandbox: HouseSandbox, model: str | Path, prompt: SystemPrompt, n: int | None = None) -> Estimate:
+def house_exact_match(sandbox: HouseSandbox, model: str | Path, prompt: SystemPrompt) -> Estimate:
     """Exact match of a policy under a system prompt on the held-out countries, sampled as in training.
 
     Args:
         sandbox ([`HouseSandbox`]): Whose questions and oracle.
         model (`str` or `Path`): Folder of the policy.
         prompt ([`SystemPrompt`]): What it is told.
-        n (`int`, *optional*): Ask the first so many questions only.
     """
     spec = replace(AgentSpec.load(model), system_prompt=prompt.text)
     agent = PromptAgent.from_pretrained(model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256)
-    return exact_match_of(agent.answer_all(list(sandbox.test)[:n], progress=False))
+    return exact_match_of(agent.answer_all(list(sandbox.test), progress=False))
 
 
 def _as_text(summary: dict[str, Any], best: SystemPrompt, folder: Path) -> str:

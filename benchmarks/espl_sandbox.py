@@ -59,6 +59,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 TIMES = {"rl, 5 times the rollouts": 5}  # the rollouts of the other modes; not with --quick
 TIMES_SEEDS = 3  # so many seeds only, the first ones: these runs are long
+QUICK_STEPS, QUICK_WARM_START_STEPS = 6, 350
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -154,10 +155,10 @@ def table(summary: Mapping[str, Any]) -> str:
 # --- one mode on one seed, in a process of two ----------------------------------------------------------------
 
 
-def warm_start(seed: int, folder: Path, threads: int = 1) -> None:
+def warm_start(seed: int, folder: Path, threads: int = 1, steps: int | None = None) -> None:
     """What all modes of a seed start from."""
     started = time.perf_counter()
-    _prepare(seed, folder, threads)
+    _prepare(seed, folder, threads, **({} if steps is None else {"warm_start_steps": steps}))
     _log(f"seed {seed}: warm start, {time.perf_counter() - started:.0f} s")
 
 
@@ -185,7 +186,7 @@ def joined(parts: Sequence[SeedResult]) -> list[SeedResult]:
     return list(whole.values())
 
 
-def _prepare(seed: int, folder: Path, threads: int = 1) -> Any:
+def _prepare(seed: int, folder: Path, threads: int = 1, **options: Any) -> Any:
     """Sandbox and warm start; quiet."""
     import datasets
     import torch
@@ -199,7 +200,7 @@ def _prepare(seed: int, folder: Path, threads: int = 1) -> Any:
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     with redirect_stdout(io.StringIO()):
-        return prepare_house(folder, seed)
+        return prepare_house(folder, seed, **options)
 
 
 def _train(sandbox: Any, seed: int, folder: Path, mode: str, reference: Any = None, **changes: Any) -> Any:
@@ -297,7 +298,8 @@ def run_modes(places: Sequence[tuple[int, Path]], steps: int, workers: int, quic
     """All modes on all seeds, each as soon as its seed's warm start is there."""
     threads = max(1, workers // len(places))  # of a warm start: with one seed the other processes have nothing to do
     with _pool(workers) as pool:
-        ready = {pool.submit(warm_start, *place, threads): place for place in places}
+        warm_steps = QUICK_WARM_START_STEPS if quick else None
+        ready = {pool.submit(warm_start, *place, threads, warm_steps): place for place in places}
         jobs = []
         for done in as_completed(ready):
             done.result()
@@ -320,7 +322,7 @@ def main() -> None:
     options = parser.parse_args()
     started, folder = time.perf_counter(), options.output / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
-    steps = 8 if options.quick else yaml.safe_load(CONFIG.read_text())["max_steps"]
+    steps = QUICK_STEPS if options.quick else yaml.safe_load(CONFIG.read_text())["max_steps"]
     if options.tune:
         tune(folder, steps, options.workers)
         return
@@ -328,8 +330,7 @@ def main() -> None:
     places = [(seed, folder / f"seed-{seed}") for seed in seeds]
     results = run_modes(places, steps, options.workers, options.quick)
     with _pool(1) as pool:  # alone on the machine: it is about time
-        where, rounds = folder / f"seed-{seeds[0]}", 1 if options.quick else 3
-        overhead = pool.submit(measure_overhead, seeds[0], where, rounds, 6).result()
+        overhead = pool.submit(measure_overhead, *places[0], rounds=2 if options.quick else 3, steps=6).result()
     summary = {
         "sandbox": True,
         "quick": options.quick,

@@ -174,6 +174,7 @@ def test_modes(tiny_policy, rows, tmp_path, mode):
     assert moved == (mode == "rl")
     assert (len(trainer.population.members) > 1) == (mode != "rl")
     assert bool(reference.calls) == (mode != "rl")
+    assert all(entry["step_time"] > 0 for entry in trainer.state.log_history if "reward" in entry)
     if mode == "reflection":
         assert len(trainer.population.alive()) == 1
 

@@ -130,6 +130,13 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     assert rollout.prompt_ids == trainer.chat_format.prompt_ids(trainer.prompt_messages(rows[0], 0))
 
 
+def test_the_time_of_a_step_has_its_rollouts_in_it(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, Oracle(latency=0.3))
+    trainer.sampler = Acts(trainer)
+    trainer.train()
+    assert all(entry["step_time"] > 0.3 for entry in trainer.state.log_history if "loss" in entry)
+
+
 def test_observation_tokens_get_no_gradient(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows, beta=0.01)
     batch = one_batch(trainer)

@@ -42,7 +42,9 @@ USED = {
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
     },
     "scored_tokens.py": {"trl.trainer.utils.pad"},
-    "empty_steps.py": {"_prepare_inputs", "_step"},
+    "empty_steps.py": {
+        "_current_train_step_time", "_metrics", "_prepare_inputs", "_step", "current_gradient_accumulation_steps",
+    },
     "samplers.py": {
         "_generate_single_turn", "_tokenizer", "continuous_batching_config", "eos_token_ids", "generation_config",
         "use_transformers_continuous_batching", "use_vllm", "vllm_generation",
@@ -59,8 +61,8 @@ USED = {
     "tracking.py": {"callback_handler", "reward_func_names", "reward_funcs"},
     "prompt_r1.py": {"_name"},
     "espl.py": {
-        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_step", "_save", "_name",
-        "_load_optimizer_and_scheduler", "_prepare_inputs", "num_generations", "reward_weights",
+        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_save", "_name",
+        "_load_optimizer_and_scheduler", "num_generations", "reward_weights",
     },
 }  # fmt: skip
 
@@ -524,6 +526,15 @@ def test_training_step_prepares_before_anything_else_and_an_optimizer_passes_ove
     before = [parameter.clone() for parameter in trained.model.parameters()]
     trained.optimizer.step()
     assert all(torch.equal(old, new) for old, new in zip(before, trained.model.parameters(), strict=True))
+
+
+def test_the_time_of_a_step_is_summed_and_logged_at_its_last_micro_batch(trained):
+    """`_current_train_step_time` is set to 0 with each value that is logged; our rollouts are added to it before."""
+    source = inspect.getsource(GRPOTrainer.training_step)
+    assert "self._current_train_step_time += time_after - time_before" in source
+    assert "if self._step % self.current_gradient_accumulation_steps == 0:" in source
+    assert 'self._metrics["train"]["step_time"].append(self._current_train_step_time)' in source
+    assert trained._current_train_step_time == 0.0
 
 
 def test_is_in_train_is_true_while_training_evaluation_included(trained):

@@ -75,6 +75,7 @@ def test_a_step_of_failures_alone_changes_nothing(tiny_policy, rows, tmp_path, o
     assert watch.rates == pytest.approx([0.75e-3, 0.5e-3, 0.25e-3, 0.0])
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["rollout/failed"] for entry in logged] == [0, 1, 1, 0] and logged[1]["loss"] == 0
+    assert all(entry["step_time"] > 0 for entry in logged)
 
 
 def test_without_the_guard_decay_and_momentum_would_move_weights(tiny_policy, rows, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ The schedule of the learning rate follows the count of steps and goes on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,18 +30,33 @@ class EmptyStepsGRPOTrainer(ResumableGRPOTrainer):
     """
 
     some_failed = False
+    _current_train_step_time: float  # TRL's
     _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch, or nothing where there is nothing to learn from."""
         model.train()
-        batch = _Prepared(self._prepare_inputs(inputs))
+        batch = _Prepared(self._timed_inputs(inputs))
         if self._nothing_to_learn(batch):
-            self._step += 1
-            return torch.zeros((), device=self.accelerator.device)
+            return self._pass_over()
         loss = super().training_step(model, batch, num_items_in_batch)
         self._gradients_waiting = not self.accelerator.sync_gradients
         return loss
+
+    def _timed_inputs(self, inputs: Any) -> Any:
+        """The batch, rollouts included; TRL's clock of a step runs in its own `training_step` only, after this."""
+        started = time.perf_counter()
+        batch = self._prepare_inputs(inputs)
+        self._current_train_step_time += time.perf_counter() - started
+        return batch
+
+    def _pass_over(self) -> torch.Tensor:
+        """The end of a micro-batch without a loss: what TRL counts there is counted."""
+        self._step += 1
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self._metrics["train"]["step_time"].append(self._current_train_step_time)
+            self._current_train_step_time = 0.0
+        return torch.zeros((), device=self.accelerator.device)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         # `training_step` has to look at the batch first, and transformers' own prepares it once more.

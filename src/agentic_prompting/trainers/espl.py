@@ -259,9 +259,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if self.args.trains_weights:
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
-        self._prepare_inputs(inputs)
-        self._step += 1
-        return torch.zeros((), device=self.accelerator.device)
+        self._timed_inputs(inputs)
+        return self._pass_over()
 
     def state_dict(self) -> dict[str, Any]:
         """The evolution as plain JSON: population, clock, and what the reference LLM is still at work on."""

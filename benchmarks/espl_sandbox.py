@@ -249,7 +249,7 @@ def measure_overhead(seed: int, folder: Path, rounds: int, steps: int) -> dict[s
 
     sandbox, times = _prepare(seed, folder), {"joint": [], "rl": []}
     for turn in range(rounds):
-        for mode in times:
+        for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # neither is always the first, on a fresh process
             idle = ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05)
             trainer = _train(sandbox, seed, folder / f"{mode}-{turn}", mode, idle, max_steps=steps, **TUNED["joint"])
             logged = [entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry]

@@ -39,11 +39,8 @@ CONFIG = Path(__file__).parents[1] / "examples" / "configs" / "espl" / "sandbox.
 SEEDS = (321, 322, 323, 324, 325)  # none that the sandbox was made or tuned with
 TUNING_SEEDS = (1, 2, 3, 4)
 
-# What --tune found best. Evolution and reflection train no weights; they sample as joint does.
-TUNED: dict[str, dict[str, float]] = {
-    "joint": {"learning_rate": 5e-4, "temperature": 0.7},
-    "rl": {"learning_rate": 5e-4, "temperature": 1.0},
-}
+# What --tune found best: for joint it stands in the configuration file. Evolution and reflection sample as joint does.
+RL = {"mode": "rl", "learning_rate": 5e-4, "temperature": 1.0}
 TRIED = [
     {"learning_rate": rate, "temperature": temperature} for temperature in (0.7, 1.0) for rate in (3e-4, 5e-4, 1e-3)
 ]
@@ -52,10 +49,10 @@ TRIED = [
 MODES: dict[str, dict[str, Any]] = {
     "joint": {},
     "joint, mutation only": {"p_crossover": 0.0},
-    "rl": {"mode": "rl"},
+    "rl": RL,
     "evolution": {"mode": "evolution"},
     "reflection": {"mode": "reflection"},
-    "rl, 5 times the rollouts": {"mode": "rl"},
+    "rl, 5 times the rollouts": RL,
 }
 TIMES = {"rl, 5 times the rollouts": 5}  # the rollouts of the other modes; not with --quick
 TIMES_SEEDS = 3  # so many seeds only, the first ones: these runs are long
@@ -155,10 +152,10 @@ def table(summary: Mapping[str, Any]) -> str:
 # --- one mode on one seed, in a process of two ----------------------------------------------------------------
 
 
-def warm_start(seed: int, folder: Path, threads: int = 1, steps: int | None = None) -> None:
+def warm_start(seed: int, folder: Path, threads: int = 1, **options: Any) -> None:
     """What all modes of a seed start from."""
     started = time.perf_counter()
-    _prepare(seed, folder, threads, **({} if steps is None else {"warm_start_steps": steps}))
+    _prepare(seed, folder, threads, **options)
     _log(f"seed {seed}: warm start, {time.perf_counter() - started:.0f} s")
 
 
@@ -203,16 +200,15 @@ def _prepare(seed: int, folder: Path, threads: int = 1, **options: Any) -> Any:
         return prepare_house(folder, seed, **options)
 
 
-def _train(sandbox: Any, seed: int, folder: Path, mode: str, reference: Any = None, **changes: Any) -> Any:
-    """A trained [`ESPLTrainer`], its model saved; `changes` replace values of the YAML file and of the mode."""
+def _train(sandbox: Any, seed: int, folder: Path, name: str, reference: Any = None, **changes: Any) -> Any:
+    """A trained [`ESPLTrainer`], its model saved; `changes` replace values of the YAML file and of `MODES`."""
     from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
     from agentic_prompting.sandbox.house import HouseReflector
     from agentic_prompting.sandbox.house.setup import ROOT
 
     values = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"}
     values |= {"output_dir": str(folder), "seed": seed, "disable_tqdm": True, "rollouts_max_mb": 0}
-    tuned = TUNED.get(MODES[mode].get("mode", "joint"), TUNED["joint"])
-    args = ESPLConfig(**{**values, **tuned, **MODES[mode], **changes})
+    args = ESPLConfig(**{**values, **MODES[name], **changes})
     trainer = ESPLTrainer(
         str(sandbox.model),
         PromptR1Reward(),
@@ -251,7 +247,8 @@ def measure_overhead(seed: int, folder: Path, rounds: int, steps: int) -> dict[s
     for turn in range(rounds):
         for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # neither is always the first, on a fresh process
             idle = ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05)
-            trainer = _train(sandbox, seed, folder / f"{mode}-{turn}", mode, idle, max_steps=steps, **TUNED["joint"])
+            # Both with the settings of joint: else they would not sample the same tokens.
+            trainer = _train(sandbox, seed, folder / f"{mode}-{turn}", "joint", idle, max_steps=steps, mode=mode)
             logged = [entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry]
             times[mode] += logged[1:]  # the first one compiles and fills caches
     medians = {mode: statistics.median(values) for mode, values in times.items()}
@@ -275,9 +272,9 @@ def _log(line: str) -> None:
 
 
 def tune(folder: Path, steps: int, workers: int) -> None:
-    """Print the table behind TUNED."""
+    """Print how the modes that train weights do with each of the settings in `TRIED`."""
     places = [(seed, folder / f"seed-{seed}") for seed in TUNING_SEEDS]
-    rows = [(mode, settings) for mode in TUNED for settings in TRIED]
+    rows = [(mode, settings) for mode in ("joint", "rl") for settings in TRIED]
     with _pool(workers) as pool:
         list(pool.map(warm_start, *zip(*places, strict=True)))
         jobs = [(*row, *place, steps) for row in rows for place in places]
@@ -297,9 +294,9 @@ def _pool(workers: int) -> ProcessPoolExecutor:
 def run_modes(places: Sequence[tuple[int, Path]], steps: int, workers: int, quick: bool) -> list[SeedResult]:
     """All modes on all seeds, each as soon as its seed's warm start is there."""
     threads = max(1, workers // len(places))  # of a warm start: with one seed the other processes have nothing to do
+    options = {"warm_start_steps": QUICK_WARM_START_STEPS} if quick else {}
     with _pool(workers) as pool:
-        warm_steps = QUICK_WARM_START_STEPS if quick else None
-        ready = {pool.submit(warm_start, *place, threads, warm_steps): place for place in places}
+        ready = {pool.submit(warm_start, *place, threads, **options): place for place in places}
         jobs = []
         for done in as_completed(ready):
             done.result()
@@ -338,7 +335,7 @@ def main() -> None:
         "overhead_ratio": round(overhead["ratio"], 3),
         "step_seconds": {mode: round(overhead[mode], 3) for mode in ("joint", "rl")},
         "rollouts": steps * 96,
-        "tuned": TUNED,
+        "settings": MODES,
         "seconds": round(time.perf_counter() - started),
     }
     (folder / "results.json").write_text(json.dumps({**summary, "details": [asdict(result) for result in results]}))

@@ -79,7 +79,10 @@ def test_no_reported_seed_was_used_before(benchmark):
 
 def test_the_config_is_the_examples(benchmark):
     from agentic_prompting import ESPLConfig
+    from agentic_prompting.sandbox.house.setup import SAMPLING
 
     config = yaml.safe_load(benchmark.CONFIG.read_text())
     assert config.pop("task") == "sandbox"
+    assert config["temperature"] == SAMPLING["temperature"], "the policy before training is sampled as in training"
+    assert {setting: config[setting] for setting in benchmark.TRIED[0]} in benchmark.TRIED, "joint's was tuned"
     assert set(config) <= set(ESPLConfig.__dataclass_fields__), "the script passes all of it to ESPLConfig"

@@ -19,7 +19,6 @@ import platform
 import socket
 import tempfile
 import time
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +61,8 @@ class FixedReplies:
     def __init__(self, tokens: int):
         self.text = "Nairobi " * tokens
 
-    def step(self, rollout: Rollout) -> Future[Observation]:
-        future: Future[Observation] = Future()
-        future.set_result(Observation(text=self.text))
-        return future
+    async def step(self, rollout: Rollout) -> Observation:
+        return Observation(text=self.text)
 
 
 class StepTimes(TrainerCallback):

@@ -21,7 +21,6 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from agentic_prompting.evolution.selection import RULES
 from agentic_prompting.llm import ReplayCache
 from agentic_prompting.llm.types import Reply
 from agentic_prompting.rollout import (
+    BatchEngine,
     ChatFormat,
     Limits,
     Observation,
@@ -37,9 +37,9 @@ from agentic_prompting.rollout import (
     RolloutFacts,
     Sample,
     SampleRequest,
+    play_all,
     rollout_metrics,
     rollout_record,
-    run_rollouts,
 )
 from agentic_prompting.sandbox.policy import world_tokenizer
 
@@ -56,10 +56,8 @@ POPULATION = 10_000
 class AtOnce:
     """An environment without latency."""
 
-    def step(self, rollout: Rollout) -> Future[Observation]:
-        future: Future[Observation] = Future()
-        future.set_result(Observation(REPLY))
-        return future
+    async def step(self, rollout: Rollout) -> Observation:
+        return Observation(REPLY)
 
 
 def policy(turns: int) -> Callable[[Sequence[SampleRequest]], list[Sample]]:
@@ -77,7 +75,7 @@ def play(n: int, turns: int) -> list[str]:
     """`n` rollouts of so many turns, with the metrics and records that the trainer makes of them."""
     prompt = FORMAT.prompt_ids([{"role": "user", "content": "question : which country ?"}])
     rollouts = [Rollout(list(prompt), row={"question": "which country ?", "answers": ["Kenya"]}) for _ in range(n)]
-    run_rollouts(rollouts, policy(turns), AtOnce(), FORMAT, Limits(max_turns=turns, max_tokens=10**6))
+    play_all(rollouts, BatchEngine(policy(turns)), AtOnce(), FORMAT, Limits(max_turns=turns, max_tokens=10**6))
     assert all(len(rollout.turns) == turns and rollout.status == "answered" for rollout in rollouts)
     rollout_metrics([RolloutFacts.of(rollout) for rollout in rollouts])
     return [json.dumps(rollout_record(rollout, run=0, step=0, mode="train", rewards={})) for rollout in rollouts]

@@ -40,7 +40,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPOTrainer, ScriptedChat
-from agentic_prompting.rollout import Sample, SampleRequest
+from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.memory import keep_freed_memory
 from agentic_prompting.sandbox.policy import world_tokenizer
 from agentic_prompting.trainers.scored_tokens import scored_only
@@ -119,7 +119,7 @@ def our_trainer(folder: Path, layers: int, steps: int = 2) -> MultiTurnGRPOTrain
         train_dataset=rows(),
         processing_class=tokenizer,
     )
-    trainer.sampler = Script(trainer)
+    trainer.policy = BatchEngine(Script(trainer), lent=True)
     return trainer
 
 

@@ -10,6 +10,7 @@ from datasets import Dataset
 
 import distributed_backends as backends
 from agentic_prompting import OpenAIChat, TrainingStopped
+from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.sandbox import as_rows, make_split
 from test_trainer import Acts, trainer_for
 from test_under_fire import Flaky, watched_run
@@ -43,7 +44,7 @@ def spending(settings):
             settings["policy"], Path(settings["folder"]) / "spending", rows(), chat, budget_tokens=90, max_steps=9,
             per_device_train_batch_size=2, check_environment=False,
         )  # fmt: skip
-        trainer.sampler = Acts(trainer)
+        trainer.policy = BatchEngine(Acts(trainer), lent=True)
         try:
             trainer.train()
         except TrainingStopped as stopped:

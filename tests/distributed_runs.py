@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from datasets import Dataset
@@ -25,13 +26,9 @@ class Uneven:
     """The real policy's words in the form of a turn. Rows with an even number answer at once, the others ask twice
     before: rows of a batch lie on different processes, so one process plays one turn and the other three."""
 
-    def __init__(self, trainer):
-        self.trainer, self.sampler, self.calls = trainer, trainer.sampler, 0
-        self.questions = trainer.train_dataset["question"]
-
-    def __call__(self, requests):
-        self.calls += 1
-        return [self._turn(request, sample) for request, sample in zip(requests, self.sampler(requests), strict=True)]
+    async def __call__(self, request):
+        self.asked.append(request.conversation)
+        return self._turn(request, await super().__call__(request))
 
     def _turn(self, request, sample):
         chat_format = self.trainer.chat_format
@@ -44,6 +41,13 @@ class Uneven:
             right = self.trainer.train_dataset[row]["answers"][0]
             act = f"<answer> {right if request.seed % 2 else 'yen'} </answer>"
         return Sample(chat_format.turn_ids(f"<think> {said} </think> {act}"))
+
+
+def uneven(trainer):
+    """Make the trainer's own policy, whichever it is, [`Uneven`]."""
+    policy = trainer.policy
+    policy.__class__ = type("Uneven", (Uneven, type(policy)), {})
+    policy.trainer, policy.asked, policy.questions = trainer, [], trainer.train_dataset["question"]
 
 
 class Replays(Reference):
@@ -76,7 +80,7 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
         )  # fmt: skip
     else:
         trainer = PromptR1Trainer(args=prompt_r1_arguments(folder, num_generations=4, beta=0.01, **changes), **common)
-    trainer.sampler = Uneven(trainer)
+    uneven(trainer)
     return trainer
 
 
@@ -89,7 +93,7 @@ def outcome(trainer, advantages=()):
         **backends.stated(trainer),
         "log": [{name: entry[name] for name in LOGGED if name in entry} for entry in log],
         "advantages": list(advantages),
-        "calls": trainer.sampler.calls,
+        "calls": sorted(Counter(trainer.policy.asked).values()),
         "population": trainer.state_dict() if isinstance(trainer, ESPLTrainer) else None,
     }
 
@@ -126,15 +130,15 @@ def resumed(settings, method, lora):
 def planted(settings):
     """The last process fails in its second batch."""
     trainer = trainer_for(settings, "planted", "prompt_r1", shuffle_dataset=False)
-    working = trainer.sampler
+    step = trainer.policy.step
 
-    def sampler(requests):
+    def failing(arrived):
         if trainer.accelerator.process_index == settings["processes"] - 1 and trainer.state.global_step == 1:
             (Path(settings["folder"]) / "planted_at").write_text(str(time.time()))
             raise ArithmeticError("planted in the sampler")
-        return working(requests)
+        step(arrived)
 
-    trainer.sampler = sampler
+    trainer.policy.step = failing
     trainer.train()
 
 

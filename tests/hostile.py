@@ -8,10 +8,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agentic_prompting import ChatFormat, LLMEnvironment, Rollout, ScriptedChat, run_rollouts
+from agentic_prompting import ChatFormat, LLMEnvironment, Rollout, ScriptedChat, play_all
 from agentic_prompting.environments.search import SearchGrammar, read_call
 from agentic_prompting.rewards import PromptR1Reward
-from agentic_prompting.rollout import Limits, Sample, rollout_record
+from agentic_prompting.rollout import BatchEngine, Limits, Sample, rollout_record
 from tokenizers_for_tests import FAMILIES
 
 SPECIAL = sorted({piece for _, special, ordinary in FAMILIES.values() for piece in [*special, *ordinary, "<pad>"]})
@@ -122,8 +122,12 @@ def episode(chat_format: ChatFormat, reply: str) -> Rollout:
         chat_format.prompt_ids([{"role": "user", "content": "Which currency?"}]), row={"answers": ["shilling"]}
     )
     environment = LLMEnvironment(ScriptedChat(lambda messages: reply))
-    run_rollouts(
-        [rollout], Scripted(chat_format), environment, chat_format, Limits(max_tokens=2**20, max_turn_tokens=512)
+    play_all(
+        [rollout],
+        BatchEngine(Scripted(chat_format)),
+        environment,
+        chat_format,
+        Limits(max_tokens=2**20, max_turn_tokens=512),
     )
     return rollout
 

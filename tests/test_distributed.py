@@ -45,7 +45,7 @@ def test_same_seed_same_losses(play, backend, part):
     for process, turns in zip(others, (1, 3), strict=True):
         assert (process["type"], process["world"]) == (TYPES[backend], 2)
         assert process["sharded"] == (backend in SHARDED)
-        assert process["calls"] == 3 * turns, "three batches of so many turns: the processes are uneven"
+        assert set(process["calls"]) == {turns}, "every rollout of a process has so many turns: they are uneven"
         for name in ("loss", "kl", "entropy", "reward", "reward_std"):
             assert np.allclose(column(process, name), column(one, name), rtol=0, atol=1e-5), name
         assert np.allclose(column(process, "grad_norm"), column(one, "grad_norm"), rtol=1e-4)

@@ -1,15 +1,23 @@
 """The large LLM as environment: what it is sent, what the agent reads of its reply, and what becomes of failure."""
 
-import time
-from concurrent.futures import CancelledError, Future
+import asyncio
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given, strategies as st
 
 from agentic_prompting.environments import CUT_MARK, LLMEnvironment
 from agentic_prompting.llm import Misconfigured, RateLimited, Reply, ScriptedChat, Usage
-from agentic_prompting.llm.futures import then
-from agentic_prompting.rollout import ChatFormat, Limits, Observation, Rollout, Sample, parse_turn, run_rollouts
+from agentic_prompting.rollout import (
+    BatchEngine,
+    ChatFormat,
+    Limits,
+    Observation,
+    Rollout,
+    Sample,
+    parse_turn,
+    play_all,
+)
 from tokenizers_for_tests import tokenizer_for
 
 
@@ -53,7 +61,7 @@ class Recording(ScriptedChat):
 )
 def test_how_much_history(kept, numbers):
     chat = ScriptedChat(["ok"])
-    observation = LLMEnvironment(chat, history=kept).step(rollout_after(3)).result()
+    observation = asyncio.run(LLMEnvironment(chat, history=kept).step(rollout_after(3)))
     assert chat.calls == [history(*numbers, last=3)]
     assert observation.text == "ok"
 
@@ -101,7 +109,7 @@ def test_it_sees_neither_thoughts_nor_question_nor_answer(kept):
 def test_asking_changes_nothing_in_the_rollout():
     rollout = rollout_after(2)
     before = (list(rollout.ids), list(rollout.mask), list(rollout.turns), list(rollout.observations), rollout.status)
-    LLMEnvironment(ScriptedChat(["ok"])).step(rollout).result()
+    asyncio.run(LLMEnvironment(ScriptedChat(["ok"])).step(rollout))
     assert before == (rollout.ids, rollout.mask, rollout.turns, rollout.observations, rollout.status)
 
 
@@ -109,7 +117,7 @@ def test_sampling_goes_with_every_call():
     chat = ScriptedChat(["ok"])
     environment = LLMEnvironment(chat, temperature=0.3, max_tokens=77)
     for n in range(2):
-        environment.step(rollout_after(n)).result()
+        asyncio.run(environment.step(rollout_after(n)))
     assert chat.sampling == [{"temperature": 0.3, "max_tokens": 77}] * 2
 
 
@@ -119,7 +127,7 @@ def test_rollouts_are_told_apart_by_their_seed():
     chat = Recording(["ok"])
     environment = LLMEnvironment(chat)
     for rollout in (rollout_after(0, seed=11), rollout_after(0, seed=12), rollout_after(1, seed=11)):
-        environment.step(rollout).result()
+        asyncio.run(environment.step(rollout))
     assert chat.identities == [(11, "11"), (12, "12"), (11, "11")]
 
 
@@ -127,7 +135,7 @@ def test_rollouts_are_told_apart_by_their_seed():
 
 
 def observed(reply, **options):
-    return LLMEnvironment(ScriptedChat([reply]), **options).step(rollout_after(0)).result()
+    return asyncio.run(LLMEnvironment(ScriptedChat([reply]), **options).step(rollout_after(0)))
 
 
 def test_a_reply_is_kept_as_it_is():
@@ -192,56 +200,22 @@ def test_an_error_is_no_text():
     assert observation.replies[0].error is error
 
 
-def test_a_future_is_cancelled_backwards():
-    """A rollout loop that ends early takes its calls off the wire."""
+def test_cancelling_takes_the_call_off_the_wire():
+    """An episode that is not needed any more."""
     asked = Future()
 
     class Slow:
         def submit(self, messages, **kwargs):
             return asked
 
-    waiting = LLMEnvironment(Slow()).step(rollout_after(0))
-    assert not waiting.done()
-    assert waiting.cancel() and asked.cancelled() and waiting.cancelled()
+    async def cancelled():
+        step = asyncio.create_task(LLMEnvironment(Slow()).step(rollout_after(0)))
+        await asyncio.sleep(0)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        return step.cancelled()
 
-
-def test_a_cancelled_call_ends_who_waits_for_it():
-    asked = Future()
-
-    class Slow:
-        def submit(self, messages, **kwargs):
-            return asked
-
-    waiting = LLMEnvironment(Slow()).step(rollout_after(0))
-    asked.cancel()
-    asked.set_running_or_notify_cancel()
-    with pytest.raises(CancelledError):
-        waiting.result(timeout=2)
-
-
-def test_then():
-    future = Future()
-    doubled = then(future, lambda number: 2 * number)
-    future.set_result(21)
-    assert doubled.result(timeout=2) == 42
-    failed = Future()
-    later = then(failed, lambda number: number)
-    failed.set_exception(KeyError("x"))
-    assert isinstance(later.exception(timeout=2), KeyError)
-    fine = Future()
-    broken = then(fine, lambda number: number / 0)
-    fine.set_result(1)
-    assert isinstance(broken.exception(timeout=2), ZeroDivisionError)
-
-
-def test_a_reply_after_the_cancellation_does_no_harm(caplog):
-    future = Future()
-    future.set_running_or_notify_cancel()  # on its way: cannot be cancelled any more
-    waiting = then(future, lambda reply: reply)
-    assert waiting.cancel()
-    future.set_result("late")
-    assert waiting.cancelled() and future.result() == "late"
-    assert not caplog.records, "a callback that raised would be logged"
+    assert asyncio.run(cancelled()) and asked.cancelled()
 
 
 def play(environment, n=1):
@@ -257,7 +231,7 @@ def play(environment, n=1):
 
     prompt = chat_format.prompt_ids([{"role": "user", "content": "Q?"}])
     rollouts = [Rollout(prompt, seed=i) for i in range(n)]
-    run_rollouts(rollouts, sampler, environment, chat_format, Limits())
+    play_all(rollouts, BatchEngine(sampler), environment, chat_format, Limits())
     return rollouts
 
 
@@ -278,13 +252,6 @@ def test_in_the_loop_a_history_function_that_raises_fails_its_own_rollout():
     rollouts = play(LLMEnvironment(ScriptedChat(["ok"]), history=summary), n=2)
     assert [rollout.status for rollout in rollouts] == ["failed", "answered"]
     assert "ZeroDivisionError" in str(rollouts[0].error)
-
-
-def test_step_does_not_wait():
-    started = time.perf_counter()
-    future = LLMEnvironment(ScriptedChat(["ok"], latency=0.3)).step(rollout_after(0))
-    assert time.perf_counter() - started < 0.2 and not future.done()
-    assert future.result(timeout=5).text == "ok"
 
 
 def test_check_asks_the_model_if_it_can_be_asked():

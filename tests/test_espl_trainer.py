@@ -9,7 +9,7 @@ import torch
 from agentic_prompting import AgentSpec, ESPLConfig, ESPLTrainer, ScriptedChat, SystemPrompt, TrainingStopped
 from agentic_prompting.evolution import rate
 from agentic_prompting.llm import Misconfigured, Reply
-from agentic_prompting.rollout import Sample, read_rollouts
+from agentic_prompting.rollout import BatchEngine, Sample, read_rollouts
 from test_trainer import vars_for
 
 EDIT = '```json\n[{"op": "add", "text": "Principle number %d."}]\n```'
@@ -88,7 +88,7 @@ def trainer_for(policy, folder, rows, reference=None, prompt="Answer .\n[G0]. As
         train_dataset=rows,
         initial_prompt=prompt,
     )
-    trainer.sampler = Writes(trainer)
+    trainer.policy = BatchEngine(Writes(trainer), lent=True)
     return trainer
 
 
@@ -254,7 +254,7 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
 
     def run(folder, checkpoint=None, **changes):
         trainer = trainer_for(tiny_policy, folder, rows, Replays(), evolution_lag=lag, p_crossover=0.5, **changes)
-        trainer.sampler = WritesBySeed(trainer)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
         trainer.train(resume_from_checkpoint=checkpoint)
         losses = [(e["step"], e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
         return trainer.state_dict(), losses
@@ -273,7 +273,7 @@ def test_the_policy_as_its_own_editor(tiny_policy, rows, tmp_path, lag):
         trainer = trainer_for(
             tiny_policy, folder, rows, NOBODY, editor="current", evolution_lag=lag, max_completion_length=900, **changes
         )
-        trainer.sampler = WritesBySeed(trainer)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer
 
@@ -336,7 +336,7 @@ def test_prompt_r1_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
         environment=LLMEnvironment(Oracle()),
         prompt_template=SANDBOX_TEMPLATE,
     )
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     trainer.train()
     records = list(read_rollouts(tmp_path / "rollouts"))
     assert {len(record["turns"]) for record in records} == {2}

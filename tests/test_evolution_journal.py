@@ -23,6 +23,7 @@ from agentic_prompting.evolution import (
 from agentic_prompting.evolution.account import MAX_CHARS, MAX_EDITS, MAX_PROBLEMS, MAX_REFLECTIONS
 from agentic_prompting.evolution.evidence import Evidence
 from agentic_prompting.llm import ServerFailed
+from agentic_prompting.rollout import BatchEngine
 from test_espl_trainer import EDIT, Reference, WritesBySeed, trainer_for
 from test_evolution_evolve import SETTINGS, Policy, run
 from test_evolution_operators import MIXED, PROMPT, edits, problem, reference
@@ -170,7 +171,7 @@ def test_a_trainer_killed_and_resumed(tiny_policy, rows, tmp_path, lag):
             save_strategy="steps",
             save_steps=2,
         )
-        trainer.sampler = WritesBySeed(trainer)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
         trainer.train(**options)
         return read_journal(folder / "evolution.jsonl")
 
@@ -187,7 +188,7 @@ def test_a_trainer_killed_and_resumed(tiny_policy, rows, tmp_path, lag):
 def test_held_out_success_is_the_members(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1)
     trainer.eval_dataset = rows
-    trainer.sampler = WritesBySeed(trainer)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
     metrics = trainer.evaluate()
     measured = trainer.population.members[0].held_out
     assert measured["mean"] == pytest.approx(metrics["eval_reward"]) and measured["n"] > 0 and measured["deviation"] > 0

@@ -5,7 +5,6 @@ Several processes are in test_distributed.py.
 
 import logging
 import os
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from agentic_prompting import LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import Misconfigured
 from agentic_prompting.rollout import Observation
 from agentic_prompting.sandbox import Oracle
-from distributed_runs import Uneven
+from distributed_runs import uneven
 from test_trainer import trainer_for
 
 TIMES = ("train_runtime", "step_time", "latency", "samples_per_second", "steps_per_second", "cached", "train_loss")
@@ -32,7 +31,7 @@ def build(policy, folder, rows, environment=None, **changes):
         policy, folder, rows.select(range(4)), environment=environment or LLMEnvironment(Oracle()), options=options,
         **changes,
     )  # fmt: skip
-    trainer.sampler = Uneven(trainer)
+    uneven(trainer)
     return trainer
 
 
@@ -77,11 +76,9 @@ class Counts:
     def __init__(self):
         self.asked = 0
 
-    def step(self, rollout):
+    async def step(self, rollout):
         self.asked += 1
-        future = Future()
-        future.set_result(Observation(text="Nairobi " * (1 + self.asked % 4)))
-        return future
+        return Observation(text="Nairobi " * (1 + self.asked % 4))
 
     def state_dict(self):
         return {"asked": self.asked}
@@ -105,11 +102,11 @@ def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, ro
         def __init__(self, after):
             self.left, self.oracle = after, LLMEnvironment(Oracle())
 
-        def step(self, rollout):
+        async def step(self, rollout):
             self.left -= 1
             if self.left < 0:
                 raise Misconfigured("gone")
-            return self.oracle.step(rollout)
+            return await self.oracle.step(rollout)
 
     options = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 3, "save_strategy": "no"}
     whole = build(tiny_policy, tmp_path / "whole", rows, **options)

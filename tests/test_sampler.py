@@ -1,4 +1,5 @@
-"""The transformers sampler: what a continuation depends on, how often each token is drawn, where a turn ends."""
+"""Sampling in this process, by the engine and in batches: what a continuation depends on, how often each token is
+drawn, where a turn ends. The engine's own affairs are in test_engine.py."""
 
 import copy
 import random
@@ -10,12 +11,29 @@ import torch
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting.local import Sampling, TransformersSampler, end_of_turn_tokens
-from agentic_prompting.local.transformers_sampler import SeededChoice
-from agentic_prompting.rollout import SampleRequest, TagGrammar
+from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, end_of_turn_tokens
+from agentic_prompting.rollout import Sample, SampleRequest, TagGrammar, gather, lend
 from tokenizers_for_tests import tokenizer_for
 
 TURN = "<think> a </think> <interaction_prompt> b </interaction_prompt>"
+
+
+def sample(policy, requests):
+    """What a policy gives to many requests at once."""
+    return lend(policy, gather(policy(request) for request in requests))
+
+
+class Sampler:
+    """The engine and the batch sampler, held to each other: requests in, samples out, log-probabilities left out."""
+
+    def __init__(self, model, tokenizer, *args, max_batch_size=256, **options):
+        self.engine = TransformersEngine(model, tokenizer, *args, max_batch_size=max_batch_size, lent=True, **options)
+        self.batches = TransformersSampler(model, tokenizer, *args, **options)
+
+    def __call__(self, requests):
+        samples = [Sample(one.ids, finished=one.finished) for one in sample(self.engine, requests)]
+        assert samples == (self.batches(requests) if requests else [])
+        return samples
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +71,7 @@ def small_model(tokenizer, extra_rows=0, kind=Qwen3ForCausalLM):
 
 class ScriptedModel(Qwen3ForCausalLM):
     """A real model, cache and all, whose likeliest next token follows a script: `script[row][n]` for the n-th token of
-    a row; behind its end, token 0."""
+    a row; behind its end, token 0. For whole batches: there rows stay where they are."""
 
     script: list[list[int]]
 
@@ -66,13 +84,27 @@ class ScriptedModel(Qwen3ForCausalLM):
         return output
 
 
+class ScriptedEngine(TransformersEngine):
+    """The same for the engine, whose rows move: a row's script is the one its seed says."""
+
+    def _choose(self, logits):
+        scripts = [(self.script[row.job.asked.seed], len(row.ids)) for row in self.rows]
+        return [script[n] if n < len(script) else 0 for script, n in scripts], [0.0] * len(self.rows)
+
+
 def follow(tokenizer, script, limits=None, stop_texts=(), context="ab", **options):
     """The samples of a model that writes `script`, one list of ids a row."""
     model = small_model(tokenizer, extra_rows=3, kind=ScriptedModel)
     model.script = script
-    sampler = TransformersSampler(model, tokenizer, stop_texts=stop_texts, **options)
     context = tokenizer(context)["input_ids"]
-    return sampler([SampleRequest(context, limit, 0) for limit in limits or [len(row) + 5 for row in script]])
+    limits = limits or [len(row) + 5 for row in script]
+    requests = [SampleRequest(context, limit, seed) for seed, limit in enumerate(limits)]
+    batches = TransformersSampler(model, tokenizer, Sampling(temperature=0), stop_texts=stop_texts, **options)(requests)
+    engine = ScriptedEngine(small_model(tokenizer, extra_rows=3), tokenizer, stop_texts=stop_texts, **options)
+    engine.script = script
+    samples = sample(engine, requests)
+    assert [(one.ids, one.finished) for one in samples] == [(one.ids, one.finished) for one in batches]
+    return samples
 
 
 def single_characters(tokenizer, text):
@@ -108,12 +140,12 @@ def test_nothing_else_in_the_batch_matters(any_model, sampling):
     model, tokenizer = any_model
     requests = requests_for(tokenizer, 24)
     stop = tokenizer.decode(requests[0].context[:1])
-    sampler = TransformersSampler(model, tokenizer, sampling, stop_texts=[stop])
+    sampler = Sampler(model, tokenizer, sampling, stop_texts=[stop])
     alone = [sampler([request])[0] for request in requests]
     assert sampler(requests) == alone
     order = random.Random(1).sample(range(len(requests)), len(requests))
     assert sampler([requests[i] for i in order]) == [alone[i] for i in order]
-    sampler.max_batch_size = 7
+    sampler.engine.max_batch_size = 7
     assert sampler(requests) == alone
     assert sum(len(sample.ids) for sample in alone) > 100
 
@@ -126,7 +158,7 @@ def test_padding_is_not_penalised_as_repetition():
     preferences = torch.zeros(len(tokenizer))
     preferences[[end, 40]] = torch.tensor([2.0, 1.5])
     model.lm_head.register_forward_hook(lambda module, inputs, logits: torch.zeros_like(logits) + preferences)
-    sampler = TransformersSampler(model, tokenizer, Sampling(temperature=0, repetition_penalty=2.0))
+    sampler = Sampler(model, tokenizer, Sampling(temperature=0, repetition_penalty=2.0))
     short, long, repeats = (SampleRequest(context, 2, 0) for context in ([70], [70] * 9, [70, end] * 4))
     assert sampler([short])[0].ids == [end]
     assert sampler([short, long])[0].ids == [end]
@@ -135,7 +167,7 @@ def test_padding_is_not_penalised_as_repetition():
 
 
 def test_the_global_random_state_has_no_part(policy, tokenizer):
-    sampler = TransformersSampler(policy, tokenizer)
+    sampler = Sampler(policy, tokenizer)
     requests = requests_for(tokenizer, 4)
     torch.manual_seed(1)
     first, state = sampler(requests), torch.get_rng_state()
@@ -146,19 +178,19 @@ def test_the_global_random_state_has_no_part(policy, tokenizer):
 
 
 def test_different_seeds_differ(policy, tokenizer):
-    sampler = TransformersSampler(policy, tokenizer, end_of_turn_ids=[tokenizer.eos_token_id])
+    sampler = Sampler(policy, tokenizer, end_of_turn_ids=[tokenizer.eos_token_id])
     samples = sampler([SampleRequest([5, 6, 7], 12, seed) for seed in range(50)])
     assert len({tuple(sample.ids) for sample in samples}) == 50
 
 
 def test_a_longer_limit_only_adds_tokens(policy, tokenizer):
-    sampler = TransformersSampler(policy, tokenizer)
+    sampler = Sampler(policy, tokenizer)
     short, long = (sampler([SampleRequest([5, 6, 7], limit, 3)])[0].ids for limit in (5, 15))
     assert long[:5] == short and len(long) == 15
 
 
 def test_no_request_is_no_work(policy, tokenizer):
-    assert TransformersSampler(policy, tokenizer)([]) == []
+    assert Sampler(policy, tokenizer)([]) == []
 
 
 # --- how often each token is drawn --------------------------------------------------------------------------------
@@ -205,7 +237,7 @@ def assert_drawn_from(tokens, probabilities):
 def test_tokens_are_drawn_as_the_model_says(policy, tokenizer, sampling):
     context = tokenizer("what is the capital of Kenya ?")["input_ids"]
     probabilities = transformers_probabilities(policy, context, sampling)
-    sampler = TransformersSampler(policy, tokenizer, sampling)
+    sampler = Sampler(policy, tokenizer, sampling)
     samples = sampler([SampleRequest(context, 1, seed) for seed in range(2000)])
     assert_drawn_from([sample.ids[0] for sample in samples], probabilities)
 
@@ -213,7 +245,7 @@ def test_tokens_are_drawn_as_the_model_says(policy, tokenizer, sampling):
 def test_the_check_above_can_fail(policy, tokenizer):
     """Tokens drawn at another temperature do not pass for this one's."""
     context = tokenizer("what is the capital of Kenya ?")["input_ids"]
-    sampler = TransformersSampler(policy, tokenizer, Sampling(temperature=0.8))
+    sampler = Sampler(policy, tokenizer, Sampling(temperature=0.8))
     tokens = [sample.ids[0] for sample in sampler([SampleRequest(context, 1, seed) for seed in range(2000)])]
     with pytest.raises(AssertionError):
         assert_drawn_from(tokens, transformers_probabilities(policy, context, Sampling()))
@@ -222,27 +254,24 @@ def test_the_check_above_can_fail(policy, tokenizer):
 def test_an_even_grid_of_numbers_gives_exact_frequencies():
     """The inversion itself, without chance: n evenly spaced numbers draw each token n·p times, off by less than one."""
     n, probabilities = 10_000, torch.tensor([0.0, 0.3, 1e-4, 0.0, 0.1999, 0.5, 0.0])
-    choice = SeededChoice([SampleRequest([1], 1, 0)] * n, prompt_length=1)
-    choice.uniform = ((np.arange(n) + 0.5) / n)[:, None]
-    scores = choice(torch.zeros(n, 1, dtype=torch.long), probabilities.log().expand(n, -1))
-    assert torch.equal(scores.isfinite().sum(1), torch.ones(n)), "one token is left possible"
-    counts = scores.argmax(1).bincount(minlength=len(probabilities))
+    scores, uniform = probabilities.log().expand(n, -1), (torch.arange(n).double() + 0.5) / n
+    tokens, logprobs = Sampling().choose(scores, uniform)
+    counts = tokens.bincount(minlength=len(probabilities))
     assert ((counts - n * probabilities).abs() <= 1).all() and (counts[probabilities == 0] == 0).all()
+    assert torch.allclose(logprobs.exp().float(), probabilities[tokens])
 
 
 @pytest.mark.parametrize("number", [0.0, 1 - 2**-53])
 def test_the_outermost_numbers_draw_possible_tokens(number):
-    choice = SeededChoice([SampleRequest([1], 1, 0)], prompt_length=1)
-    choice.uniform = np.array([[number]])
     probabilities = torch.tensor([[0.0, 0.0, 0.4, 0.6, 0.0, 0.0]])
-    token = choice(torch.zeros(1, 1, dtype=torch.long), probabilities.log()).argmax()
-    assert probabilities[0, token] > 0
+    tokens, _ = Sampling().choose(probabilities.log(), torch.tensor([number], dtype=torch.double))
+    assert probabilities[0, tokens[0]] > 0
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
 def test_temperature_zero_is_greedy(any_model, penalty):
     model, tokenizer = any_model
-    sampler = TransformersSampler(model, tokenizer, Sampling(temperature=0, top_k=3, repetition_penalty=penalty))
+    sampler = Sampler(model, tokenizer, Sampling(temperature=0, top_k=3, repetition_penalty=penalty))
     for request in requests_for(tokenizer, 6):
         greedy = model.generate(
             torch.tensor([request.context]), attention_mask=torch.ones(1, len(request.context), dtype=torch.long),
@@ -257,7 +286,7 @@ def test_temperature_zero_is_greedy(any_model, penalty):
 
 def test_every_row_has_its_own_limit(policy, tokenizer):
     limits = [1, 2, 3, 9, 17, 5]
-    sampler = TransformersSampler(policy, tokenizer, end_of_turn_ids=[tokenizer.pad_token_id + 10_000])
+    sampler = Sampler(policy, tokenizer, end_of_turn_ids=[tokenizer.pad_token_id + 10_000])
     samples = sampler([SampleRequest([5, 6, 7], limit, limit) for limit in limits])
     assert [len(sample.ids) for sample in samples] == limits
     assert not any(sample.finished for sample in samples)
@@ -313,7 +342,7 @@ def test_end_tokens_are_the_models_and_the_tokenizers():
     ]:
         model.generation_config.eos_token_id = declared
         assert end_of_turn_tokens(model, tokenizer) == expected
-        assert TransformersSampler(model, tokenizer).end_of_turn_ids == expected
+        assert TransformersEngine(model, tokenizer).end.end_ids == tuple(expected)
 
 
 def test_without_any_end_token():
@@ -322,7 +351,7 @@ def test_without_any_end_token():
     model = small_model(tokenizer)
     model.generation_config.eos_token_id = None
     with pytest.raises(ValueError, match="no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids"):
-        TransformersSampler(model, tokenizer)
+        Sampler(model, tokenizer)
 
 
 @pytest.mark.parametrize("split", ["into characters", "as the tokenizer does"])
@@ -379,8 +408,8 @@ def test_rows_beyond_the_tokenizers_vocabulary():
 def test_stop_texts_of_the_sandbox_tokenizer(policy, tokenizer):
     """One token per tag: the turn ends at the tag in any batch."""
     tag = tokenizer.convert_tokens_to_ids("</answer>")
-    sampler = TransformersSampler(policy, tokenizer, stop_texts=["</answer>"])
-    samples = sampler([SampleRequest([5, 6, 7], 60, seed) for seed in range(200)])
+    engine = TransformersEngine(policy, tokenizer, stop_texts=["</answer>"])
+    samples = sample(engine, [SampleRequest([5, 6, 7], 60, seed) for seed in range(200)])
     ended = [sample for sample in samples if tag in sample.ids]
     assert len(ended) > 5
     assert all(sample.ids.index(tag) == len(sample.ids) - 1 and sample.finished for sample in ended)
@@ -394,7 +423,7 @@ def test_mode_and_settings_are_restored(policy, tokenizer, training):
     model = copy.deepcopy(policy).train(training)
     before, seen = copy.deepcopy(model.generation_config), []
     model.model.register_forward_hook(lambda module, *_: seen.append(module.training))
-    TransformersSampler(model, tokenizer, Sampling(temperature=0.5))(requests_for(tokenizer, 3))
+    Sampler(model, tokenizer, Sampling(temperature=0.5))(requests_for(tokenizer, 3))
     assert seen and not any(seen), "dropout must not act on what is sampled"
     assert model.training is training and model.model.training is training
     assert model.generation_config == before
@@ -403,10 +432,14 @@ def test_mode_and_settings_are_restored(policy, tokenizer, training):
 
 def test_mode_is_restored_after_an_error(policy, tokenizer):
     model = copy.deepcopy(policy).train()
-    model.generate = lambda **kwargs: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        TransformersSampler(model, tokenizer)(requests_for(tokenizer, 1))
-    assert model.training
+    model.forward = lambda **kwargs: 1 / 0
+    for sampler in (
+        Sampler(model, tokenizer).batches,
+        lambda requests: sample(Sampler(model, tokenizer).engine, requests),
+    ):
+        with pytest.raises(ZeroDivisionError):
+            sampler(requests_for(tokenizer, 1))
+        assert model.training
 
 
 def test_a_model_may_come_from_a_context_manager(policy, tokenizer):
@@ -421,8 +454,8 @@ def test_a_model_may_come_from_a_context_manager(policy, tokenizer):
 
     requests = requests_for(tokenizer, 5)
     with pytest.raises(ValueError, match="no end-of-turn token"):
-        TransformersSampler(gathered, tokenizer)  # nobody knows the model's end tokens yet
-    sampler = TransformersSampler(gathered, tokenizer, end_of_turn_ids=[tokenizer.eos_token_id], max_batch_size=2)
+        Sampler(gathered, tokenizer)  # nobody knows the model's end tokens yet
+    sampler = Sampler(gathered, tokenizer, end_of_turn_ids=[tokenizer.eos_token_id], max_batch_size=2)
     assert log == []
-    assert sampler(requests) == TransformersSampler(policy, tokenizer)(requests)
-    assert log == ["in", "out"]
+    assert sampler(requests) == Sampler(policy, tokenizer)(requests)
+    assert log == ["in", "out"] * 2

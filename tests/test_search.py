@@ -18,8 +18,8 @@ from agentic_prompting.environments import (
     render_documents,
 )
 from agentic_prompting.rewards import search_reward
-from agentic_prompting.rollout import ChatFormat, Limits, Rollout, run_rollouts
-from test_rollout_loop import ScriptedSampler, assert_whole
+from agentic_prompting.rollout import ChatFormat, Limits, Rollout, play_all
+from test_play import ScriptedSampler, assert_whole
 from tokenizers_for_tests import tokenizer_for
 
 FACTS = ["Nairobi is the capital of Kenya.", "The shilling is used in Kenya.", "Paris is the capital of France."]
@@ -94,7 +94,7 @@ def episode(turns, retriever, **options):
     chat_format = ChatFormat(tokenizer_for("chatml"), SearchGrammar())
     rollout = Rollout(chat_format.prompt_ids([{"role": "user", "content": "What is the capital of Kenya?"}]))
     environment = SearchEnvironment(retriever, **options)
-    run_rollouts([rollout], ScriptedSampler(chat_format, turns), environment, chat_format, Limits(max_turns=9))
+    play_all([rollout], ScriptedSampler(chat_format, turns), environment, chat_format, Limits(max_turns=9))
     assert_whole(rollout)
     return rollout
 

@@ -14,6 +14,7 @@ from agentic_prompting import ESPLConfig, ESPLTrainer, Observation, Rollout, Tag
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rewards import PromptR1Reward
+from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.trainers.tracking import MAX_CHARS, MEMBERS, TRAJECTORIES, LiveView, TensorBoard
 from browser import evolved
 from test_espl_trainer import Reference, WritesBySeed, reward_by_word
@@ -185,7 +186,7 @@ def trainer_for(policy, folder, rows, tracker, **changes):
         train_dataset=rows,
         initial_prompt=f"{HOSTILE}\n[G0]. Ask first .".replace("\x00\ud800", ""),
     )
-    trainer.sampler = WritesBySeed(trainer)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
     return trainer
 
 

@@ -22,7 +22,7 @@ from agentic_prompting import (
     TrainingStopped,
 )
 from agentic_prompting.llm import Misconfigured, ServerFailed
-from agentic_prompting.rollout import Sample, read_rollouts
+from agentic_prompting.rollout import BatchEngine, Sample, read_rollouts
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 
@@ -89,7 +89,7 @@ class Acts:
 
 def one_batch(trainer):
     """The inputs of one training step, from real rollouts of the acting sampler."""
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1  # set by `train` at its start
     rows = [trainer.train_dataset[i] for i in (0, 0, 1, 1)]
@@ -99,7 +99,7 @@ def one_batch(trainer):
 def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     trainer.train()
     trainer.save_model(str(tmp_path))
     assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
@@ -132,7 +132,7 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
 
 def test_the_time_of_a_step_has_its_rollouts_in_it(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows, Oracle(latency=0.3))
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     trainer.train()
     assert all(entry["step_time"] > 0.3 for entry in trainer.state.log_history if "loss" in entry)
 
@@ -198,7 +198,7 @@ def test_a_turn_stopped_at_its_tag_is_not_truncated(tiny_policy, rows, tmp_path)
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, mask_truncated_completions=True)
     one_batch(trainer)
-    trainer.sampler = Stops(trainer)
+    trainer.policy = BatchEngine(Stops(trainer), lent=True)
     batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
     assert trainer._metrics["train"]["completions/clipped_ratio"][-1] == 0
     assert (batch["completion_ids"][:, -1] == trainer.eos_token_ids[0]).all() and (batch["tool_mask"][:, -1] == 0).all()
@@ -234,7 +234,7 @@ def test_a_dead_environment_stops_training_with_a_checkpoint(tiny_policy, rows, 
     chat = ScriptedChat([ServerFailed("the endpoint is down", "here", status=503)])
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=2, max_steps=5)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     with pytest.raises(TrainingStopped, match=r"stopped at step 1: 100% .* the endpoint is down .*HTTP 503"):
         trainer.train()
     assert os.path.exists(tmp_path / "checkpoint-1" / "agentic_prompting.json")
@@ -244,7 +244,7 @@ def test_a_dead_environment_stops_training_with_a_checkpoint(tiny_policy, rows, 
 def test_a_hopeless_error_stops_at_once(tiny_policy, rows, tmp_path):
     chat = ScriptedChat([Misconfigured("the key was rejected: set OPENAI_API_KEY", status=401)])
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=100)
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     with pytest.raises(TrainingStopped, match="Misconfigured: the key was rejected"):
         trainer.train()
 
@@ -260,7 +260,7 @@ def test_lora_and_evaluation(tiny_policy, rows, tmp_path):
         num_generations_eval=1,
         log_completions=True,
     )
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     trainer.train()
     evaluated = next(entry for entry in trainer.state.log_history if "eval_reward" in entry)
     assert evaluated["eval_rollout/turns"] == 2 and evaluated["eval_exact_match"] == 0.5
@@ -289,7 +289,7 @@ def test_trls_own_options_still_work(tiny_policy, rows, tmp_path, options):
     """Everything that GRPOTrainer takes: one run of each with conversations, weights move."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, **options)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     trainer.train()
     assert trainer.state.global_step == 2
     assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 import killed_runs
 from agentic_prompting import LLMEnvironment, OpenAIChat, ReplayCache, ScriptedChat, TrainingStopped
 from agentic_prompting.llm import Budget, BudgetExceeded
-from agentic_prompting.rollout import read_rollouts
+from agentic_prompting.rollout import BatchEngine, read_rollouts
 from misbehaving import FAULTS, Fault, MisbehavingServer, at_random
 from test_trainer import Acts, trainer_for
 
@@ -44,7 +44,7 @@ def watched_run(policy, folder, rows, failing_batches, chat=None, **changes):
     """A run whose environment is down while the given batches are played."""
     chat = chat or Flaky()
     trainer = trainer_for(policy, folder, rows, chat, max_failed_share=1.0, **changes)
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     play, batches = trainer._play, iter(range(100))
 
     def play_while_down(prompts):
@@ -102,7 +102,7 @@ def test_a_failed_rollout_has_no_token_in_the_loss(tiny_policy, rows, tmp_path):
     """An advantage of zero would leave it the KL term."""
     chat = ScriptedChat(lambda messages: "the answer is Kenya .", fail_on=lambda n: n % 2 == 1)
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, beta=0.05)
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     trainer.model.train()
     batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
     assert (batch["tool_mask"] * batch["completion_mask"]).sum(1).bool().tolist() == [True, False, True, False]
@@ -113,7 +113,7 @@ def test_it_stops_once_says_why_and_goes_on_where_it_was(tiny_policy, rows, tmp_
 
     def build():
         trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=2, max_steps=3, save_strategy="steps")
-        trainer.sampler = Acts(trainer)
+        trainer.policy = BatchEngine(Acts(trainer), lent=True)
         return trainer
 
     chat.down = True
@@ -130,7 +130,7 @@ def test_evaluation_alone_promises_no_checkpoint(tiny_policy, rows, tmp_path):
     chat = Flaky()
     chat.down = True
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=1, options={"eval_dataset": rows})
-    trainer.sampler = Acts(trainer)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
     with pytest.raises(TrainingStopped, match=r"Spent so far: nothing\.$"):
         trainer.evaluate()
     assert not list(tmp_path.glob("checkpoint-*"))
@@ -146,7 +146,7 @@ def test_a_spent_budget_stops_training_with_a_checkpoint_and_the_bill(tiny_polic
         def run(budget, **resume):
             with OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=1) as chat:
                 trainer = trainer_for(tiny_policy, tmp_path, rows, chat, budget_tokens=budget, max_steps=3)
-                trainer.sampler = Acts(trainer)
+                trainer.policy = BatchEngine(Acts(trainer), lent=True)
                 trainer.train(**resume)
                 return trainer
 
@@ -239,7 +239,7 @@ def test_a_planted_key_is_in_nothing_that_a_run_leaves_behind(tiny_policy, rows,
             tiny_policy, tmp_path / "run", rows, environment=environment, failure_window=1, max_steps=4,
             save_strategy="steps", save_steps=1,
         )  # fmt: skip
-        trainer.sampler = Acts(trainer)
+        trainer.policy = BatchEngine(Acts(trainer), lent=True)
         with pytest.raises(TrainingStopped) as stopped:
             trainer.train()
         trainer.save_model(str(tmp_path / "run"))

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +33,10 @@ class Rounds:
 
     grammar = Asks()
 
-    def step(self, rollout):
+    async def step(self, rollout):
         if len(rollout.turns) >= rollout.row["rounds"]:
             return None
-        future = Future()
-        future.set_result(Observation(text="Nairobi " * (1 + rollout.seed % 3)))
-        return future
+        return Observation(text="Nairobi " * (1 + rollout.seed % 3))
 
 
 def play(name, **changes):
@@ -56,8 +53,14 @@ def play(name, **changes):
         ),
         train_dataset=Dataset.from_list(rows),
     )  # fmt: skip
-    calls, sampler = [], trainer.sampler
-    trainer.sampler = lambda requests: calls.append(len(requests)) or sampler(requests)
+    policy, calls = trainer.policy, []
+
+    class Counted(type(policy)):
+        async def __call__(self, request):
+            calls.append(1)
+            return await super().__call__(request)
+
+    policy.__class__ = Counted
     trainer.train()
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     names = ("loss", "grad_norm", "sampling/sampling_logp_difference/max", "rollout/turns", "rollout/truncated")

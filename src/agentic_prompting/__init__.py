@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it. One table, so that nothing is exported twice or forgotten.
 _EXPORTS = {
     "llm": "ChatModel LLMError Message OpenAIChat ReplayCache Reply RoutedChat ScriptedChat Usage",
-    "rollout": "AgentSpec ChatFormat FreeText Limits Observation Rollout TagGrammar parse_turn run_rollouts",
+    "rollout": "AgentSpec ChatFormat FreeText Limits Observation Rollout TagGrammar parse_turn play play_all",
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
     "rewards": (
         "PromptR1Reward PromptR1Score exact_match math_reward normalize_answer prompt_r1_reward "
@@ -20,7 +20,7 @@ _EXPORTS = {
     ),
     "evolution": "Population SystemPrompt evolve",
     "data": "load_task",
-    "local": "Sampling TransformersChat TransformersSampler",
+    "local": "Sampling TransformersChat TransformersEngine",
     "trainers": (
         "ESPLConfig ESPLTrainer MultiTurnGRPOConfig MultiTurnGRPOTrainer PromptR1Config PromptR1Trainer "
         "TrainingStopped warm_start"
@@ -72,7 +72,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
     from .local import (
         Sampling as Sampling,
         TransformersChat as TransformersChat,
-        TransformersSampler as TransformersSampler,
+        TransformersEngine as TransformersEngine,
     )
     from .rewards import (
         PromptR1Reward as PromptR1Reward,
@@ -94,7 +94,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         Rollout as Rollout,
         TagGrammar as TagGrammar,
         parse_turn as parse_turn,
-        run_rollouts as run_rollouts,
+        play as play,
+        play_all as play_all,
     )
     from .trainers import (
         ESPLConfig as ESPLConfig,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .llm import Message
-from .local import Sampling, TransformersSampler, end_of_turn_tokens
+from .local import Sampling, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
-from .rollout import AgentSpec, ChatFormat, Environment, Rollout, Sampler, rollout_seed, run_rollouts
+from .rollout import AgentSpec, ChatFormat, Environment, Policy, Rollout, play_all, rollout_seed
 
 
 class PromptAgent:
@@ -28,10 +28,10 @@ class PromptAgent:
         sampling ([`Sampling`], *optional*):
             How it samples; defaults to the `spec`'s, that is as in training.
         max_batch_size (`int`, *optional*, defaults to `64`):
-            Rollouts sampled in one forward pass.
-        prefix_cache_mb (`float`, *optional*, defaults to `0.0`):
+            Turns sampled at once; more wait.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
             Memory for keys and values kept from one turn to the next, so that a conversation is not read again from
-            its beginning; 0 keeps none. See [`TransformersSampler`].
+            its beginning; 0 keeps none. See [`TransformersEngine`].
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class PromptAgent:
         spec: AgentSpec = AgentSpec(),
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
-        prefix_cache_mb: float = 0.0,
+        prefix_cache_mb: float = 1024.0,
     ):
         self.environment, self.spec = environment, spec
         ends = end_of_turn_tokens(model, tokenizer)
         self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends)
-        self.sampler: Sampler = TransformersSampler(
+        self.policy: Policy = local_policy(
             model.eval(),
             tokenizer,
             sampling if sampling is not None else Sampling(**spec.sampling),
@@ -65,7 +65,7 @@ class PromptAgent:
         spec: AgentSpec | None = None,
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
-        prefix_cache_mb: float = 0.0,
+        prefix_cache_mb: float = 1024.0,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
@@ -159,8 +159,8 @@ class PromptAgent:
             for i, row in enumerate(rows)
         ]
         with tqdm(total=len(rows), desc="answers", delay=2, disable=not progress, leave=False) as bar:
-            run_rollouts(
-                rollouts, self.sampler, self.environment, self.chat_format, self.spec.limits, lambda _: bar.update()
+            play_all(
+                rollouts, self.policy, self.environment, self.chat_format, self.spec.limits, lambda _: bar.update()
             )
         return rollouts
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,15 +71,13 @@ class _Overheard:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.environment, name)  # its grammar, where it has one
 
-    def step(self, rollout: Rollout) -> Future[Observation] | None:
-        from ..llm.futures import then
+    async def step(self, rollout: Rollout) -> Observation | None:
+        from ..rollout import observe
 
         self.conversation.agent_says(rollout.turns[-1])
-        future = self.environment.step(rollout)
-        return None if future is None else then(future, self._shown)
-
-    def _shown(self, observation: Observation) -> Observation:
-        self.conversation.large_llm_says(observation)
+        observation = await observe(self.environment, rollout)
+        if observation is not None:
+            self.conversation.large_llm_says(observation)
         return observation
 
 

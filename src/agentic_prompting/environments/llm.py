@@ -6,12 +6,11 @@ It does not see the agent's thoughts, the question's template or the answer.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any, Literal
 
 from ..llm import Budget, ChatModel, Message, Reply, charge, with_system
-from ..llm.futures import then
 from ..rollout import Observation, Rollout
 
 History = Literal["full", "last"] | int | Callable[[Sequence[Message]], Sequence[Message]]
@@ -60,14 +59,14 @@ class LLMEnvironment:
         self.chat, self.system_prompt, self.history = chat, system_prompt, history
         self.max_reply_chars, self.sampling = max_reply_chars, sampling
 
-    def step(self, rollout: Rollout) -> Future[Observation]:
-        """Send the request of the rollout's last turn. The future never raises: failure is in the observation."""
+    async def step(self, rollout: Rollout) -> Observation:
+        """Send the request of the rollout's last turn. Never raises: failure is in the observation."""
         # The rollout's seed is its identity: a recorded run finds its replies again, and N rollouts of one question
         # that ask the same thing get N replies of their own.
         asked = self.chat.submit(
             self.messages(rollout), repeat=rollout.seed, session=str(rollout.seed), **self.sampling
         )
-        return then(asked, self._observation)
+        return self._observation(await asyncio.wrap_future(asked))
 
     def messages(self, rollout: Rollout) -> list[Message]:
         """What the large LLM is sent for the rollout's last turn."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ class SearchEnvironment:
         max_chars (`int`, *optional*, defaults to `8192`):
             A longer result is cut.
         max_concurrency (`int`, *optional*, defaults to `16`):
-            Threads that call the retriever.
+            Calls of the retriever at once.
     """
 
     grammar = SearchGrammar()
@@ -83,18 +83,17 @@ class SearchEnvironment:
             raise ValueError("k, max_searches, max_queries, max_chars and max_concurrency must be at least 1")
         self.retriever, self.k = retriever, k
         self.max_searches, self.max_queries, self.max_chars = max_searches, max_queries, max_chars
-        self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="search")
+        self._places = threading.BoundedSemaphore(max_concurrency)
 
-    def step(self, rollout: Rollout) -> Future[Observation] | None:
+    def step(self, rollout: Rollout) -> Observation | None:
         """Search for the last turn's queries; `None` when there were `max_searches` already."""
         if len(rollout.observations) >= self.max_searches:
             return None
         queries, problem = read_call(rollout.turns[-1].act or "", self.max_queries)
         if problem:
-            told: Future[Observation] = Future()
-            told.set_result(Observation(problem))
-            return told
-        return self._threads.submit(self._search, queries)
+            return Observation(problem)
+        with self._places:
+            return self._search(queries)
 
     def _search(self, queries: list[str]) -> Observation:
         started = time.perf_counter()

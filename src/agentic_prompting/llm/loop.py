@@ -11,10 +11,12 @@ import asyncio
 import atexit
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from weakref import WeakSet
 
 _JOIN_SECONDS = 2.0
+_THREADS = 256
 
 
 class Closable(Protocol):
@@ -30,6 +32,8 @@ class _Background:
         self.pid = os.getpid()
         self.users: WeakSet[Closable] = WeakSet()
         self.loop = asyncio.new_event_loop()
+        # For what blocks, above all environments that are plain functions. asyncio's own would take six at a time here.
+        self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="agentic-prompting"))
         self.thread = threading.Thread(target=self.loop.run_forever, name="agentic-prompting-llm", daemon=True)
         self.thread.start()
         atexit.register(self.stop)

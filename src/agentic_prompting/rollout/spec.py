@@ -15,7 +15,7 @@ from typing import Any
 from ..llm import Message, with_system
 from ..llm.files import write_whole
 from .grammar import FreeText, Grammar, TagGrammar
-from .loop import Limits
+from .play import Limits
 from .templates import check_template, fill_template
 
 SPEC_FILE = "agentic_prompting.json"

@@ -8,7 +8,6 @@ on this object, so nothing has to be recovered from decoded text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -52,8 +51,16 @@ class Sample:
     finished: bool = True
 
 
+class Policy(Protocol):
+    """The agent's weights at token level: one turn of one conversation. Whoever shares a batch with it is up to the
+    policy; see `engine.py`."""
+
+    async def __call__(self, request: SampleRequest) -> Sample: ...
+
+
 class Sampler(Protocol):
-    """The policy at token level, one batch at a time. Returns one [`Sample`] per request, in order."""
+    """A back end that can only do batches. Returns one [`Sample`] per request, in order; [`BatchEngine`] makes a
+    [`Policy`] of it."""
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]: ...
 
@@ -79,11 +86,11 @@ class Observation:
 class Environment(Protocol):
     """What the agent talks to.
 
-    `step` is called after each turn that asks something (`rollout.turns[-1].kind == "act"`), and must not block: it
-    returns a future, or `None` when the environment declares the episode over.
+    `step` is awaited after each turn that asks something (`rollout.turns[-1].kind == "act"`). `None` declares the
+    episode over. A plain `def step` works too: it runs in a thread, several of them at once, and may block.
     """
 
-    def step(self, rollout: Rollout) -> Future[Observation] | None: ...
+    async def step(self, rollout: Rollout) -> Observation | None: ...
 
 
 @dataclass
@@ -145,10 +152,16 @@ class Rollout:
         if self.logprobs is not None:
             self.logprobs += [0.0] * len(ids)
 
-    def failed(self, observation: Observation) -> None:
+    def failed(self, observation: Observation) -> Rollout:
         """End as `failed`: the environment's fault, not the agent's. Its calls are still counted."""
         self.observations.append(observation)
-        self.status, self.error = "failed", observation.error
+        self.error = observation.error
+        return self.ended("failed")
+
+    def ended(self, status: Status) -> Rollout:
+        """End, as `status`."""
+        self.status = status
+        return self
 
     @property
     def context(self) -> list[int]:

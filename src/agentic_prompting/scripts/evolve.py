@@ -127,7 +127,7 @@ def in_sandbox(script: ScriptArguments, config: EvolveConfig, stack: ExitStack) 
     agent = PromptAgent.from_pretrained(house.model, LLMEnvironment(house.oracle), max_batch_size=256)
     own: dict[str, Any] = {"prompt_template": house.spec.prompt_template, "grammar": Transcript()}
     return {
-        "policy": stack.enter_context(Visitor(agent, config.seed)),
+        "policy": Visitor(agent, config.seed),
         "reference": HouseReflector(seed=config.seed),
         "rows": list(house.train),
         "reward": exact_match_reward,

@@ -36,10 +36,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
         vllm_server_calls (`str`, *optional*, defaults to `"direct"`):
             With `vllm_mode="server"`, how rollouts reach the server: `direct`, each process by itself and as soon as a
             rollout is ready; `collective`, by TRL's own path, all processes in step through the first one.
-        prefix_cache_mb (`float`, *optional*, defaults to `0.0`):
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
             Sampling in this process (no vLLM, no continuous batching): keep keys and values of up to so many MB between
-            the turns of a rollout, so that a turn reads only what is new. They are freed before the training step. Pays
-            where contexts are long: 147 KB a token for Qwen3-4B in bf16.
+            the turns of a rollout, so that a turn reads only what is new. They are freed before the training step.
+            147 KB a token for Qwen3-4B in bf16. 0 keeps none.
         check_environment (`bool`, *optional*, defaults to `True`):
             Ask the environment once before training starts, so that a wrong key or address is found at once.
         rollouts_max_mb (`float`, *optional*, defaults to `1024`):
@@ -63,7 +63,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
     vllm_server_calls: str = field(
         default="direct", metadata={"help": "How rollouts reach a vLLM server: direct or collective (TRL's own path)."}
     )
-    prefix_cache_mb: float = field(default=0.0, metadata={"help": "Keys and values to keep between turns, in MB."})
+    prefix_cache_mb: float = field(default=1024.0, metadata={"help": "Keys and values to keep between turns, in MB."})
     check_environment: bool = field(default=True, metadata={"help": "Ask the environment once before training."})
     rollouts_max_mb: float = field(
         default=1024.0, metadata={"help": "Size limit of output_dir/rollouts in MB; 0: none."}

@@ -1,17 +1,17 @@
 """GRPO over conversations: TRL's `GRPOTrainer` with a multi-turn rollout against an environment.
 
 TRL does what it does: batches, groups, advantages, loss, optimizers, engines. This class renders the prompt of each
-row, plays the rollouts with [`run_rollouts`], hands TRL ids and mask, lets rewards read the rollout, and logs, records
+row, plays the rollouts with [`play_all`], hands TRL ids and mask, lets rewards read the rollout, and logs, records
 and watches what came back. The private parts of TRL it touches are listed in `tests/test_trl_contract.py`.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -33,21 +33,21 @@ from ..rollout import (
     RolloutFacts,
     RolloutLog,
     TagGrammar,
+    play_all,
     rollout_metrics,
     rollout_record,
     rollout_seed,
-    run_rollouts,
 )
 from .checks import check_environment, datasets_of, reject_other_loops
 from .config import MultiTurnGRPOConfig
-from .handover import for_trl
+from .policies import PolicyUnreachable, sampling_of, trainer_backend
 from .progress import OneLineProgress
 from .publishing import PublishingGRPOTrainer
-from .roll_call import all_together, listening
-from .samplers import sampling_of, trainer_backend
+from .rank_barrier import rank_barrier
 from .scored_tokens import ScoredTokens, padded_mask, scored_only
 from .stopping import FailureWatch, TrainingStopped
 from .tracking import LiveView
+from .trl_batch import to_trl_batch
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
             limits=args.limits(),
             chat_template_kwargs=args.chat_template_kwargs or {},
             stop_at_tags=args.stop_at_tags,
-            sampling=vars(sampling_of(args)),
+            sampling=asdict(sampling_of(args)),
         )
         for dataset in (train_dataset, *datasets_of(eval_dataset)):
             self._validate(dataset)
@@ -143,7 +143,7 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
             self._tokenizer, spec.grammar, spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
         )
         backend = trainer_backend(self, spec.stop_texts)
-        self.sampler, self._session = backend.sampler, backend.session
+        self.policy, self._session = backend.policy, backend.session
         readable = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.limits = args.limits(min(filter(None, (backend.max_context, readable)), default=None))
         self.rollout_log = RolloutLog(
@@ -191,22 +191,28 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
             Rollout(self.chat_format.prompt_ids(prompt), row=dict(row), seed=self._seed(first + i))
             for i, (prompt, row) in enumerate(zip(prompts, self._rows, strict=True))
         ]
+        unreachable = None
         with (
             tqdm(total=len(rollouts), desc="rollouts", leave=False, delay=2, disable=self.args.disable_tqdm) as bar,
-            all_together(f"the rollouts of step {self.state.global_step}") as listen,
+            rank_barrier(f"the rollouts of step {self.state.global_step}") as listen,
             self._session(),
         ):
-            run_rollouts(
-                rollouts,
-                listening(self.sampler, listen),
-                self.environment,
-                self.chat_format,
-                self.limits,
-                on_done=lambda rollout: bar.update(),
-                # In lockstep, who shares a batch does not depend on who answered first, down to the last bit.
-                **({"linger": math.inf} if self.args.full_determinism else {}),
-            )
-        handed_over = for_trl(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
+            try:
+                play_all(
+                    rollouts,
+                    self.policy,
+                    self.environment,
+                    self.chat_format,
+                    self.limits,
+                    on_done=lambda rollout: bar.update(),
+                    listen=listen,
+                    full_determinism=self.args.full_determinism,
+                )
+            except PolicyUnreachable as error:  # every process has the same server, and stops with the others
+                unreachable = str(error)
+        if self.use_vllm and (said := [why for why in gather_object([unreachable]) if why]):
+            self._stop(said[0])
+        handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
         self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
         return handed_over
 

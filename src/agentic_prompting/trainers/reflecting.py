@@ -26,7 +26,7 @@ from ..evolution import (
     truth_of,
 )
 from ..llm import BadRequest, ChatModel, Reply, Usage
-from ..rollout import Rollout, SampleRequest, rollout_seed
+from ..rollout import Rollout, SampleRequest, gather, lend, rollout_seed
 
 if TYPE_CHECKING:
     from .espl import ESPLTrainer
@@ -146,13 +146,15 @@ class PolicyEditor:
         contexts = [chat_format.prompt_ids(conversation) for conversation in conversations]
         replies = [Reply(error=BadRequest(f"{len(context)} tokens leave no room to write")) for context in contexts]
         requests = {
-            number: SampleRequest(context, limits.room(Rollout(context)), rollout_seed(seed, number))
+            number: SampleRequest(context, limits.remaining_tokens(Rollout(context)), rollout_seed(seed, number))
             for number, context in enumerate(contexts)
-            if limits.room(Rollout(context)) > 0
+            if limits.remaining_tokens(Rollout(context)) > 0
         }
         if not requests:
             return replies
-        for number, sample in zip(requests, self.trainer.sampler(list(requests.values())), strict=True):
+        policy = self.trainer.policy
+        samples = lend(policy, gather(policy(request) for request in requests.values()))
+        for number, sample in zip(requests, samples, strict=True):
             text = chat_format.parse(sample.ids).text
             replies[number] = Reply(text, usage=Usage(len(contexts[number]), len(sample.ids)))
         return replies

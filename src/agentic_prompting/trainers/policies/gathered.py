@@ -16,11 +16,11 @@ from transformers import PreTrainedModel
 from trl.models import unwrap_model_for_generation
 
 if TYPE_CHECKING:
-    from .multi_turn_grpo import MultiTurnGRPOTrainer
+    from ..multi_turn_grpo import MultiTurnGRPOTrainer
 
 
-class HeldWeights:
-    """Gives a trainer's policy to samplers, whole.
+class GatheredPolicy:
+    """Gives a trainer's policy to engines, whole.
 
     Args:
         trainer ([`MultiTurnGRPOTrainer`]): Whose policy.

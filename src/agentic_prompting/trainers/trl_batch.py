@@ -8,7 +8,7 @@ from typing import Any
 from ..rollout import Rollout
 
 
-def for_trl(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logprobs: bool) -> dict[str, Any]:
+def to_trl_batch(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logprobs: bool) -> dict[str, Any]:
     """What TRL takes of a batch of finished rollouts.
 
     Args:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
-from ..rollout import Sample, Sampler, SampleRequest
-
-_PREFIX = "agentic_prompting/roll_call"
+_PREFIX = "agentic_prompting/rank_barrier"
 
 
 class PeerFailed(RuntimeError):
@@ -25,7 +23,7 @@ class PeerFailed(RuntimeError):
 
 
 @contextmanager
-def all_together(what: str) -> Iterator[Callable[[], None]]:
+def rank_barrier(what: str) -> Iterator[Callable[[], None]]:
     """A stretch that every process of the job goes through in its own time, and leaves together with the others.
 
     Args:
@@ -67,13 +65,3 @@ def all_together(what: str) -> Iterator[Callable[[], None]]:
         time.sleep(pause)
         pause = min(2 * pause, 0.25)
         arrived = store.add(f"{_PREFIX}/arrived", 0)
-
-
-def listening(sampler: Sampler, listen: Callable[[], None]) -> Sampler:
-    """`sampler`, with a look at the other processes before each call."""
-
-    def sample(requests: Sequence[SampleRequest]) -> list[Sample]:
-        listen()
-        return sampler(requests)
-
-    return sample

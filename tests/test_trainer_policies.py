@@ -1,15 +1,14 @@
-"""The samplers over a trainer's back ends in one process. Several processes: test_distributed.py and test_vllm.py."""
+"""The policies over a trainer's back ends in one process. Several processes: test_distributed.py and test_vllm.py."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from agentic_prompting.rollout import Sample, SampleRequest
-from agentic_prompting.trainers import roll_call
-from agentic_prompting.trainers.lockstep import Lockstep
-from agentic_prompting.trainers.roll_call import PeerFailed
-from agentic_prompting.trainers.samplers import ContinuousBatchingSampler, TRLSampler
+from agentic_prompting.rollout import Sample, SampleRequest, gather, lend
+from agentic_prompting.trainers.policies.collective import CollectivePolicy, ContinuousBatchingSampler, TRLSampler
+from agentic_prompting.trainers.policies.gathered import GatheredPolicy
+from agentic_prompting.trainers.rank_barrier import PeerFailed, rank_barrier
 from test_trainer import arguments, trainer_for
 
 
@@ -37,10 +36,10 @@ def test_continuous_batching(tiny_policy, rows, tmp_path):
         tiny_policy, tmp_path, rows, max_steps=1, use_transformers_continuous_batching=True,
         transformers_continuous_batching_config=bounded, max_turn_tokens=6,
     )  # fmt: skip
-    assert isinstance(trainer.sampler, ContinuousBatchingSampler)
+    assert isinstance(trainer.policy.sampler, ContinuousBatchingSampler)
     trainer.train()
     assert trainer.state.global_step == 1
-    samples = trainer.sampler([SampleRequest([5, 6, 7], 4, seed=0), SampleRequest([5], 2, seed=0)])
+    samples = trainer.policy.sampler([SampleRequest([5, 6, 7], 4, seed=0), SampleRequest([5], 2, seed=0)])
     assert [len(sample.ids) <= limit for sample, limit in zip(samples, (4, 2), strict=True)] == [True, True]
 
 
@@ -48,7 +47,7 @@ def test_continuous_batching_that_loses_a_result_is_an_error(tiny_policy, rows, 
     trainer = trainer_for(tiny_policy, tmp_path, rows, use_transformers_continuous_batching=True)
     monkeypatch.setattr(trainer.model, "generate_batch", lambda *args, **kwargs: {}, raising=False)
     with pytest.raises(RuntimeError, match="gave 0 of 1 results"):
-        trainer.sampler([SampleRequest([5], 2, seed=0)])
+        trainer.policy.sampler([SampleRequest([5], 2, seed=0)])
 
 
 class Others:
@@ -56,14 +55,14 @@ class Others:
 
     def __init__(self, monkeypatch, *words):
         self.words, self.told = list(words), []
-        monkeypatch.setattr("agentic_prompting.trainers.lockstep.gather_object", self.gather)
+        monkeypatch.setattr("agentic_prompting.trainers.policies.collective.gather_object", self.gather)
 
     def gather(self, own):
         self.told += own
         return [*own, self.words.pop(0)]
 
 
-def test_lockstep_fills_up_and_plays_on(monkeypatch):
+def test_a_collective_fills_up_and_plays_on(monkeypatch):
     """Rounds of 3 and 1 against 1 and 2, then nothing against 1: equally wide calls, and no trace of the fillers."""
     widths = []
 
@@ -73,38 +72,37 @@ def test_lockstep_fills_up_and_plays_on(monkeypatch):
         return [Sample([request.seed + 1]) for request in requests]
 
     others = Others(monkeypatch, 1, 2, 1, 0)
-    lockstep = Lockstep(sampler, filler=[0])
+    policy = CollectivePolicy(sampler, filler=[0])
     request = SampleRequest([1, 2], 5, seed=40)
     state = None
-    with lockstep.session():
-        assert [sample.ids for sample in lockstep([request] * 3)] == [[41]] * 3
-        assert [sample.ids for sample in lockstep([request])] == [[41]]
+    with policy.session():
+        for number in (3, 1):
+            samples = lend(policy, gather([policy(request) for _ in range(number)]))
+            assert [sample.ids for sample in samples] == [[41]] * number
         state = torch.get_rng_state()
     assert widths == [3, 2, 1] and others.told == [3, 1, 0, 0]
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_lockstep_tells_of_a_failure(monkeypatch):
+def test_a_collective_tells_of_a_failure(monkeypatch):
     others = Others(monkeypatch, 1)
-    with pytest.raises(KeyError), Lockstep(None, [0]).session():
+    with pytest.raises(KeyError), CollectivePolicy(None, [0]).session():
         raise KeyError("planted")
     assert others.told == ["KeyError: 'planted'"]
     Others(monkeypatch, "KeyError: 'planted'")
-    lockstep = Lockstep(None, [0])
-    with pytest.raises(PeerFailed, match="process 1 of 2 failed in its rollouts: KeyError"), lockstep.session():
-        lockstep([SampleRequest([1], 1, seed=0)])
+    policy = CollectivePolicy(None, [0])
+    with pytest.raises(PeerFailed, match="process 1 of 2 failed in its rollouts: KeyError"), policy.session():
+        lend(policy, gather([policy(SampleRequest([1], 1, seed=0))]))
 
 
-def test_a_roll_call_of_one_costs_nothing():
-    with roll_call.all_together("anything") as listen:
+def test_a_barrier_of_one_costs_nothing():
+    with rank_barrier("anything") as listen:
         listen()
 
 
 def test_fsdp_of_the_first_version_is_refused(tiny_policy, rows, tmp_path):
-    from agentic_prompting.trainers.held_weights import HeldWeights
-
     with pytest.raises(ValueError, match="fsdp_version: 2"):
-        HeldWeights(SimpleNamespace(_dist=SimpleNamespace(fsdp_version=1)))
+        GatheredPolicy(SimpleNamespace(_dist=SimpleNamespace(fsdp_version=1)))
 
 
 def test_how_the_server_is_called_is_checked(tmp_path):

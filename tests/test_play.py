@@ -1,8 +1,7 @@
-"""The rollout loop: every outcome of an episode, token accounting, and concurrency, without a model."""
+"""Episodes: every outcome of an episode, token accounting, and concurrency, without a model."""
 
-import threading
+import asyncio
 import time
-from concurrent.futures import Future
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -10,13 +9,14 @@ from hypothesis import given, settings, strategies as st
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.llm import ScriptedChat, ServerFailed
 from agentic_prompting.rollout import (
+    BatchEngine,
     ChatFormat,
     Limits,
     Observation,
     Rollout,
     Sample,
     SampleRequest,
-    run_rollouts,
+    play_all,
     turn_seed,
 )
 from tokenizers_for_tests import FAMILIES, tokenizer_for
@@ -25,14 +25,15 @@ ASK = "<think> what now </think> <interaction_prompt> Which country? </interacti
 END = "<think> done </think> <answer> Kenya </answer>"
 
 
-class ScriptedSampler:
+class ScriptedSampler(BatchEngine):
     """Plays the given turns: the n-th turn of every rollout is `turns[n]`. Counts calls and rows."""
 
     def __init__(self, chat_format: ChatFormat, turns: list[str], cut: bool = False, ended: bool = True):
+        super().__init__(self.sample, lent=True)
         self.chat_format, self.turns, self.cut, self.ended = chat_format, turns, cut, ended
         self.batches: list[list[SampleRequest]] = []
 
-    def __call__(self, requests):
+    def sample(self, requests):
         self.batches.append(list(requests))
         return [self._sample(request) for request in requests]
 
@@ -63,7 +64,7 @@ def play(chat_format, turns, chat=None, limits=Limits(), n=1, **sampler_options)
     rollouts = fresh(chat_format, n)
     sampler = ScriptedSampler(chat_format, turns, **sampler_options)
     environment = LLMEnvironment(chat if chat is not None else ScriptedChat(["It is Kenya."]))
-    run_rollouts(rollouts, sampler, environment, chat_format, limits)
+    play_all(rollouts, sampler, environment, chat_format, limits)
     for rollout in rollouts:
         assert_whole(rollout)
     return rollouts[0] if n == 1 else rollouts
@@ -198,7 +199,7 @@ def test_no_room_for_a_turn_after_the_observation(chat_format):
 def test_prompt_that_fills_the_context(chat_format):
     rollout = fresh(chat_format)[0]
     sampler = ScriptedSampler(chat_format, [ASK])
-    run_rollouts([rollout], sampler, None, chat_format, Limits(max_context=len(rollout.prompt_ids)))
+    play_all([rollout], sampler, None, chat_format, Limits(max_context=len(rollout.prompt_ids)))
     assert (rollout.status, rollout.ids, sampler.batches) == ("truncated", [], [])
 
 
@@ -225,11 +226,15 @@ class Raises:
         raise KeyError("bug in somebody's environment")
 
 
-class ResolvesToAnError:
+class RaisesLater:
+    async def step(self, rollout):
+        await asyncio.sleep(0)
+        raise RuntimeError("later")
+
+
+class SaysNumbers:
     def step(self, rollout):
-        future = Future()
-        future.set_exception(RuntimeError("later"))
-        return future
+        return 42
 
 
 class SaysItIsOver:
@@ -239,12 +244,18 @@ class SaysItIsOver:
 
 @pytest.mark.parametrize(
     ("environment", "status"),
-    [(Raises(), "failed"), (ResolvesToAnError(), "failed"), (SaysItIsOver(), "out_of_turns"), (None, "out_of_turns")],
+    [
+        (Raises(), "failed"),
+        (RaisesLater(), "failed"),
+        (SaysNumbers(), "failed"),
+        (SaysItIsOver(), "out_of_turns"),
+        (None, "out_of_turns"),
+    ],
 )
 def test_environments_that_do_not_answer(environment, status):
     chat_format = ChatFormat(tokenizer_for("chatml"))
     rollout = fresh(chat_format)[0]
-    run_rollouts([rollout], ScriptedSampler(chat_format, [ASK]), environment, chat_format, Limits())
+    play_all([rollout], ScriptedSampler(chat_format, [ASK]), environment, chat_format, Limits())
     assert rollout.status == status
     assert_whole(rollout)
 
@@ -257,7 +268,7 @@ def test_nobody_waits_for_the_slowest():
     rollouts = fresh(chat_format, 8)
     order = []
     sampler = ScriptedSampler(chat_format, [ASK, ASK, ASK, END])
-    run_rollouts(rollouts, sampler, LLMEnvironment(chat), chat_format, Limits(), on_done=order.append)
+    play_all(rollouts, sampler, LLMEnvironment(chat), chat_format, Limits(), on_done=order.append)
     assert order[-1] is rollouts[0] and len(order) == 8
     assert [len(batch) for batch in sampler.batches] == [8, 7, 7, 7, 1, 1, 1]
 
@@ -267,36 +278,39 @@ def test_calls_of_a_turn_are_concurrent():
     started = time.perf_counter()
     rollouts = fresh(chat_format, 20)
     chat = ScriptedChat(["It is Kenya."], latency=0.2)
-    run_rollouts(rollouts, ScriptedSampler(chat_format, [ASK, END]), LLMEnvironment(chat), chat_format, Limits())
+    play_all(rollouts, ScriptedSampler(chat_format, [ASK, END]), LLMEnvironment(chat), chat_format, Limits())
     assert time.perf_counter() - started < 20 * 0.2 / 2
 
 
 def test_a_sampler_that_raises_cancels_what_is_in_flight():
     chat_format = ChatFormat(tokenizer_for("chatml"))
-    futures = []
+    waiting, cancelled = [], []
 
     class Never:
-        def step(self, rollout):
-            futures.append(Future())
-            if len(futures) == 1:
-                threading.Timer(0.05, futures[0].set_result, [Observation("now")]).start()
-            return futures[-1]
+        async def step(self, rollout):
+            waiting.append(rollout)
+            try:
+                await asyncio.sleep(0 if len(waiting) == 1 else 60)
+            except asyncio.CancelledError:
+                cancelled.append(rollout)
+                raise
+            return Observation("now")
 
     class FailsLater(ScriptedSampler):
-        def __call__(self, requests):
+        def sample(self, requests):
             if self.batches:
                 raise RuntimeError("out of memory")
-            return super().__call__(requests)
+            return super().sample(requests)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        run_rollouts(fresh(chat_format, 3), FailsLater(chat_format, [ASK]), Never(), chat_format, Limits())
-    assert all(future.cancelled() for future in futures[1:])
+        play_all(fresh(chat_format, 3), FailsLater(chat_format, [ASK]), Never(), chat_format, Limits())
+    assert cancelled == waiting[1:]
 
 
 def test_a_sampler_that_returns_nothing_is_told():
     chat_format = ChatFormat(tokenizer_for("chatml"))
     with pytest.raises(ValueError, match="at least one"):
-        run_rollouts(fresh(chat_format), lambda requests: [Sample([])], None, chat_format, Limits())
+        play_all(fresh(chat_format), BatchEngine(lambda requests: [Sample([])]), None, chat_format, Limits())
 
 
 @pytest.mark.parametrize("limit", ["max_turns", "max_turn_tokens", "max_tokens", "max_context"])

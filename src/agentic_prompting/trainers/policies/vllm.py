@@ -1,0 +1,195 @@
+"""vLLM as the policy: on a server, a request per turn; in this process, a request per turn of the running engine.
+
+TRL's own paths gather all prompts of a batch, and give back when the longest is done; TRL keeps pushing the weights, on
+either. With a seed per request, what is sampled depends on context and seed, as far as the engine's arithmetic does not
+depend on who shares a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trl import GRPOConfig
+
+from ...local import Sampling
+from ...rollout import Engine, Job, Sample, SampleRequest
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+_REQUEST_SECONDS = 1800.0  # so long, because a full server queues requests
+_MAX_ABORTS = 20
+
+
+class PolicyUnreachable(RuntimeError):
+    """The server that samples does not answer; the message says which, for how long, and what it said last."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A vLLM server that is up.
+
+    Args:
+        address (`str`): Where, without `/v1`.
+        model (`str`): The name of what it serves.
+        max_context (`int`, *optional*): Tokens it can read, prompt and response together.
+    """
+
+    address: str
+    model: str
+    max_context: int | None
+
+
+def served_by(args: GRPOConfig) -> Server:
+    """The server that a `GRPOConfig` names.
+
+    Raises:
+        [`PolicyUnreachable`]: If there is none after some tries.
+    """
+    from openai import APIError, OpenAI  # 0.7 s
+
+    address = (args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}").rstrip("/")
+    try:
+        with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=5) as client:
+            (model, *_) = client.models.list().data
+    except APIError as error:
+        raise PolicyUnreachable(f"no vLLM server at {address} (vllm_server_base_url): {error}") from None
+    return Server(address, model.id, (model.model_extra or {}).get("max_model_len"))
+
+
+class VLLMServerPolicy:
+    """A [`Policy`] over a vLLM server: one request per turn, the server does the batching.
+
+    A request that the server drops (it is restarting, or was told to pause) is asked for again: its seed gives the same
+    turn.
+
+    Args:
+        server ([`Server`]): Where.
+        args (`GRPOConfig`): `generation_kwargs` are passed on as they are; `vllm_server_timeout` is how many seconds a
+            turn waits for a server that does not answer.
+        sampling ([`Sampling`]): Temperature and the like.
+
+    Raises:
+        [`PolicyUnreachable`]: From a call, when the server has not answered for so long.
+    """
+
+    def __init__(self, server: Server, args: GRPOConfig, sampling: Sampling):
+        self.server, self.patience = server, args.vllm_server_timeout
+        self.options = {**_options(args, sampling), "return_token_ids": True, "return_tokens_as_token_ids": True}
+        self._client: AsyncOpenAI | None = None
+
+    async def __call__(self, request: SampleRequest) -> Sample:
+        from openai import APIConnectionError, InternalServerError
+
+        aborts, down_since, pause = 0, None, 0.5
+        while True:
+            try:
+                choice = await self._complete(request)
+            except (APIConnectionError, InternalServerError) as error:
+                now = time.monotonic()
+                down_since = down_since or now
+                if now + pause - down_since > self.patience:
+                    raise PolicyUnreachable(
+                        f"the policy's vLLM server at {self.server.address} has not answered for "
+                        f"{self.patience:g} s: {error}"
+                    ) from None
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 8.0)
+                continue
+            if choice.finish_reason != "abort":
+                return self._sample(choice)
+            aborts += 1
+            if aborts > _MAX_ABORTS:
+                raise PolicyUnreachable(f"the vLLM server at {self.server.address} aborts every request")
+            await asyncio.sleep(pause)
+
+    async def _complete(self, request: SampleRequest) -> Any:
+        if self._client is None:
+            from openai import AsyncOpenAI
+
+            # A key of the environment is another service's.
+            self._client = AsyncOpenAI(
+                base_url=f"{self.server.address}/v1", api_key="none", max_retries=0, timeout=_REQUEST_SECONDS
+            )
+        completion = await self._client.completions.create(
+            model=self.server.model,
+            prompt=request.context,
+            max_tokens=request.max_new_tokens,
+            seed=request.seed,
+            extra_body=self.options,
+        )
+        return completion.choices[0]
+
+    def _sample(self, choice: Any) -> Sample:
+        ids = (choice.model_extra or {}).get("token_ids")
+        if not ids or choice.logprobs is None:
+            raise RuntimeError(
+                f"the server at {self.server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
+            )
+        # NaN, as TRL marks what the server could not score: such a token is left out of the correction.
+        logprobs = [float("nan") if value is None else value for value in choice.logprobs.token_logprobs or []]
+        return Sample(list(ids), logprobs, finished=choice.finish_reason != "length")
+
+
+class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
+    """A [`Policy`] over the vLLM engine in this process: turns are added to it while it runs, and it is stepped.
+
+    Args:
+        llm (`vllm.LLM`): TRL's, which pushes the weights into it.
+        args (`GRPOConfig`), sampling ([`Sampling`]): As in [`VLLMServerPolicy`].
+    """
+
+    def __init__(self, llm: Any, args: GRPOConfig, sampling: Sampling):
+        super().__init__(lent=True)
+        self.engine = llm.llm_engine
+        self.options = _options(args, sampling)
+        self.at_work: dict[str, Job[SampleRequest, Sample]] = {}
+        self._numbers = itertools.count()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.at_work)
+
+    def drop(self) -> list[Job[SampleRequest, Sample]]:
+        dropped, self.at_work = self.at_work, {}
+        if dropped:
+            self.engine.abort_request(list(dropped))
+        return list(dropped.values())
+
+    def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
+        from vllm import SamplingParams
+
+        for job in arrived:
+            number, request = str(next(self._numbers)), job.asked
+            options = SamplingParams(max_tokens=request.max_new_tokens, seed=request.seed, n=1, **self.options)
+            self.engine.add_request(number, {"prompt_token_ids": request.context}, options)
+            self.at_work[number] = job
+        unwanted = [number for number, job in self.at_work.items() if job.cancelled]
+        if unwanted:
+            self.engine.abort_request(unwanted)
+            for number in unwanted:
+                del self.at_work[number]
+        done = [output for output in self.engine.step() if output.finished]
+        self.finish((self.at_work.pop(output.request_id), self._sample(output.outputs[0])) for output in done)
+
+    def _sample(self, output: Any) -> Sample:
+        ids = list(output.token_ids)
+        logprobs = [scored[token].logprob for token, scored in zip(ids, output.logprobs, strict=True)]
+        return Sample(ids, logprobs, finished=output.finish_reason != "length")
+
+
+def _options(args: GRPOConfig, sampling: Sampling) -> dict[str, Any]:
+    """What vLLM is told besides the request."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logprobs": 0,  # of the sampled token only
+        **(args.generation_kwargs or {}),
+    }

@@ -312,7 +312,7 @@ def test_kept_caches_are_bounded(local_model, tokenizer, keep):
                 reply = complete(chat, f"Query {q}", session=str(q), max_tokens=12)
                 ids = by_hand(local_model, tokenizer, f"Query {q}", 12)
                 assert reply.text == tokenizer.decode(ids, skip_special_tokens=True)
-        assert sum(last.row.cache is not None for last in chat._sessions.values()) <= keep
+        assert sum(last.row.cache is not None for last in chat._engine.sessions.values()) <= keep
 
 
 def test_recurrent_models_answer_without_drafts(tokenizer):

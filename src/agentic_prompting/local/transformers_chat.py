@@ -1,7 +1,7 @@
 """A transformers model in this process as a greedy [`ChatModel`], with lossless drafting.
 
-One worker thread runs the model. Conversations join its batch as they are submitted and leave it as they are done, so
-that many queries advance together and none waits for the longest.
+Conversations join its batch as they come and leave it as they are done ([`Engine`]), so that many queries advance together
+and none waits for the longest.
 
 Conversations of one `session` follow each other: the output of the last one is the draft of the next (`greedy.py`), and
 where only `max_tokens` has grown, decoding goes on from the kept cache. The replies are those of plain greedy decoding.
@@ -9,21 +9,22 @@ where only `max_tokens` has grown, decoding goes on from the kept cache. The rep
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
-from ..rollout import SampleRequest
+from ..llm.loop import background_loop
+from ..rollout import Engine, Job, SampleRequest
 from .greedy import GreedyBatch, GreedyRow, can_draft
-from .transformers_sampler import Sampling, TransformersSampler, end_of_turn_tokens
+from .sampling import Sampling, end_of_turn_tokens
+from .transformers_sampler import TransformersSampler
 
 # Conversations at once up to which drafts are read on a CPU. There a pass takes time by its tokens: in a batch that
 # keeps the processor busy, reading a draft costs what writing it costs.
@@ -31,14 +32,12 @@ _DRAFTING_ON_CPU = 8
 _IGNORED = {"temperature", "seed", "top_p", "top_k", "min_p"}  # without effect on the likeliest token
 
 
-@dataclass
-class _Job:
-    """One submitted conversation on its way."""
+@dataclass(frozen=True)
+class _Ask:
+    """One conversation as the engine is asked for it."""
 
     row: GreedyRow
     session: str | None
-    future: Future[Reply]
-    started: float
 
 
 @dataclass(frozen=True)
@@ -122,48 +121,46 @@ class TransformersChat:
         self.system_prompt, self.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
         self.end_ids = end_of_turn_tokens(model, tokenizer)
         self.context_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        self._batch = GreedyBatch(self.model, self.end_ids, look_up)
-        self._earlier_passes = 0
-        self.row_passes = 0
-        self._arrived: SimpleQueue[_Job | None] = SimpleQueue()
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
-        self._lock = threading.Lock()
-        self._worker: threading.Thread | None = None
+        self._engine = _GreedyEngine(self, look_up)
         self._closed = False
 
     @property
     def passes(self) -> int:
-        return self._batch.passes + self._earlier_passes
+        return self._engine.passes
 
-    def submit(
+    @property
+    def row_passes(self) -> int:
+        return self._engine.row_passes
+
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
+    ) -> Reply:
         """See [`ChatModel`]. `max_tokens` is exact; `finish_reason` is `"length"` where it cut the reply off."""
-        future: Future[Reply] = Future()
-        future.set_running_or_notify_cancel()
+        started = time.perf_counter()
         try:
-            row = self._row(messages, sampling)
-        except LLMError as error:
-            future.set_result(Reply(error=error))
-            return future
-        job = _Job(row, session, future, time.perf_counter())
-        with self._lock:
             if self._closed:
-                future.set_result(Reply(error=Closed("the model is closed", self._where)))
-                return future
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="TransformersChat", daemon=True)
-                self._worker.start()
-            self._arrived.put(job)
-        return future
+                raise Closed("the model is closed", self._where)
+            row = await self._engine(_Ask(self._row(messages, sampling), session))
+        except LLMError as error:
+            return Reply(error=error)
+        except Exception as error:  # out of memory, say: these conversations fail, the next ones may not
+            what = f"the local model raised {type(error).__name__}: {error}"
+            return Reply(error=ServerFailed(what[:300], self._where))
+        return Reply(
+            text=self.tokenizer.decode(row.ids, skip_special_tokens=True),
+            finish_reason="stop" if row.finished else "length",
+            usage=Usage(len(row.context), len(row.ids)),
+            seconds=time.perf_counter() - started,
+        )
+
+    def submit(self, messages: Sequence[Message], **options: Any) -> Future[Reply]:
+        # temporary: goes with the last caller
+        return asyncio.run_coroutine_threadsafe(self([m.copy() for m in messages], **options), background_loop())
 
     def close(self) -> None:
-        """End the worker after what it is doing; later calls get [`Closed`]."""
-        with self._lock:
-            self._closed = True
-        if self._worker is not None:
-            self._arrived.put(None)
-            self._worker.join()
+        """Later calls get [`Closed`], and so do those on their way, at the next token."""
+        self._closed = True
+        self._engine.close(Closed("the model was closed", self._where))
 
     def __enter__(self) -> TransformersChat:
         return self
@@ -200,71 +197,74 @@ class TransformersChat:
             )
         return GreedyRow(list(context), min(limit, room))
 
-    # --- on the worker's thread ----------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        jobs: dict[int, _Job] = {}  # by id(row)
-        while True:
-            arrived, closing = self._take(block=not jobs, room=self.max_batch_size - len(jobs))
-            jobs.update({id(job.row): job for job in arrived})
-            try:
-                done = self._advance(arrived)
-            except Exception as error:  # out of memory, say: these conversations fail, the next ones may not
-                failure = ServerFailed(f"the local model raised {type(error).__name__}: {error}"[:300], self._where)
-                self._earlier_passes += self._batch.passes
-                self._batch = GreedyBatch(self.model, self.end_ids, self._batch.look_up)
-                for job in jobs.values():
-                    job.future.set_result(Reply(error=failure))
-                jobs.clear()
-                done = []
-            for row in done:
-                job = jobs.pop(id(row))
-                self.row_passes += row.passes
-                self._remember(job)
-                job.future.set_result(self._reply(job))
-            if closing:
-                for job in jobs.values():
-                    job.future.set_result(Reply(error=Closed("the model was closed", self._where)))
-                return
+class _GreedyEngine(Engine[_Ask, GreedyRow]):
+    """Decodes for a [`TransformersChat`], and remembers sessions."""
 
-    def _take(self, block: bool, room: int) -> tuple[list[_Job], bool]:
-        """What has arrived, at most `room`; waits for the first if `block`. Also whether to close."""
-        jobs: list[_Job] = []
-        while len(jobs) < room:
-            try:
-                job = self._arrived.get() if block and not jobs else self._arrived.get_nowait()
-            except Empty:
-                break
-            if job is None:
-                return jobs, True
-            jobs.append(job)
-        return jobs, False
+    def __init__(self, chat: TransformersChat, look_up: bool):
+        super().__init__()
+        self.chat, self.look_up = chat, look_up
+        self.batch = GreedyBatch(chat.model, chat.end_ids, look_up)
+        self.jobs: dict[int, Job[_Ask, GreedyRow]] = {}  # at work, by id(row)
+        self.sessions: OrderedDict[str, _Session] = OrderedDict()
+        self.earlier_passes = self.row_passes = 0
+        self.closed: Closed | None = None
 
-    def _advance(self, arrived: list[_Job]) -> list[GreedyRow]:
-        """Let new rows join, then one pass for everybody. Returns the rows that are done."""
-        if not self._cuttable:
-            return self._decode_plainly([job.row for job in arrived])
-        crowded = self.model.device.type == "cpu" and len(self._batch.rows) + len(arrived) > _DRAFTING_ON_CPU
-        for job in arrived:
-            self._look_back(job, read_draft=not crowded)
-        rows = [job.row for job in arrived]
+    @property
+    def passes(self) -> int:
+        return self.batch.passes + self.earlier_passes
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.jobs)
+
+    def close(self, reason: Closed) -> None:
+        self.closed = reason
+
+    def drop(self) -> list[Job[_Ask, GreedyRow]]:
+        dropped, self.jobs = list(self.jobs.values()), {}
+        self.earlier_passes += self.batch.passes
+        self.batch = GreedyBatch(self.chat.model, self.chat.end_ids, self.look_up)
+        return dropped
+
+    def joins(self, waiting: list[Job[_Ask, GreedyRow]]) -> list[Job[_Ask, GreedyRow]]:
+        return waiting[: self.chat.max_batch_size - len(self.jobs)]
+
+    def step(self, arrived: list[Job[_Ask, GreedyRow]]) -> None:
+        """Let new rows join, then one pass for everybody."""
+        if self.closed is not None:
+            raise self.closed
+        self.jobs.update({id(job.asked.row): job for job in arrived})
+        done = self._advance([job.asked for job in arrived])
+        for row in done:
+            self.row_passes += row.passes
+            self._remember(self.jobs[id(row)].asked)
+        self.finish((self.jobs.pop(id(row)), row) for row in done)
+
+    def _advance(self, arrived: list[_Ask]) -> list[GreedyRow]:
+        chat, rows = self.chat, [asked.row for asked in arrived]
+        if not chat._cuttable:
+            return self._decode_plainly(rows)
+        crowded = chat.model.device.type == "cpu" and len(self.jobs) > _DRAFTING_ON_CPU
+        for asked in arrived:
+            self._look_back(asked, read_draft=not crowded)
         done = [row for row in rows if row.done]
         reading = [row for row in rows if not row.done and row.cache is None]
         for row in rows:
             if not row.done and row.cache is not None:
-                self._batch.resume(row)
+                self.batch.resume(row)
         if reading:
-            done += self._batch.add(reading)
-        if self._batch.rows:
-            done += self._batch.step()
+            done += self.batch.add(reading)
+        if self.batch.rows:
+            done += self.batch.step()
         return done
 
-    def _look_back(self, job: _Job, read_draft: bool) -> None:
+    def _look_back(self, asked: _Ask, read_draft: bool) -> None:
         """Give a row what its session already has: the output itself under the same context, else a draft."""
-        if not self.draft or job.session is None:
+        if not self.chat.draft or asked.session is None:
             return
-        row, session = job.row, self._sessions.get(job.session)
-        row.keep_cache = self.keep_caches > 0
+        row, session = asked.row, self.sessions.get(asked.session)
+        row.keep_cache = self.chat.keep_caches > 0
         if session is None:
             return
         last = session.row
@@ -275,34 +275,28 @@ class TransformersChat:
         elif read_draft and session.wait == 0:
             row.draft = last.ids
 
-    def _remember(self, job: _Job) -> None:
-        if not self.draft or job.session is None:
+    def _remember(self, asked: _Ask) -> None:
+        if not self.chat.draft or asked.session is None:
             return
-        row = job.row
-        previous = self._sessions.pop(job.session, None)
+        row, sessions, keep = asked.row, self.sessions, self.chat.keep_caches
+        previous = sessions.pop(asked.session, None)
         if previous is not None and previous.row.context == row.context and len(previous.row.ids) > len(row.ids):
-            self._sessions[job.session] = previous  # the same conversation, asked for less of it
+            sessions[asked.session] = previous  # the same conversation, asked for less of it
         else:
-            self._sessions[job.session] = _Session(row) if previous is None else previous.followed_by(row)
-        with_cache = [name for name, session in self._sessions.items() if session.row.cache is not None]
-        for name in with_cache[: max(len(with_cache) - self.keep_caches, 0)]:
-            self._sessions[name].row.cache = None
-        while len(self._sessions) > 16 * max(self.keep_caches, 64):  # outputs are small, but not for ever
-            self._sessions.popitem(last=False)
+            sessions[asked.session] = _Session(row) if previous is None else previous.followed_by(row)
+        with_cache = [name for name, session in sessions.items() if session.row.cache is not None]
+        for name in with_cache[: max(len(with_cache) - keep, 0)]:
+            sessions[name].row.cache = None
+        while len(sessions) > 16 * max(keep, 64):  # outputs are small, but not for ever
+            sessions.popitem(last=False)
 
     def _decode_plainly(self, rows: list[GreedyRow]) -> list[GreedyRow]:
-        sampler = TransformersSampler(self.model, self.tokenizer, Sampling(temperature=0), end_of_turn_ids=self.end_ids)
+        if not rows:
+            return []
+        chat = self.chat
+        sampler = TransformersSampler(chat.model, chat.tokenizer, Sampling(temperature=0), end_of_turn_ids=chat.end_ids)
         samples = sampler([SampleRequest(row.context, row.limit, seed=0) for row in rows])
         for row, sample in zip(rows, samples, strict=True):
             row.ids, row.finished, row.passes = sample.ids, sample.finished, len(sample.ids)
-        self._earlier_passes += max(len(row.ids) for row in rows)
+        self.earlier_passes += max(len(row.ids) for row in rows)
         return rows
-
-    def _reply(self, job: _Job) -> Reply:
-        row = job.row
-        return Reply(
-            text=self.tokenizer.decode(row.ids, skip_special_tokens=True),
-            finish_reason="stop" if row.finished else "length",
-            usage=Usage(len(row.context), len(row.ids)),
-            seconds=time.perf_counter() - job.started,
-        )

@@ -22,32 +22,29 @@ from test_espl_trainer import EDIT, Reference, arguments as espl_arguments
 from test_trainer import arguments as prompt_r1_arguments
 
 
-class Uneven:
-    """The real policy's words in the form of a turn. Rows with an even number answer at once, the others ask twice
-    before: rows of a batch lie on different processes, so one process plays one turn and the other three."""
-
-    async def __call__(self, request):
-        self.asked.append(request.conversation)
-        return self._turn(request, await super().__call__(request))
-
-    def _turn(self, request, sample):
-        chat_format = self.trainer.chat_format
-        said = re.sub(r"<[^>]*>", "", chat_format.tokenizer.decode(sample.ids, skip_special_tokens=True))
-        context = chat_format.tokenizer.decode(request.context)
-        row = next(i for i, question in enumerate(self.questions) if question in context)
-        if row % 2 and context.count("<interaction_response>") < 2:
-            act = "<interaction_prompt> which country ? </interaction_prompt>"
-        else:
-            right = self.trainer.train_dataset[row]["answers"][0]
-            act = f"<answer> {right if request.seed % 2 else 'yen'} </answer>"
-        return Sample(chat_format.turn_ids(f"<think> {said} </think> {act}"))
-
-
 def uneven(trainer):
-    """Make the trainer's own policy, whichever it is, [`Uneven`]."""
-    policy = trainer.policy
-    policy.__class__ = type("Uneven", (Uneven, type(policy)), {})
-    policy.trainer, policy.asked, policy.questions = trainer, [], trainer.train_dataset["question"]
+    """Make the trainer's own policy, whichever it is, play turns of uneven number.
+
+    The real policy's words in the form of a turn. Rows with an even number answer at once, the others ask twice before:
+    rows of a batch lie on different processes, so one process plays one turn and the other three.
+    """
+    chat_format, rows = trainer.chat_format, list(trainer.train_dataset)
+    asked = []
+
+    class Uneven(type(trainer.policy)):
+        async def __call__(self, request):
+            asked.append(request.conversation)
+            sample = await super().__call__(request)
+            said = re.sub(r"<[^>]*>", "", chat_format.tokenizer.decode(sample.ids, skip_special_tokens=True))
+            context = chat_format.tokenizer.decode(request.context)
+            number, row = next((i, row) for i, row in enumerate(rows) if row["question"] in context)
+            if number % 2 and context.count("<interaction_response>") < 2:
+                act = "<interaction_prompt> which country ? </interaction_prompt>"
+            else:
+                act = f"<answer> {row['answers'][0] if request.seed % 2 else 'yen'} </answer>"
+            return Sample(chat_format.turn_ids(f"<think> {said} </think> {act}"))
+
+    trainer.policy.__class__, trainer.policy.asked = Uneven, asked
 
 
 class Replays(Reference):

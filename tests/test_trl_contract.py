@@ -52,8 +52,8 @@ USED = {
     "held_weights.py": {"_dist", "model_wrapped", "trl.models.unwrap_model_for_generation"},
     "resumable.py": {
         "_buffered_inputs", "_get_output_dir", "_get_train_sampler", "_globalstep_last_logged",
-        "_load_optimizer_and_scheduler", "_metrics", "_save_checkpoint", "_step", "_tr_loss", "is_deepspeed_enabled",
-        "num_generations", "num_iterations", "shuffle_dataset", "trl.trainer.utils.RepeatSampler",
+        "_load_optimizer_and_scheduler", "_metrics", "_run_epoch", "_save_checkpoint", "_step", "_tr_loss", "control",
+        "is_deepspeed_enabled", "num_generations", "num_iterations", "shuffle_dataset", "trl.trainer.utils.RepeatSampler",
     },
     "checkpoints.py": {"_get_output_dir", "_push_from_checkpoint"},
     "publishing.py": {"_push_from_checkpoint", "_save", "is_world_process_zero"},
@@ -584,6 +584,14 @@ def test_checkpoints_go_where_get_output_dir_says():
     assert "run_dir = self._get_output_dir(trial=trial)" in source and source.count("output_dir=run_dir") == 1
     assert "if self.args.push_to_hub:\n            self._push_from_checkpoint(output_dir)" in source
     assert "best_checkpoint_dir = os.path.join(run_dir, best_checkpoint_folder)" in source
+
+
+def test_run_epoch_is_one_epoch_and_the_loop_asks_after_it_whether_to_stop():
+    """`_run_epoch` may be passed over, with a word to `control`; and is begun without a look at the steps already taken."""
+    source = inspect.getsource(Trainer._inner_training_loop)
+    loop = source[source.index("for epoch in range(epochs_trained, num_train_epochs):") :]
+    assert loop.index("self._run_epoch(") < loop.index("if self.control.should_training_stop:")
+    assert "global_step" not in loop and "max_steps" not in loop
 
 
 def test_is_deepspeed_enabled_is_a_flag(trained):

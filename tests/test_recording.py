@@ -193,7 +193,7 @@ class FullDisk:
         self.full, self.torn = True, torn
 
     def __call__(self, path, mode="r", **options):
-        file = open(path, mode, **options)
+        file = open(path, mode, **options)  # noqa: SIM115  # as what it stands for
         if self.full and "a" in mode:
             writes = file.write
 

@@ -36,8 +36,8 @@ def check_rows(dataset: Any, args: GRPOConfig, rollouts_per_row: int) -> None:
     needed = args.generation_batch_size // rollouts_per_row
     if hasattr(dataset, "__len__") and len(dataset) < needed:
         raise ValueError(
-            f"train_dataset has {len(dataset)} rows, and a batch of {args.generation_batch_size} rollouts takes {needed} "
-            f"({rollouts_per_row} of each row): nothing would be trained; add rows, or make the batch smaller "
+            f"train_dataset has {len(dataset)} rows, and a batch of {args.generation_batch_size} rollouts takes "
+            f"{needed} ({rollouts_per_row} of each row): nothing would be trained; add rows, or make the batch smaller "
             "(per_device_train_batch_size x processes x steps_per_generation)"
         )
 

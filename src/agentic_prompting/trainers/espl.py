@@ -158,8 +158,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
-        totals[rewards.isnan().all(1)] = torch.nan
+        totals = self.total_rewards(rewards)
         if self.model.training:
             self._evolve([None if reward != reward else reward for reward in totals.tolist()], inputs)
         else:
@@ -281,7 +280,10 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         write_whole(folder / PROMPT_FILE, self.population.best().text)
-        write_whole(folder / POPULATION_FILE, json.dumps(self.state_dict(), indent=1, ensure_ascii=False))
+        state = self.state_dict()
+        if self.staging is None:  # a model, which may be shared; what is at work holds rows and rollouts
+            state["pending"] = []
+        write_whole(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
 
     def saved_spec(self) -> AgentSpec:
         """As in evaluation here: under the best prompt."""

@@ -19,7 +19,7 @@ from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
+from transformers.trainer_utils import sort_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @contextmanager
 def alone_in(folder: Path, accelerator: Accelerator) -> Iterator[None]:
-    """Within it no other run trains in this folder. The lock is the system's: it ends with the process, however that ends.
+    """Within it no other run trains in this folder. The lock is the system's, and ends with the process.
 
     Raises:
         `ValueError`: On every process, if another run is training there.
@@ -116,7 +116,9 @@ def _missing(checkpoint: Path) -> str:
     needed = {
         TRAINER_STATE_NAME: True,
         # With `save_only_model` there is nothing but weights; every other checkpoint has the rest.
-        OPTIMIZER_NAME: (own or SCHEDULER_NAME in there) and not sharded and not has("optimizer*", "rank*-optimizer.pt"),
+        OPTIMIZER_NAME: (own or SCHEDULER_NAME in there)
+        and not sharded
+        and not has("optimizer*", "rank*-optimizer.pt"),
         SCHEDULER_NAME: has("optimizer*") and not sharded,
         "rng_state.pth": own and not has("rng_state*"),
     }

@@ -70,8 +70,8 @@ USED = {
 
 # transformers.Trainer's and TRL's documented attributes and methods; using them needs no contract.
 DOCUMENTED = {
-    "accelerator", "add_callback", "args", "evaluate", "log", "model", "pop_callback", "push_to_hub", "remove_callback",
-    "save_model", "state", "train", "train_dataset", "training_step",
+    "accelerator", "add_callback", "args", "create_optimizer", "evaluate", "log", "model", "pop_callback",
+    "push_to_hub", "remove_callback", "save_model", "state", "train", "train_dataset", "training_step",
 }  # fmt: skip
 
 

@@ -121,7 +121,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._editor: Editor | None = None
         if args.evolves and reference is not None:
             asks = self.accelerator.is_main_process
-            self._editor = ReferenceEditor(reference, args.reflection(), args.seed, asks)
+            self._editor = ReferenceEditor(reference, args.reflection(), args.seed, asks, args.reflection_timeout)
         elif args.evolves:
             self._editor = PolicyEditor(self, args.reflection())
         if args.baseline == "marginalize":
@@ -270,11 +270,22 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a [`ESPLTrainer.state_dict`]. Unfinished reflections are asked for again."""
+        """Continue from a [`ESPLTrainer.state_dict`]. Unfinished reflections are asked for again when they are due."""
         self.population.load_state_dict(state["population"])
-        self._batches, self._pending = state["batches"], []
-        for saved in state["pending"]:
-            self._reflect(Reflecting.from_json(saved))
+        self._batches = state["batches"]
+        self._pending = [Reflecting.from_json(saved) for saved in state["pending"]]
+
+    def _load_population(self, path: Path) -> None:
+        try:
+            self.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not what was saved ({type(error).__name__}: {error}): resume from an earlier checkpoint, "
+                "or restore the file"
+            ) from error
+        if self._editor is not None and self.state.global_step < self.state.max_steps:
+            for work in self._pending:
+                self._editor.begin(work)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -297,7 +308,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and (Path(checkpoint) / POPULATION_FILE).exists():
-            self.load_state_dict(json.loads((Path(checkpoint) / POPULATION_FILE).read_text(encoding="utf-8")))
+        path = Path(checkpoint or "") / POPULATION_FILE
+        if checkpoint is not None and path.exists():
+            self._load_population(path)
         if self.accelerator.is_main_process:  # what a life that was lost did after this will be done again
             self._journal.keep_before(self._pending[0].batch if self._pending else self._batches)

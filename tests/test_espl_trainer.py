@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentic_prompting import AgentSpec, ESPLConfig, ESPLTrainer, ScriptedChat, SystemPrompt, TrainingStopped
-from agentic_prompting.evolution import rate
+from agentic_prompting.evolution import rate, read_journal
 from agentic_prompting.llm import Misconfigured, Reply
 from agentic_prompting.rollout import Sample, read_rollouts
 from test_trainer import vars_for
@@ -257,6 +257,24 @@ def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_
     logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
     assert trainer.state.global_step == 3 and 1.0 in logged and len(trainer.population.members) < 3
     assert "the reference LLM did not answer within 0.2 s" in caplog.text
+
+
+def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, caplog):
+    """What it does not take is written with the next lines, once."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), evolution_lag=0)
+    trainer.sampler = Writes(trainer)
+    write, tries = trainer._journal.write, iter(range(100))
+
+    def full_twice(attempts):
+        if next(tries) < 2:
+            write(attempts[:1])
+            raise OSError(28, "No space left on device")
+        write(attempts)
+
+    trainer._journal.write = full_twice
+    trainer.train()
+    assert trainer.state.global_step == 4 and caplog.text.count("evolution.jsonl cannot be written") == 1
+    assert [line["step"] for line in read_journal(tmp_path / "evolution.jsonl")] == [0, 1, 2]
 
 
 def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tmp_path):

@@ -141,7 +141,8 @@ def read_rollouts(folder: str | Path) -> Iterator[dict[str, Any]]:
 
 def _members(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
     """A batch as gzip members, one wherever that is not too large to be read."""
-    lines, size = [], 0
+    lines: list[str] = []
+    size = 0
     for record in records:
         line = json.dumps(record, ensure_ascii=False, default=str) + "\n"
         if lines and size + len(line) > MAX_BATCH // 4:  # a character takes up to four bytes
@@ -177,7 +178,8 @@ def _whole_lines(part: Path) -> Iterator[str]:
 def _unfold(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes]:
     """One gzip member that begins with `data` and goes on in `file`: its text, or `None` where that is too large; and
     what was read after it. Raises `EOFError` or `zlib.error` if it is not whole."""
-    member, pieces, size = zlib.decompressobj(wbits=31), [], 0
+    member, size = zlib.decompressobj(wbits=31), 0
+    pieces: list[bytes] = []
     while not member.eof:
         piece = member.decompress(data, _CHUNK)
         size += len(piece)

@@ -10,6 +10,8 @@ Every process holds the same population and does the same to it.
 from __future__ import annotations
 
 import json
+import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,8 @@ from .checks import check_editor, check_environment, root_prompt
 from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .reflecting import Editor, PolicyEditor, ReferenceEditor, Reflecting, told_of
+
+logger = logging.getLogger(__name__)
 
 POPULATION_FILE, PROMPT_FILE = "population.json", "system_prompt.txt"
 
@@ -108,6 +112,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._pending: list[Reflecting] = []
         self._batches = 0  # training batches generated so far: the clock of the evolution
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=100)  # attempts that a full disk has not taken
         self._held_out: list[float] = []  # rewards of the evaluation going on
         super().__init__(
             model=model,
@@ -228,7 +233,20 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             child = outcome.child and replace(outcome.child, born_at=self._batches)
             children.append(child and self.population.add(child, island=work.island))
         if self.accelerator.is_main_process:
-            self._journal.write(attempt_records(work.batch, outcomes, children, work.scores, self.population))
+            self._note(attempt_records(work.batch, outcomes, children, work.scores, self.population))
+
+    def _note(self, attempts: Sequence[dict[str, Any]]) -> None:
+        """Into the journal. What a full disk does not take waits for the next time: no reason to end a run."""
+        late = bool(self._unwritten)
+        self._unwritten.extend(attempts)
+        try:
+            if late:  # some of it may be there
+                self._journal.keep_before(self._unwritten[0]["step"])
+            self._journal.write(list(self._unwritten))
+            self._unwritten.clear()
+        except OSError as error:
+            if not late:
+                logger.warning("%s cannot be written, training goes on without: %s", self._journal.path, error)
 
     # --- logs, saving, resuming ----------------------------------------------------------------------------------
 

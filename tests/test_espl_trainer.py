@@ -1,13 +1,14 @@
 """E-SPL's trainer: slots, baselines (eq 1-2), ratings, children, modes, saving and resuming, on a tiny model."""
 
 import json
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 import torch
 
 from agentic_prompting import AgentSpec, ESPLConfig, ESPLTrainer, ScriptedChat, SystemPrompt, TrainingStopped
-from agentic_prompting.evolution import rate
+from agentic_prompting.evolution import rate, read_journal
 from agentic_prompting.llm import Misconfigured, Reply
 from agentic_prompting.rollout import BatchEngine, Sample, read_rollouts
 from test_trainer import vars_for
@@ -239,6 +240,67 @@ def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp
         trainer.train()
     saved = json.loads((tmp_path / "checkpoint-1" / "population.json").read_text())
     assert len(saved["pending"]) == 1, "its work is asked for again when training goes on"
+
+
+@pytest.mark.parametrize("silent_from", [0, 3])
+def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_path, caplog, silent_from):
+    """No child, a warning, and training goes on; nor does the thread that asks wait for ever."""
+
+    class Silent(Reference):
+        def submit(self, messages, **sampling):
+            self.asked = getattr(self, "asked", -1) + 1
+            return super().submit(messages, **sampling) if self.asked < silent_from else Future()
+
+    trainer = trainer_for(tiny_policy, tmp_path, rows, Silent(), evolution_lag=0, reflection_timeout=0.2, max_steps=3)
+    trainer.policy = BatchEngine(Writes(trainer), lent=True)
+    trainer.train()
+    logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
+    assert trainer.state.global_step == 3 and 1.0 in logged and len(trainer.population.members) < 3
+    assert "the reference LLM did not answer within 0.2 s" in caplog.text
+
+
+def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, caplog):
+    """What it does not take is written with the next lines, once."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), evolution_lag=0)
+    trainer.policy = BatchEngine(Writes(trainer), lent=True)
+    write, tries = trainer._journal.write, iter(range(100))
+
+    def full_twice(attempts):
+        if next(tries) < 2:
+            write(attempts[:1])
+            raise OSError(28, "No space left on device")
+        write(attempts)
+
+    trainer._journal.write = full_twice
+    trainer.train()
+    assert trainer.state.global_step == 4 and caplog.text.count("evolution.jsonl cannot be written") == 1
+    assert [line["step"] for line in read_journal(tmp_path / "evolution.jsonl")] == [0, 1, 2]
+
+
+def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tmp_path):
+    """The same command after the end: what was at work for steps that will never come stays unasked."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2, save_strategy="steps", save_steps=1)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+    trainer.train()
+    assert trainer._pending
+    again = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2)
+    again.train(resume_from_checkpoint=True)
+    assert again.reference.children == 0 and again.state_dict() == trainer.state_dict()
+    more = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=3)
+    more.sampler = WritesBySeed(more)
+    more.train(resume_from_checkpoint=True)
+    assert len(more.population.members) > len(trainer.population.members)
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"population": {}, "batches": 1, "pending": []}', "[]"])
+def test_a_population_that_was_edited_is_named(tiny_policy, rows, tmp_path, damage):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    (tmp_path / "checkpoint-1" / "population.json").write_text(damage)
+    again = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2)
+    with pytest.raises(ValueError, match=r"checkpoint-1.*population\.json") as raised:
+        again.train(resume_from_checkpoint=True)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("lag", [0, 1])

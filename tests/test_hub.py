@@ -30,6 +30,7 @@ from agentic_prompting.sandbox.house import HouseReflector
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers.model_card import asked, evaluation_of, fenced, host_of
 from agentic_prompting.trainers.papers import PAPERS
+from agentic_prompting.trainers.publishing import SHARED
 from test_trainer import vars_for
 
 SECRET = "sk-very-secret"
@@ -192,6 +193,8 @@ def littered(folder):
         "rollouts/rollouts-00000-00000.jsonl.gz", "spending.sqlite", "spending.sqlite-wal", "replay.sqlite", "cache.db",
         "checkpoint-1/model.safetensors", ".saving/x.json", ".env", "api_key.txt", "keys/id.json", "report/index.html",
         "evolution.jsonl", "warm_start/model.safetensors", "runs/events.out", "completions/c.parquet", "notes/x.md",
+        "trajectories.json", "customers.json", "notes.md", "questions.txt", "reward.png", "mine.safetensors",
+        "other.model", "prompt.jinja", "run.json", "trainer_state.json", "training.lock",
     ]  # fmt: skip
     for name in private:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -231,6 +234,30 @@ def test_pushing_while_training_uploads_the_same(tiny_policy, rows, tmp_path, hu
     for commit in hub:
         assert not commit["files"] & private and "model.safetensors" in commit["files"]
         assert not [name for name in commit["files"] if name.startswith(("rollouts", "checkpoint", "spending"))]
+
+
+def test_of_the_evidence_nothing_is_uploaded(tiny_policy, rows, tmp_path, hub):
+    """What the reference LLM is at work on holds rows and rollouts: it belongs to a checkpoint, not to a model."""
+    trainer = espl(tiny_policy, tmp_path / "run", rows, save_strategy="steps", save_steps=1, reflect_on="imperfect")
+    trainer.train()
+    assert trainer._pending, "there is such work"
+    trainer.push_to_hub()
+    uploaded = [tmp_path / "run" / name for name in hub[-1]["files"]]
+    told = [row["question"] for row in rows]
+    assert not [path for path in uploaded for question in told if question.encode() in path.read_bytes()]
+    kept = json.loads((tmp_path / "run" / "checkpoint-1" / "population.json").read_text())
+    assert kept["pending"], "a checkpoint goes on with it"
+
+
+def test_sharded_weights_and_chat_templates_are_uploaded(tiny_policy, tmp_path):
+    """Everything that `save_pretrained` writes, by the names it has."""
+    for name in (
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+        "adapter_model.safetensors", "adapter_config.json", "generation_config.json", "chat_template.jinja",
+        "additional_chat_templates/short.jinja", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json",
+        "special_tokens_map.json", "preprocessor_config.json", "spiece.model", "vocab.txt", "config.json",
+    ):  # fmt: skip
+        assert list(filter_repo_objects([name], allow_patterns=list(SHARED))) == [name]
 
 
 # --- from the hub ----------------------------------------------------------------------------------------------------

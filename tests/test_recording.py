@@ -1,12 +1,15 @@
 """What is kept of rollouts: the log on disk and what a kill leaves of it, the metrics, and the agent's own file."""
 
+import contextlib
 import gzip
 import json
 import logging
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -181,6 +184,82 @@ def test_a_batch_larger_than_the_limit_is_kept(tmp_path):
     log.write(records(0))
     log.write(records(1))
     assert numbers(tmp_path) == [1]
+
+
+class FullDisk:
+    """`open` for writing fails while `full`, after half of what was to be written where `torn`."""
+
+    def __init__(self, torn=False):
+        self.full, self.torn = True, torn
+
+    def __call__(self, path, mode="r", **options):
+        file = open(path, mode, **options)  # noqa: SIM115  # as what it stands for
+        if self.full and "a" in mode:
+            writes = file.write
+
+            def write(data):
+                if self.torn:
+                    writes(data[: len(data) // 2])
+                    file.flush()
+                raise OSError(28, "No space left on device")
+
+            file = SimpleNamespace(write=write, close=file.close, flush=file.flush)
+            return contextlib.closing(file)
+        return file
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_what_a_full_disk_does_not_take_is_written_later(tmp_path, monkeypatch, caplog, torn):
+    """Said once; also where half of a batch was written, which no reader then trips over."""
+    disk = FullDisk(torn)
+    log = RolloutLog(tmp_path)
+    log.write(records(0))
+    monkeypatch.setattr("agentic_prompting.rollout.recording.open", disk, raising=False)
+    for n in (1, 2):
+        log.write(records(n))
+    assert numbers(tmp_path) == [0]
+    assert caplog.text.count("cannot be written") == 1 and "No space left" in caplog.text
+    disk.full = False
+    log.write(records(3))
+    assert numbers(tmp_path) == [0, 1, 2, 3] and "written again" in caplog.text
+    disk.full = True
+    log.write(records(4))
+    assert caplog.text.count("cannot be written") == 2, "the next time it is said again"
+
+
+def test_what_waits_for_the_disk_is_bounded(tmp_path, monkeypatch, caplog):
+    disk = FullDisk()
+    monkeypatch.setattr("agentic_prompting.rollout.recording.open", disk, raising=False)
+    monkeypatch.setattr("agentic_prompting.rollout.recording.MAX_WAITING", 1000)
+    log = RolloutLog(tmp_path)
+    for n in range(50):
+        log.write([{"n": n, "text": os.urandom(50).hex()}])
+    disk.full = False
+    log.write(records(50))
+    kept = numbers(tmp_path)
+    assert 2 < len(kept) < 20 and kept == list(range(51 - len(kept), 51)), "the newest"
+    assert "lost" in caplog.text
+
+
+def test_a_small_file_that_unfolds_into_gigabytes_is_passed_over(tmp_path, caplog, monkeypatch):
+    """Read in memory that is bounded, the batches after it as well."""
+    monkeypatch.setattr("agentic_prompting.rollout.recording.MAX_BATCH", 2**20)
+    RolloutLog(tmp_path).write(records(0))
+    path = tmp_path / parts(tmp_path)[0]
+    bomb = gzip.compress(b'{"n": 1, "text": "' + b" " * 2**26 + b'"}\n')
+    path.write_bytes(path.read_bytes() + bomb + gzip.compress(b'{"n": 2}\n'))
+    tracemalloc.start()
+    with caplog.at_level(logging.WARNING):
+        assert numbers(tmp_path) == [0, 2]
+    assert tracemalloc.get_traced_memory()[1] < 2**23
+    tracemalloc.stop()
+    assert "passed over" in caplog.text and path.name in caplog.text
+
+
+def test_a_large_batch_is_written_in_pieces_that_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentic_prompting.rollout.recording.MAX_BATCH", 400)
+    RolloutLog(tmp_path).write(records(*range(30)))
+    assert numbers(tmp_path) == list(range(30))
 
 
 @settings(max_examples=50, deadline=None)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from agentic_prompting import LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import Misconfigured
 from agentic_prompting.rollout import Observation
 from agentic_prompting.sandbox import Oracle
+from agentic_prompting.trainers.resume_point import LOCK_FILE, damaged
 from distributed_runs import uneven
 from test_trainer import trainer_for
 
@@ -205,3 +207,109 @@ def test_deepspeed_on_another_number_of_processes_is_refused_in_one_line(tiny_po
     with pytest.raises(ValueError, match="cut by DeepSpeed for 8 processes, this job has 1: convert") as raised:
         again.train(resume_from_checkpoint=True)
     assert "\n" not in str(raised.value)
+
+
+# --- at the end -----------------------------------------------------------------------------------------------------
+
+
+def weights_of(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def same_weights(one, other):
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_the_same_command_after_the_last_step_trains_nothing(tiny_policy, rows, tmp_path):
+    """In the middle of an epoch, where transformers would take one step more; and a shorter run than the one saved."""
+    whole = build(tiny_policy, tmp_path, rows, max_steps=3)
+    whole.train()
+    saved = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and "check" in str(path)}
+    for steps in (3, 2):
+        again = build(tiny_policy, tmp_path, rows, max_steps=steps)
+        again.sampler = None  # nobody is asked
+        again.train(resume_from_checkpoint=True)
+        assert again.state.global_step == 3 and same_weights(weights_of(whole), weights_of(again))
+    assert saved == {path: path.stat().st_mtime_ns for path in saved}, "nor is any checkpoint written anew"
+    more = build(tiny_policy, tmp_path, rows, max_steps=4)
+    more.train(resume_from_checkpoint=True)
+    assert more.state.global_step == 4, "a longer run goes on"
+
+
+def test_rotation_goes_by_steps_whatever_the_clock_said(tiny_policy, rows, tmp_path):
+    """Checkpoints from a node whose clock is ahead, or copied later: the newest is the one with the most steps."""
+    build(tiny_policy, tmp_path, rows, max_steps=2).train()
+    for step in (1, 2):
+        os.utime(tmp_path / f"checkpoint-{step}", (4e9 + 100 * step, 4e9 + 100 * step))
+    again = build(tiny_policy, tmp_path, rows, max_steps=4, save_total_limit=2)
+    again.train(resume_from_checkpoint=True)
+    assert folders(tmp_path) == ["checkpoint-3", "checkpoint-4"]
+
+
+# --- what is damaged --------------------------------------------------------------------------------------------------
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, cut) for name in ("model.safetensors", "optimizer.pt", "exact_resume_0.pt", "trainer_state.json")),
+        *((name, Path.unlink) for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")),
+    ],
+)
+def test_a_damaged_checkpoint_gives_way_to_the_whole_one_before_it(tiny_policy, rows, tmp_path, caplog, name, damage):
+    whole = build(tiny_policy, tmp_path, rows, max_steps=3)
+    whole.train()
+    damage(tmp_path / "checkpoint-3" / name)
+    again = build(tiny_policy, tmp_path, rows, max_steps=3)
+    with caplog.at_level(logging.WARNING, logger="agentic_prompting"):
+        again.train(resume_from_checkpoint=True)
+    assert name in caplog.text and "checkpoint-3" in caplog.text and "going on from" in caplog.text
+    assert [entry["step"] for entry in log_of(again, 2)] == [3] and same_weights(weights_of(whole), weights_of(again))
+    assert not damaged(tmp_path / "checkpoint-3"), "and is replaced by a whole one"
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_is_an_error_that_names_the_file(tiny_policy, rows, tmp_path):
+    build(tiny_policy, tmp_path, rows, max_steps=1).train()
+    again = build(tiny_policy, tmp_path, rows)
+    for name in ("trainer_state.json", "exact_resume_0.pt", "optimizer.pt", "model.safetensors"):
+        path = tmp_path / "checkpoint-1" / name
+        whole = path.read_bytes()
+        cut(path)
+        for checkpoint, what_to_do in ((str(path.parent), "resume from an earlier"), (True, "move them away")):
+            with pytest.raises(ValueError, match=f"checkpoint-1.*{name} cannot be read.*{what_to_do}") as raised:
+                again.train(resume_from_checkpoint=checkpoint)
+            assert "\n" not in str(raised.value) and "miniz" not in str(raised.value)
+        path.write_bytes(whole)
+
+
+def test_weights_alone_can_be_gone_on_from(tiny_policy, rows, tmp_path, caplog):
+    """Where no optimizer was to be saved none is missed; it is said."""
+    build(tiny_policy, tmp_path, rows, max_steps=1, save_only_model=True).train()
+    again = build(tiny_policy, tmp_path, rows, max_steps=2, save_strategy="no")
+    with caplog.at_level(logging.WARNING, logger="agentic_prompting"):
+        again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 2 and "not exactly the uninterrupted one" in caplog.text
+
+
+def test_one_run_at_a_time_in_a_folder(tiny_policy, rows, tmp_path):
+    """The second is refused before it touches anything; a lock that a killed run left behind is no hindrance."""
+    (tmp_path / LOCK_FILE).write_text("left behind")
+    first, second = (build(tiny_policy, tmp_path, rows, max_steps=1) for _ in range(2))
+
+    class Meanwhile(TrainerCallback):
+        def on_step_begin(self, *args, **kwargs):
+            with pytest.raises(ValueError, match="another run is training in .*: wait") as raised:
+                second.train()
+            assert "\n" not in str(raised.value)
+            self.tried = True
+
+    meanwhile = Meanwhile()
+    first.add_callback(meanwhile)
+    first.train()
+    assert meanwhile.tried and second.state.global_step == 0
+    second.train()
+    assert second.state.global_step == 1, "free again"

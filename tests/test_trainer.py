@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 
 import numpy as np
 import pytest
@@ -249,6 +250,61 @@ def test_a_hopeless_error_stops_at_once(tiny_policy, rows, tmp_path):
         trainer.train()
 
 
+def test_a_book_that_cannot_be_read_costs_no_checkpoint(tiny_policy, rows, tmp_path):
+    """Saved first; what was spent is said if it can be."""
+    chat = ScriptedChat([Misconfigured("the key was rejected", status=401)])
+    trainer = trainer_for(tiny_policy, tmp_path, rows, chat, max_steps=5)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+
+    def unreadable():
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    trainer.spending.by_account = unreadable
+    with pytest.raises(
+        TrainingStopped, match=r"the key was rejected.*spent so far is not known.*malformed.*checkpoint is in"
+    ) as raised:
+        trainer.train()
+    assert "\n" not in str(raised.value) and (tmp_path / "checkpoint-0" / "optimizer.pt").exists()
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_said_with_the_reason_to_stop(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, ScriptedChat([Misconfigured("the key was rejected")]))
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    trainer._save_optimizer_and_scheduler = full
+    with pytest.raises(TrainingStopped, match="the key was rejected.*no checkpoint could be saved.*No space left"):
+        trainer.train()
+
+
+def test_a_full_disk_costs_records_but_not_the_run(tiny_policy, rows, tmp_path, caplog):
+    (tmp_path / "rollouts").write_text("a file in the place of the folder")
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.train()
+    assert trainer.state.global_step == 2 and caplog.text.count("rollouts cannot be written") == 1
+
+
+def test_records_say_the_reward_that_was_trained_on(tiny_policy, rows, tmp_path):
+    """The weighted total, of what has a reward; that of each function as well."""
+
+    def first(rollout, **kwargs):
+        return [-1.0, None, 3.0, None]
+
+    def second(rollout, **kwargs):
+        return [2.0, 4.0, None, None]
+
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, options={"reward_funcs": [first, second]}, reward_weights=[1.0, 0.5]
+    )
+    one_batch(trainer)
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    assert [record["reward"] for record in records] == [0.0, 2.0, 3.0, None]
+    assert records[1]["rewards"] == {"first": None, "second": 4.0}
+
+
 def test_lora_and_evaluation(tiny_policy, rows, tmp_path):
     trainer = trainer_for(
         tiny_policy,
@@ -356,6 +412,17 @@ def test_bad_datasets(tiny_policy, tmp_path, dataset, message):
     with pytest.raises(ValueError, match=message) as raised:
         build(tiny_policy, tmp_path, dataset)
     assert "\n" not in str(raised.value)
+
+
+def test_too_few_rows_for_a_step(tiny_policy, tmp_path, rows):
+    """Said, with the number that would do; nothing is saved that looks like a trained model."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows.select(range(1)))
+    with pytest.raises(ValueError, match=r"has 1 rows.* takes 2 \(2 of each row\)") as raised:
+        trainer.train()
+    assert "\n" not in str(raised.value)
+    enough = trainer_for(tiny_policy, tmp_path, rows.select(range(2)), max_steps=1)
+    enough.train()
+    assert enough.state.global_step == 1
 
 
 def test_template_without_question(tiny_policy, tmp_path, rows):

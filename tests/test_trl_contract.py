@@ -38,9 +38,10 @@ ROOT = Path(__file__).parents[1]
 USED = {
     "multi_turn_grpo.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step",
-        "_save_checkpoint", "_tag_names", "eos_token_ids", "is_in_train", "reward_func_names", "use_vllm",
+        "_tag_names", "eos_token_ids", "is_in_train", "reward_func_names", "reward_weights", "use_vllm",
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
     },
+    "stopping.py": {"_save_checkpoint"},
     "scored_tokens.py": {"trl.trainer.utils.pad"},
     "empty_steps.py": {
         "_current_train_step_time", "_metrics", "_prepare_inputs", "_step", "current_gradient_accumulation_steps",
@@ -52,24 +53,25 @@ USED = {
     "held_weights.py": {"_dist", "model_wrapped", "trl.models.unwrap_model_for_generation"},
     "resumable.py": {
         "_buffered_inputs", "_get_output_dir", "_get_train_sampler", "_globalstep_last_logged",
-        "_load_optimizer_and_scheduler", "_metrics", "_save_checkpoint", "_step", "_tr_loss", "is_deepspeed_enabled",
-        "num_generations", "num_iterations", "shuffle_dataset", "trl.trainer.utils.RepeatSampler",
+        "_load_optimizer_and_scheduler", "_metrics", "_run_epoch", "_save_checkpoint", "_step", "_tr_loss", "control",
+        "is_deepspeed_enabled", "num_generations", "num_iterations", "shuffle_dataset",
+        "trl.trainer.utils.RepeatSampler",
     },
     "checkpoints.py": {"_get_output_dir", "_push_from_checkpoint"},
-    "publishing.py": {"_push_from_checkpoint", "_save", "is_world_process_zero"},
+    "publishing.py": {"_push_from_checkpoint", "_save", "_tokenizer", "is_world_process_zero"},
     "model_card.py": {"_name", "_tag_names", "hub_model_id", "reward_func_names", "reward_funcs"},
     "tracking.py": {"callback_handler", "reward_func_names", "reward_funcs"},
     "prompt_r1.py": {"_name"},
     "espl.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_save", "_name",
-        "_load_optimizer_and_scheduler", "num_generations", "reward_weights",
+        "_load_optimizer_and_scheduler", "num_generations",
     },
 }  # fmt: skip
 
 # transformers.Trainer's and TRL's documented attributes and methods; using them needs no contract.
 DOCUMENTED = {
-    "accelerator", "add_callback", "args", "evaluate", "log", "model", "pop_callback", "push_to_hub", "remove_callback",
-    "save_model", "state", "train", "train_dataset", "training_step",
+    "accelerator", "add_callback", "args", "create_optimizer", "evaluate", "log", "model", "pop_callback",
+    "push_to_hub", "remove_callback", "save_model", "state", "train", "train_dataset", "training_step",
 }  # fmt: skip
 
 
@@ -584,6 +586,14 @@ def test_checkpoints_go_where_get_output_dir_says():
     assert "run_dir = self._get_output_dir(trial=trial)" in source and source.count("output_dir=run_dir") == 1
     assert "if self.args.push_to_hub:\n            self._push_from_checkpoint(output_dir)" in source
     assert "best_checkpoint_dir = os.path.join(run_dir, best_checkpoint_folder)" in source
+
+
+def test_run_epoch_is_one_epoch_and_the_loop_asks_after_it_whether_to_stop():
+    """`_run_epoch` may be passed over, with a word to `control`; the loop itself does not look at the steps taken."""
+    source = inspect.getsource(Trainer._inner_training_loop)
+    loop = source[source.index("for epoch in range(epochs_trained, num_train_epochs):") :]
+    assert loop.index("self._run_epoch(") < loop.index("if self.control.should_training_stop:")
+    assert "global_step" not in loop and "max_steps" not in loop
 
 
 def test_is_deepspeed_enabled_is_a_flag(trained):

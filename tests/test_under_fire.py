@@ -40,10 +40,12 @@ class Flaky(ScriptedChat):
         self.down = False
 
 
-def watched_run(policy, folder, rows, failing_batches, chat=None, **changes):
-    """A run whose environment is down while the given batches are played."""
+def watched_run(policy, folder, rows, failing_batches, chat=None, scaled=False, **changes):
+    """A run whose environment is down while the given batches are played; with a gradient scaler, as fp16 has, where
+    `scaled` (accelerate itself makes one on a GPU only)."""
     chat = chat or Flaky()
     trainer = trainer_for(policy, folder, rows, chat, max_failed_share=1.0, **changes)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if scaled else None
     trainer.policy = BatchEngine(Acts(trainer), lent=True)
     play, batches = trainer._play, iter(range(100))
 
@@ -63,11 +65,12 @@ def watched_run(policy, folder, rows, failing_batches, chat=None, **changes):
 HEAVY = {"weight_decay": 0.5, "beta": 0.05, "max_steps": 4, "lr_scheduler_type": "linear"}
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("optimizer", ["adamw_torch", "sgd", "adafactor"])
-def test_a_step_of_failures_alone_changes_nothing(tiny_policy, rows, tmp_path, optimizer):
+def test_a_step_of_failures_alone_changes_nothing(tiny_policy, rows, tmp_path, optimizer, scaled):
     """Steps 1 and 4 learn, 2 and 3 fail whole: no decay, no momentum of step 1, no KL term; the schedule goes on."""
     options = {"optim": optimizer, **({"optim_args": "momentum=0.9"} if optimizer == "sgd" else {})}
-    trainer, watch = watched_run(tiny_policy, tmp_path, rows, {1, 2}, **HEAVY, **options)
+    trainer, watch = watched_run(tiny_policy, tmp_path, rows, {1, 2}, scaled=scaled, **HEAVY, **options)
     assert trainer.state.global_step == 4
     first, second, third, fourth = watch.weights
     assert same(first, second) and same(second, third) and not same(third, fourth)
@@ -87,12 +90,13 @@ def test_without_the_guard_decay_and_momentum_would_move_weights(tiny_policy, ro
     assert not same(*watch.weights)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("failing", [{0}, {1}, {0, 1}])
-def test_with_accumulation_an_empty_part_leaves_the_rest(tiny_policy, rows, tmp_path, failing):
+def test_with_accumulation_an_empty_part_leaves_the_rest(tiny_policy, rows, tmp_path, failing, scaled):
     """Two generations to an optimizer step: it moves the weights unless both failed."""
     _, watch = watched_run(
         tiny_policy, tmp_path, rows, failing, max_steps=1, gradient_accumulation_steps=2, steps_per_generation=1,
-        weight_decay=0.5,
+        weight_decay=0.5, scaled=scaled,
     )  # fmt: skip
     before = trainer_for(tiny_policy, tmp_path, rows).model.state_dict()
     assert same(before, watch.weights[0]) == (failing == {0, 1})

@@ -1,7 +1,7 @@
 """Rollouts on disk: one JSON line each, compressed, for the tools that look at a run afterwards.
 
-A batch is appended as one gzip member of its own, so a run that is killed loses at most the batch being written, and
-a reader skips a torn end.
+A batch is appended as a gzip member of its own (a very large one as several), so a run that is killed loses at most the
+batch being written, and a reader skips a torn end. A full disk ends no run: what it does not take waits in memory.
 """
 
 from __future__ import annotations
@@ -9,15 +9,23 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from .types import Rollout
 
 logger = logging.getLogger(__name__)
 
+MAX_BATCH = 2**27
+"""Bytes of a gzip member when unfolded; a reader passes over larger ones."""
+MAX_WAITING = 2**26
+"""Bytes, compressed, that wait in memory while the disk takes nothing; beyond that the oldest batches are lost."""
+
+_CHUNK = 2**20
 _ROW_KEYS = ("id", "question", "answers", "task")
 
 
@@ -69,16 +77,42 @@ class RolloutLog:
         self.folder, self.process_index = Path(folder), process_index
         self.max_bytes, self.part_bytes = max_mb * 2**20, min(part_mb, max_mb / 4) * 2**20
         self._part: Path | None = None  # each log begins one of its own: the last one's end may be torn
+        self._waiting: deque[bytes] = deque()
+        self._failing, self._lost = False, 0
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
-        """Append one batch."""
-        lines = "".join(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
-        if not lines or not self.max_bytes:
+        """Append one batch. One that the disk does not take is tried again with the next, which is logged once."""
+        if not self.max_bytes:
             return
+        self._waiting += _members(records)
+        if not self._waiting:
+            return
+        try:
+            self._append_waiting()
+        except OSError as error:
+            self._part = None  # its end may be torn
+            self._put_up_with(error)
+        else:
+            if self._failing:
+                logger.warning("rollouts are written again to %s; %d batches were lost", self.folder, self._lost)
+            self._failing, self._lost = False, 0
+
+    def _append_waiting(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self._current_part(), "ab") as file:
-            file.write(gzip.compress(lines.encode("utf-8", "replace"), compresslevel=6))
-        self._drop_oldest()
+        while self._waiting:
+            with open(self._current_part(), "ab") as file:
+                file.write(self._waiting[0])
+            self._waiting.popleft()
+            self._drop_oldest()
+
+    def _put_up_with(self, error: OSError) -> None:
+        """Records are for looking at: no reason to end a run."""
+        if not self._failing:
+            logger.warning("rollouts cannot be written to %s, training goes on without: %s", self.folder, error)
+        self._failing = True
+        while sum(map(len, self._waiting)) > MAX_WAITING:
+            self._waiting.popleft()
+            self._lost += 1
 
     def _parts(self) -> list[Path]:
         return sorted(self.folder.glob(f"rollouts-{self.process_index:05d}-*.jsonl.gz"))
@@ -105,17 +139,55 @@ def read_rollouts(folder: str | Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def _members(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    """A batch as gzip members, one wherever that is not too large to be read."""
+    lines: list[str] = []
+    size = 0
+    for record in records:
+        line = json.dumps(record, ensure_ascii=False, default=str) + "\n"
+        if lines and size + len(line) > MAX_BATCH // 4:  # a character takes up to four bytes
+            yield _compressed(lines)
+            lines, size = [], 0
+        lines.append(line)
+        size += len(line)
+    if lines:
+        yield _compressed(lines)
+
+
+def _compressed(lines: list[str]) -> bytes:
+    return gzip.compress("".join(lines).encode("utf-8", "replace"), compresslevel=6)
+
+
 def _whole_lines(part: Path) -> Iterator[str]:
-    """The lines of all complete gzip members. A member is one batch, written at once."""
-    data = part.read_bytes()
-    while data:
-        member = zlib.decompressobj(wbits=31)
-        try:
-            text = member.decompress(data)
-        except zlib.error:
-            text = b""
-        if not member.eof:
-            logger.warning("%s: skipped the last %d bytes, a batch cut off while being written", part, len(data))
-            return
-        yield from text.decode("utf-8").split("\n")[:-1]
-        data = member.unused_data
+    """The lines of all complete gzip members, in memory that is bounded whatever they unfold into."""
+    with open(part, "rb") as file:
+        rest, size = file.read(_CHUNK), os.fstat(file.fileno()).st_size
+        while rest:
+            left = size - file.tell() + len(rest)
+            try:
+                text, rest = _unfold(file, rest)
+            except (zlib.error, EOFError):
+                logger.warning("%s: skipped the last %d bytes, a batch cut off while being written", part, left)
+                return
+            if text is None:
+                logger.warning("%s: passed over a batch that unfolds into more than %d bytes", part, MAX_BATCH)
+            else:
+                yield from text.decode("utf-8").split("\n")[:-1]
+
+
+def _unfold(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes]:
+    """One gzip member that begins with `data` and goes on in `file`: its text, or `None` where that is too large; and
+    what was read after it. Raises `EOFError` or `zlib.error` if it is not whole."""
+    member, size = zlib.decompressobj(wbits=31), 0
+    pieces: list[bytes] = []
+    while not member.eof:
+        piece = member.decompress(data, _CHUNK)
+        size += len(piece)
+        if size > MAX_BATCH:
+            pieces.clear()
+        else:
+            pieces.append(piece)
+        data = (member.unused_data if member.eof else member.unconsumed_tail) or file.read(_CHUNK)
+        if not (piece or data or member.eof):
+            raise EOFError
+    return (b"".join(pieces) if size <= MAX_BATCH else None), data

@@ -54,7 +54,8 @@ def saved_whole(trainer: ResumableGRPOTrainer, trial: Any) -> Iterator[Path]:
     everyone()
     if trainer.args.should_save:
         shutil.rmtree(staging, ignore_errors=True)
-        rotate_checkpoints(str(run), trainer.args.save_total_limit, trainer.state.best_model_checkpoint, use_mtime=True)
+        # By step, never by the clock: it may have been set back, or be another node's, or that of a copy.
+        rotate_checkpoints(str(run), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
     if pushes:
         trainer._push_from_checkpoint(str(run / name))
 

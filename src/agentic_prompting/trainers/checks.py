@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from datasets import Dataset
+from trl import GRPOConfig
 
 from ..evolution import SystemPrompt
 from ..llm import ChatModel
@@ -28,6 +29,17 @@ def datasets_of(dataset: Dataset | Mapping[str, Dataset] | None) -> list[Dataset
     if dataset is None:
         return []
     return list(dataset.values()) if isinstance(dataset, Mapping) else [dataset]
+
+
+def check_rows(dataset: Any, args: GRPOConfig, rollouts_per_row: int) -> None:
+    """Raises `ValueError` if a data set is too small for a single step, of which TRL would make a run of no steps."""
+    needed = args.generation_batch_size // rollouts_per_row
+    if hasattr(dataset, "__len__") and len(dataset) < needed:
+        raise ValueError(
+            f"train_dataset has {len(dataset)} rows, and a batch of {args.generation_batch_size} rollouts takes "
+            f"{needed} ({rollouts_per_row} of each row): nothing would be trained; add rows, or make the batch smaller "
+            "(per_device_train_batch_size x processes x steps_per_generation)"
+        )
 
 
 def check_environment(environment: Environment | ChatModel | None) -> None:

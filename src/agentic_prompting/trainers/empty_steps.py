@@ -3,7 +3,8 @@
 When the environment was down for a whole step, every rollout of it failed. Gradients of zero would still let AdamW
 decay the weights and move them by the momentum of earlier steps; so there is no backward pass at all, and optimizers
 pass over weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside `backward`, is not called).
-The schedule of the learning rate follows the count of steps and goes on.
+The schedule of the learning rate follows the count of steps and goes on. A gradient scaler (fp16) insists on a backward
+pass: there the gradients, zeros, are taken away before the optimizer steps.
 """
 
 from __future__ import annotations
@@ -32,13 +33,28 @@ class EmptyStepsGRPOTrainer(ResumableGRPOTrainer):
     some_failed = False
     _current_train_step_time: float  # TRL's
     _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
+    _learns = True  # whether a token has a part in the gradients of the optimizer's next step
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it passes over weights in a step without a token."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.accelerator.scaler is not None:
+            optimizer.register_step_pre_hook(self._without_empty_gradients)
+        return optimizer
+
+    def _without_empty_gradients(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+        if not self._learns:
+            optimizer.zero_grad(set_to_none=True)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """One micro-batch, or nothing where there is nothing to learn from."""
         model.train()
         batch = _Prepared(self._timed_inputs(inputs))
-        if self._nothing_to_learn(batch):
+        nothing = self._nothing_to_learn(batch)
+        # Where gradients of an earlier micro-batch wait to be exchanged, the backward pass is what exchanges them.
+        if nothing and not self._gradients_waiting and self.accelerator.scaler is None:
             return self._pass_over()
+        self._learns = not nothing or (self._gradients_waiting and self._learns)
         loss = super().training_step(model, batch, num_items_in_batch)
         self._gradients_waiting = not self.accelerator.sync_gradients
         return loss
@@ -64,12 +80,8 @@ class EmptyStepsGRPOTrainer(ResumableGRPOTrainer):
         return generation_batch if prepared else super()._prepare_inputs(generation_batch)
 
     def _nothing_to_learn(self, batch: Mapping[str, torch.Tensor]) -> bool:
-        """Whether no process has a token of its own in this micro-batch. The same on every process.
-
-        Where gradients of an earlier micro-batch wait to be exchanged, the backward pass that exchanges them is needed;
-        and a gradient scaler (fp16) cannot do without one.
-        """
-        if not self.some_failed or self._gradients_waiting or self.accelerator.scaler is not None:
+        """Whether no process has a token of its own in this micro-batch. The same on every process."""
+        if not self.some_failed:
             return False
         own = (batch["tool_mask"] * batch["completion_mask"]).sum()
         return self.accelerator.reduce(own).item() == 0

@@ -10,6 +10,8 @@ Every process holds the same population and does the same to it.
 from __future__ import annotations
 
 import json
+import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +41,8 @@ from .checks import check_editor, check_environment, root_prompt
 from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .reflecting import Editor, PolicyEditor, ReferenceEditor, Reflecting, told_of
+
+logger = logging.getLogger(__name__)
 
 POPULATION_FILE, PROMPT_FILE = "population.json", "system_prompt.txt"
 
@@ -108,6 +112,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._pending: list[Reflecting] = []
         self._batches = 0  # training batches generated so far: the clock of the evolution
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=100)  # attempts that a full disk has not taken
         self._held_out: list[float] = []  # rewards of the evaluation going on
         super().__init__(
             model=model,
@@ -121,7 +126,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._editor: Editor | None = None
         if args.evolves and reference is not None:
             asks = self.accelerator.is_main_process
-            self._editor = ReferenceEditor(reference, args.reflection(), args.seed, asks)
+            self._editor = ReferenceEditor(reference, args.reflection(), args.seed, asks, args.reflection_timeout)
         elif args.evolves:
             self._editor = PolicyEditor(self, args.reflection())
         if args.baseline == "marginalize":
@@ -158,8 +163,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
-        totals[rewards.isnan().all(1)] = torch.nan
+        totals = self.total_rewards(rewards)
         if self.model.training:
             self._evolve([None if reward != reward else reward for reward in totals.tolist()], inputs)
         else:
@@ -229,7 +233,20 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             child = outcome.child and replace(outcome.child, born_at=self._batches)
             children.append(child and self.population.add(child, island=work.island))
         if self.accelerator.is_main_process:
-            self._journal.write(attempt_records(work.batch, outcomes, children, work.scores, self.population))
+            self._note(attempt_records(work.batch, outcomes, children, work.scores, self.population))
+
+    def _note(self, attempts: Sequence[dict[str, Any]]) -> None:
+        """Into the journal. What a full disk does not take waits for the next time: no reason to end a run."""
+        late = bool(self._unwritten)
+        self._unwritten.extend(attempts)
+        try:
+            if late:  # some of it may be there
+                self._journal.keep_before(self._unwritten[0]["step"])
+            self._journal.write(list(self._unwritten))
+            self._unwritten.clear()
+        except OSError as error:
+            if not late:
+                logger.warning("%s cannot be written, training goes on without: %s", self._journal.path, error)
 
     # --- logs, saving, resuming ----------------------------------------------------------------------------------
 
@@ -271,17 +288,31 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a [`ESPLTrainer.state_dict`]. Unfinished reflections are asked for again."""
+        """Continue from a [`ESPLTrainer.state_dict`]. Unfinished reflections are asked for again when they are due."""
         self.population.load_state_dict(state["population"])
-        self._batches, self._pending = state["batches"], []
-        for saved in state["pending"]:
-            self._reflect(Reflecting.from_json(saved))
+        self._batches = state["batches"]
+        self._pending = [Reflecting.from_json(saved) for saved in state["pending"]]
+
+    def _load_population(self, path: Path) -> None:
+        try:
+            self.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{path} is not what was saved ({type(error).__name__}: {error}): resume from an earlier checkpoint, "
+                "or restore the file"
+            ) from error
+        if self._editor is not None and self.state.global_step < self.state.max_steps:
+            for work in self._pending:
+                self._editor.begin(work)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
         write_whole(folder / PROMPT_FILE, self.population.best().text)
-        write_whole(folder / POPULATION_FILE, json.dumps(self.state_dict(), indent=1, ensure_ascii=False))
+        state = self.state_dict()
+        if self.staging is None:  # a model, which may be shared; what is at work holds rows and rollouts
+            state["pending"] = []
+        write_whole(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
 
     def saved_spec(self) -> AgentSpec:
         """As in evaluation here: under the best prompt."""
@@ -295,7 +326,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and (Path(checkpoint) / POPULATION_FILE).exists():
-            self.load_state_dict(json.loads((Path(checkpoint) / POPULATION_FILE).read_text(encoding="utf-8")))
+        path = Path(checkpoint or "") / POPULATION_FILE
+        if checkpoint is not None and path.exists():
+            self._load_population(path)
         if self.accelerator.is_main_process:  # what a life that was lost did after this will be done again
             self._journal.keep_before(self._pending[0].batch if self._pending else self._batches)

@@ -46,6 +46,10 @@ class ESPLConfig(MultiTurnGRPOConfig):
         evolution_lag (`int`, *optional*, defaults to `1`):
             A child joins so many batches later than in Algorithm 1, so that the reference LLM works while the weights
             are updated. 0 is the exact algorithm: each batch waits for the children of the last one.
+        reflection_timeout (`float`, *optional*, defaults to `1800`):
+            Seconds that the reference LLM may take for one batch, all its stages together. What is not there by then
+            counts as a failed call: the batch has no child, which is logged, and training goes on. A model's own
+            timeouts end a call earlier; this is for models that have none.
         prompt_place (`str`, *optional*, defaults to `"system"`):
             Where the prompt stands: `system` message or in front of the `user` message (the paper's maths template).
         islands (`int`, *optional*, defaults to `1`):
@@ -70,6 +74,9 @@ class ESPLConfig(MultiTurnGRPOConfig):
     reflect_on: str = field(default="mixed", metadata={"help": "mixed (the paper) or imperfect."})
     editor: str = field(default="reference", metadata={"help": "Who reflects: reference, or current (the policy)."})
     evolution_lag: int = field(default=1, metadata={"help": "Batches that a child joins later; 0: exact algorithm."})
+    reflection_timeout: float = field(
+        default=1800.0, metadata={"help": "Seconds that the reference LLM may take for one batch."}
+    )
     prompt_place: str = field(default="system", metadata={"help": "system or user."})
     islands: int = field(default=1, metadata={"help": "Separate populations with migration."})
     migrate_every: int = field(default=10, metadata={"help": "Turns of every island between migrations."})
@@ -96,6 +103,8 @@ class ESPLConfig(MultiTurnGRPOConfig):
                 f"prompts_per_step must be at least 1 and evolution_lag at least 0, got {self.prompts_per_step} and "
                 f"{self.evolution_lag}"
             )
+        if not self.reflection_timeout > 0:
+            raise ValueError(f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}")
         self.reflection()  # raises for a wrong reflect_on
         super().__post_init__()
         self._check_batch()

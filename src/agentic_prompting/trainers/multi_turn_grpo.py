@@ -45,7 +45,7 @@ from .progress import OneLineProgress
 from .publishing import PublishingGRPOTrainer
 from .rank_barrier import rank_barrier
 from .scored_tokens import ScoredTokens, padded_mask, scored_only
-from .stopping import FailureWatch, TrainingStopped
+from .stopping import FailureWatch, TrainingStopped, said_of, save_before_stopping
 from .tracking import LiveView
 from .trl_batch import to_trl_batch
 
@@ -249,6 +249,7 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
             self._metrics[mode][name].append(value)
         first = self.accelerator.process_index * len(rollouts)
         own_rewards = rewards[first : first + len(rollouts)].tolist()
+        own_totals = self.total_rewards(rewards)[first : first + len(rollouts)].tolist()
         self.live.note(mode, rollouts, own_rewards)
         self.rollout_log.write(
             rollout_record(
@@ -256,13 +257,11 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
                 run=self._started,
                 step=self.state.global_step,
                 mode=mode,
-                rewards={
-                    name: None if reward != reward else round(reward, 6)  # NaN: not scored
-                    for name, reward in zip(self.reward_func_names, own, strict=True)
-                },
+                reward=_or_none(total),
+                rewards={name: _or_none(reward) for name, reward in zip(self.reward_func_names, own, strict=True)},
                 **self.record_notes(first + i),
             )
-            for i, (rollout, own) in enumerate(zip(rollouts, own_rewards, strict=True))
+            for i, (rollout, own, total) in enumerate(zip(rollouts, own_rewards, own_totals, strict=True))
         )
         self._eval_batches += mode == "eval"
         if mode == "train":
@@ -272,15 +271,20 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
             self._stop(why)
         return rewards
 
+    def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
+        """What is trained on: the sum over reward functions weighted by `reward_weights`, as TRL takes it; NaN where no
+        function gave a reward."""
+        totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        totals[rewards.isnan().all(1)] = torch.nan
+        return totals
+
     def _stop(self, why: str) -> NoReturn:
-        """End training, to be gone on with later. Must be called on every process alike."""
-        why = f"stopped at step {self.state.global_step}: {why}. Spent so far: {self.spending}."
-        if self.is_in_train:
-            self._save_checkpoint(self.model, trial=None)
-            why += (
-                f" A checkpoint is in {self.args.output_dir}; mend the cause and continue with "
-                "resume_from_checkpoint=True."
-            )
+        """End training, to be gone on with later. Must be called on every process alike.
+
+        The checkpoint comes first: nothing else that goes wrong may take its place.
+        """
+        saved = save_before_stopping(self) if self.is_in_train else ""
+        why = f"stopped at step {self.state.global_step}: {why}. {said_of(self.spending)}{saved}"
         raise TrainingStopped(why)
 
     # --- resuming, evaluation and saving -------------------------------------------------------------------------
@@ -305,3 +309,7 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         if state["environment"] is not None:
             self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
         self.some_failed = state["some_failed"]
+
+
+def _or_none(reward: float) -> float | None:
+    return None if reward != reward else round(reward, 6)  # NaN: not scored

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import glob
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,24 @@ from typing import Any
 from transformers import trainer as transformers_trainer
 
 from ..llm.files import write_whole
-from ..rollout import AgentSpec
+from ..rollout import SPEC_FILE, AgentSpec
 from .empty_steps import EmptyStepsGRPOTrainer
 from .model_card import model_card
 
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
-# Of the output folder itself; of its sub-folders nothing but chat templates.
+# By name, as anything else may lie in a run's folder: what we write about a model, what `save_pretrained` writes of
+# models and adapters, and what it writes of tokenizers and processors, beside the files that a tokenizer names itself.
 SHARED = (
-    "*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.md", "*.jinja", "*.model", "*.tiktoken", "*.png",
-    "adapter_model.bin",
+    CARD_FILE, SPEC_FILE, "system_prompt.txt", "population.json", "summary.json", "table.md",
+    "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
+    "model-?????-of-?????.safetensors", "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "additional_chat_templates/*.jinja", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json", "processor_config.json", "preprocessor_config.json",
+    "video_preprocessor_config.json",
 )  # fmt: skip
-KEPT_BACK = (".*", "_*", "*key*", "*secret*", "*credential*", "trainer_state.json")
-SHARED_FOLDERS = ("additional_chat_templates",)
 
 
 class PublishingGRPOTrainer(EmptyStepsGRPOTrainer):
@@ -58,11 +62,11 @@ class PublishingGRPOTrainer(EmptyStepsGRPOTrainer):
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s, of the model alone: no rollouts, no records of spending, no recorded replies, no
         checkpoints."""
-        with only_the_model(Path(self.args.output_dir)):
+        with only_the_model(Path(self.args.output_dir), vocabulary_of(self._tokenizer)):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with only_the_model(Path(self.args.output_dir)):
+        with only_the_model(Path(self.args.output_dir), vocabulary_of(self._tokenizer)):
             super()._push_from_checkpoint(checkpoint_folder)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
@@ -79,12 +83,17 @@ class PublishingGRPOTrainer(EmptyStepsGRPOTrainer):
             logger.warning("no model card in %s: %r", folder, error)
 
 
+def vocabulary_of(tokenizer: Any) -> tuple[str, ...]:
+    """The files of a vocabulary, by the names that its tokenizer gives them."""
+    return tuple(glob.escape(name) for name in getattr(tokenizer, "vocab_files_names", {}).values())
+
+
 @contextmanager
-def only_the_model(folder: Path) -> Iterator[None]:
-    """Within it transformers uploads of this folder what [`SHARED`] names. A checkpoint goes up whole, where
-    `hub_strategy` asks for it."""
+def only_the_model(folder: Path, vocabulary: Sequence[str] = ()) -> Iterator[None]:
+    """Within it transformers uploads of this folder what [`SHARED`] and `vocabulary` name. A checkpoint goes up whole,
+    where `hub_strategy` asks for it."""
     uploads = transformers_trainer.hf_api
-    transformers_trainer.hf_api = lambda: _Selective(uploads(), folder)
+    transformers_trainer.hf_api = lambda: _Selective(uploads(), folder, [*SHARED, *vocabulary])
     try:
         yield
     finally:
@@ -94,25 +103,13 @@ def only_the_model(folder: Path) -> Iterator[None]:
 class _Selective:
     """An `HfApi` whose `upload_folder` leaves out what is not the model's."""
 
-    def __init__(self, api: Any, folder: Path):
-        self._api, self._folder = api, folder
+    def __init__(self, api: Any, folder: Path, shared: Sequence[str]):
+        self._api, self._folder, self._shared = api, folder, shared
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._api, name)
 
-    def upload_folder(self, *, folder_path: Any, ignore_patterns: Any = None, **options: Any) -> Any:
-        if Path(folder_path) != self._folder:
-            return self._api.upload_folder(folder_path=folder_path, ignore_patterns=ignore_patterns, **options)
-        # The hub's `*` also matches `/`: sub-folders have to be named.
-        below = [f"{glob.escape(path.name)}/*" for path in self._folder.iterdir() if _stays(path)]
-        theirs = [ignore_patterns] if isinstance(ignore_patterns, str) else list(ignore_patterns or ())
-        return self._api.upload_folder(
-            folder_path=folder_path,
-            allow_patterns=list(SHARED),
-            ignore_patterns=[*theirs, *KEPT_BACK, *below],
-            **options,
-        )
-
-
-def _stays(path: Path) -> bool:
-    return path.is_dir() and path.name not in SHARED_FOLDERS
+    def upload_folder(self, *, folder_path: Any, **options: Any) -> Any:
+        if Path(folder_path) == self._folder:
+            options["allow_patterns"] = list(self._shared)
+        return self._api.upload_folder(folder_path=folder_path, **options)

@@ -6,9 +6,11 @@ are due, with the weights of that moment, which a checkpoint has.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import count
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accelerate.utils import broadcast_object_list
@@ -21,15 +23,16 @@ from ..evolution import (
     breed,
     drive,
     question_of,
-    run_operators,
     scores_of,
     truth_of,
 )
-from ..llm import BadRequest, ChatModel, Reply, Usage
+from ..llm import BadRequest, ChatModel, Reply, TimedOut, Usage
 from ..rollout import Rollout, SampleRequest, gather, lend, rollout_seed
 
 if TYPE_CHECKING:
     from .espl import ESPLTrainer
+
+logger = logging.getLogger(__name__)
 
 
 class Reflecting:
@@ -88,10 +91,12 @@ class ReferenceEditor:
         settings ([`Reflection`]): Of the operators.
         seed (`int`): Of the run.
         asks (`bool`): Whether this is the process that asks.
+        timeout (`float`): Seconds for the work of one batch.
     """
 
-    def __init__(self, reference: ChatModel, settings: Reflection, seed: int, asks: bool):
+    def __init__(self, reference: ChatModel, settings: Reflection, seed: int, asks: bool, timeout: float):
         self.reference, self.settings, self.seed, self.asks = reference, settings, seed, asks
+        self.timeout = timeout
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="espl-reflection")
 
     def begin(self, work: Reflecting) -> None:
@@ -99,13 +104,28 @@ class ReferenceEditor:
             work.outcomes = self._thread.submit(self._run, work)
 
     def finish(self, work: Reflecting) -> list[Outcome]:
+        if self.asks and work.outcomes is None:
+            self.begin(work)
         results: list[Any] = [work.outcomes.result() if work.outcomes is not None else []]
         broadcast_object_list(results)
         return results[0]
 
     def _run(self, work: Reflecting) -> list[Outcome]:
-        operators = breed(work.best, work.trials, self.settings)
-        return run_operators(self.reference, operators, repeat=rollout_seed(self.seed, "reflection", work.batch))
+        """On the thread, which ends with the time that the work has: no model can hold up training or its end."""
+        repeat, deadline = rollout_seed(self.seed, "reflection", work.batch), monotonic() + self.timeout
+
+        def answer(conversations: list[Conversation]) -> list[Reply]:
+            futures = [self.reference.submit(conversation, repeat=repeat) for conversation in conversations]
+            late = wait(futures, max(0.0, deadline - monotonic())).not_done
+            if late:
+                logger.warning(
+                    "the reference LLM did not answer within %g s (%d of %d calls): nothing comes of them in batch %d",
+                    self.timeout, len(late), len(futures), work.batch,
+                )  # fmt: skip
+            error = TimedOut(f"no reply within reflection_timeout={self.timeout:g} s")
+            return [Reply(error=error) if future in late else future.result() for future in futures]
+
+        return drive(breed(work.best, work.trials, self.settings), answer)
 
 
 class PolicyEditor:

@@ -18,15 +18,14 @@ import torch
 from accelerate.utils import send_to_device
 from datasets import Dataset
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from .checkpoints import saved_whole
+from .checks import check_rows
+from .resume_point import STATE_FILE, alone_in, from_first, whole_checkpoint
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "exact_resume_{}.pt"  # one per process
 
 
 class ResumableGRPOTrainer(GRPOTrainer):
@@ -101,21 +100,38 @@ class ResumableGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s.
 
+        With `resume_from_checkpoint=True` a damaged checkpoint gives way to the whole one before it, with a warning. At
+        the last step nothing is trained.
+
         Raises:
-            `ValueError`: If a DeepSpeed checkpoint is of another number of processes; says what can be done.
+            `ValueError`: If there are too few rows for a single step; if another run trains in `output_dir`; if the
+                checkpoint that was asked for is damaged; if a DeepSpeed checkpoint is of another number of processes.
+                Says what can be done.
         """
-        if self.is_deepspeed_enabled and resume_from_checkpoint:
-            latest = resume_from_checkpoint is True
-            checkpoint = get_last_checkpoint(self.args.output_dir) if latest else str(resume_from_checkpoint)
-            state = self._read_exact_state(Path(checkpoint)) if checkpoint else None
-            world = self.accelerator.num_processes
-            if state is not None and state["world"] != world:
-                raise ValueError(
-                    f"{checkpoint} is cut by DeepSpeed for {state['world']} processes, this job has "
-                    f"{world}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in its "
-                    "config, or train on from its weights alone (they are whole) with this folder as the model"
-                )
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        check_rows(self.train_dataset, self.args, self.rollouts_per_row())
+        folder = Path(self.args.output_dir)
+        with alone_in(folder, self.accelerator):
+            checkpoint = from_first(self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder))
+            if self.is_deepspeed_enabled and checkpoint:
+                self._check_world(checkpoint)
+            return super().train(checkpoint, *args, **kwargs)
+
+    def _check_world(self, checkpoint: str) -> None:
+        """Raise unless a DeepSpeed checkpoint is of as many processes as there are."""
+        state, world = self._read_exact_state(Path(checkpoint)), self.accelerator.num_processes
+        if state is not None and state["world"] != world:
+            raise ValueError(
+                f"{checkpoint} is cut by DeepSpeed for {state['world']} processes, this job has "
+                f"{world}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in its "
+                "config, or train on from its weights alone (they are whole) with this folder as the model"
+            )
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # transformers looks only after a step whether it was the last: the same command would take one more each time.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -145,7 +161,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
         for process in (self.accelerator.process_index, 0):
             path = checkpoint / STATE_FILE.format(process)
             if path.exists():
-                return torch.load(path, map_location="cpu", weights_only=True)
+                try:
+                    return torch.load(path, map_location="cpu", weights_only=True)
+                except Exception as error:  # each kind of damage has its own
+                    raise ValueError(f"{path} cannot be read: resume from an earlier checkpoint") from error
         logger.warning("%s has no %s: the resumed run is not exactly the uninterrupted one", checkpoint, STATE_FILE)
         return None
 

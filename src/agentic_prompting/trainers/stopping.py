@@ -4,12 +4,40 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from ..llm import Budget
 from ..rollout import RolloutFacts
+
+if TYPE_CHECKING:
+    from .multi_turn_grpo import MultiTurnGRPOTrainer
 
 
 class TrainingStopped(RuntimeError):
     """Training could not go on because of the environment. A checkpoint was saved first; resume from it."""
+
+
+def save_before_stopping(trainer: MultiTurnGRPOTrainer) -> str:
+    """Save a checkpoint, if it can be, and say where it is. On every process alike."""
+    try:
+        trainer._save_checkpoint(trainer.model, trial=None)
+    except Exception as error:  # of whatever kind: the reason to stop has to be heard
+        return f" And no checkpoint could be saved: {_line(error)}"
+    return (
+        f" A checkpoint is in {trainer.args.output_dir}; mend the cause and continue with resume_from_checkpoint=True."
+    )
+
+
+def said_of(spending: Budget) -> str:
+    """What was spent, if the book can be read."""
+    try:
+        return f"Spent so far: {spending}."
+    except Exception as error:
+        return f"What was spent so far is not known: {spending.path} cannot be read ({_line(error)})."
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 class FailureWatch:

@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
@@ -426,6 +428,98 @@ def test_files_that_are_not_there_or_not_readable(tmp_path):
     broken.write_bytes(b"not parquet")
     with pytest.raises(ValueError, match="cannot be read as .parquet"):
         load_task("gsm8k", data_files=str(broken))
+
+
+# Files keep what is written in them ---------------------------------------------------------------------------------
+
+
+def test_a_csv_cell_is_the_text_it_is(tmp_path):
+    answers = ["1", "", "007", "NA", "null", "None", "true", "1.50", "1e5", "nan"]
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\n" + "".join(f"q{i},{a}\n" for i, a in enumerate(answers)), encoding="utf-8")
+    found = load_task("hotpotqa", data_files=path)
+    assert found["answers"][:] == [[answer] for answer in answers if answer]
+    assert found["question"][:] == [f"q{i}" for i, answer in enumerate(answers) if answer]
+
+
+def test_a_csv_as_spreadsheets_write_it(tmp_path):
+    path = tmp_path / "rows.csv"
+    long = "x" * 200_000  # the csv module's own limit is 128 KiB
+    path.write_bytes(f'\ufeffid,question,answer\r\n7,"Two\nlines, ""quoted""","é"\r\n\r\n8,{long},b\r\n'.encode())
+    found = load_task("hotpotqa", data_files=path)
+    assert found["id"][:] == ["7", "8"] and found["answers"][:] == [["é"], ["b"]]
+    assert found["question"][:] == ['Two\nlines, "quoted"', long]
+
+
+def test_names_of_files_are_no_patterns(tmp_path):
+    for name, answer in (("a1.jsonl", "wrong"), ("a[1].jsonl", "right")):
+        (tmp_path / name).write_text(json.dumps({"question": "q", "answer": answer}) + "\n")
+    assert load_task("hotpotqa", data_files=tmp_path / "a[1].jsonl")["answers"][:] == [["right"]]
+    Dataset.from_list([{"question": "q", "answer": "also"}]).to_parquet(tmp_path / "b[1]=x.parquet")
+    assert load_task("hotpotqa", data_files=tmp_path / "b[1]=x.parquet")["answers"][:] == [["also"]]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_not_a_number_is_no_answer(suffix, tmp_path):
+    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate([1.5, float("nan"), 2.0])]
+    assert load_task("hotpotqa", data_files=written(tmp_path, rows, suffix))["answers"][:] == [["1.5"], ["2.0"]]
+    problems = [{"problem": f"p{i}", "answer": answer} for i, answer in enumerate([1.0, float("nan")])]
+    assert load_task("aimo_amc", data_files=written(tmp_path, problems, suffix))["answers"][:] == [["1"]]
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("l.csv", "question,answer\nq,a\nOù ?,é\n".encode("latin-1"), "row 1 .line 3. of .*l.csv.* UTF-8"),
+        ("l.jsonl", '{"question": "Où ?", "answer": "é"}\n'.encode("latin-1"), "row 0 .line 1. of .*l.jsonl.* UTF-8"),
+        ("l.json", '[{"question": "Où ?", "answer": "é"}]'.encode("latin-1"), "l.json.* UTF-8"),
+        ("d.jsonl", b'{"question": "q", "answer": "a"}\n\n{"a": ' + DEEP + b"}", "row 1 .line 3. of .*nested too deep"),
+        ("d.json", DEEP, "d.json.*nested too deep"),
+        ("j.jsonl", b'{"question": "q", "answer": "a"}\n{"question"\n', "row 1 .line 2. of .*j.jsonl"),
+        ("t.json", b'[{"question": "q"', "t.json"),
+        ("o.jsonl", b'["q", "a"]\n', "row 0 .line 1. of .*an object .* got list"),
+        ("s.jsonl", b'{"question": "\\ud800", "answer": "a"}\n', "row 0 of .*s.jsonl.*surrogate"),
+        ("e.jsonl", b"", "e.jsonl has no rows"),
+        ("e.json", b"", "e.json has no rows"),
+        ("e.csv", b"", "e.csv has no rows"),
+        ("e.parquet", b"", "e.parquet cannot be read as .parquet"),
+        ("h.csv", b"question,answer\n", "h.csv has no rows"),
+        ("b.json", b"[]", "b.json has no rows"),
+        ("w.csv", b"question,answer\nq,a\nq,a,b\n", "row 1 .line 3. of .*w.csv has 3 cells where there are 2 columns"),
+        ("n.csv", b"question,answer\nq\n", "row 0 .line 2. of .*n.csv has 1 cell where"),
+        ("q.csv", b'question,answer\nq,"a\nr,b\n', "row 0 .*q.csv"),
+        ("two.csv", b"question,answer,answer\nq,a,b\n", "two.csv has several columns called 'answer'"),
+        ("none.csv", b"question,answer\nq,\nr, \n", "none of the 2 rows of .*none.csv has an accepted answer"),
+    ],
+)
+def test_a_file_that_is_damaged_is_named_with_its_row(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_task("hotpotqa", data_files=tmp_path / name)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert caught.value.__context__ is None or caught.value.__suppress_context__, "no traceback of a library's"
+
+
+def test_of_several_files_the_one_is_named(tmp_path):
+    for name, row in (("a.jsonl", {"question": "q", "answer": "a"}), ("b.jsonl", {"question": None, "answer": "a"})):
+        (tmp_path / name).write_text((json.dumps({"question": "x", "answer": "y"}) + "\n") + json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=r"row 1 of \S*b.jsonl cannot be read"):
+        load_task("hotpotqa", data_files=[tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+
+
+def test_a_damaged_file_is_refused_before_anything_heavy_is_imported(tmp_path):
+    """Within a second: the libraries that tables need take longer than that to import."""
+    (tmp_path / "bad.jsonl").write_text('{"question"')
+    code = (
+        "import sys\nfrom agentic_prompting.data import load_task\n"
+        "try: load_task('hotpotqa', data_files='bad.jsonl')\n"
+        "except ValueError: print(sorted({'datasets', 'pandas', 'pyarrow'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout == "[]\n"
 
 
 # The hub ------------------------------------------------------------------------------------------------------------

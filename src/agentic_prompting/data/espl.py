@@ -6,7 +6,7 @@ with seed 42. The paper's subsample for search (196 and 64 questions) was not re
 
 from __future__ import annotations
 
-from .formats import as_list, one_answer, whole_number
+from .formats import as_list, missing, one_answer, whole_number
 from .records import Cut, Reader, Row, Source, Task, shuffled
 
 DAPO_HEAD = (
@@ -23,7 +23,7 @@ def dapo_question(row: Row) -> str:
 
 def competition_answer(value: object) -> list[str]:
     """The accepted answer of a competition problem: numbers without needless decimals, LaTeX as it is."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not missing(value):
         return [whole_number(value)]
     return one_answer(value)
 

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from math import isnan
 from typing import Any
 
 
@@ -20,25 +21,31 @@ def as_text(value: Any) -> str:
     return str(value)
 
 
+def missing(value: Any) -> bool:
+    """Whether there is no value: `None`, or the NaN that a column of numbers holds in its place."""
+    return value is None or (isinstance(value, float) and isnan(value))
+
+
 def as_list(value: Any) -> list[str]:
     """A list that may be stored as JSON, as a Python literal or as itself; a scalar is a list of one."""
-    if value is None:
+    if missing(value):
         return []
     if not isinstance(value, str):
-        return [as_text(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+        items = value if isinstance(value, (list, tuple)) else [value]
+        return [as_text(item) for item in items if not missing(item)]
     for parse in (json.loads, ast.literal_eval):
         try:
             parsed = parse(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # nested too deeply to be a list of answers
             continue
         if isinstance(parsed, list):
-            return [as_text(item) for item in parsed]
+            return [as_text(item) for item in parsed if not missing(item)]
     return [value]
 
 
 def one_answer(value: Any) -> list[str]:
     """One answer, never parsed: `"[1, 2]"` stays the text it is. A missing one is none."""
-    return [] if value is None else [as_text(value)]
+    return [] if missing(value) else [as_text(value)]
 
 
 def whole_number(value: Any) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .espl import PAIRS
+from .files import SUFFIXES, read_file
 from .records import Source, Task
 from .rows import Found, Record, cut_rows, first_line, fitting_reader, in_order, read_rows, sample_rows, to_dataset
 from .tasks import TASKS
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DataFiles = str | Path | Sequence[str | Path] | Mapping[str, Any]
-
-_BUILDERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".tsv": "csv"}
 
 
 def load_task(
@@ -180,27 +179,19 @@ def _files_of_split(name: str, data_files: DataFiles, split: str) -> list[str]:
 
 
 def _load_files(name: str, task: Task, split: str, files: list[str]) -> list[Record]:
-    from datasets import load_dataset
-
-    suffixes = {Path(file).suffix.lower() for file in files}
-    if len(suffixes) > 1 or not suffixes <= set(_BUILDERS):
-        raise ValueError(f"{name}: data_files must all end in one of {', '.join(_BUILDERS)}; got {', '.join(files)}")
-    (suffix,) = suffixes
-    options = {"sep": "\t"} if suffix == ".tsv" else {}
-    if suffix == ".json" and task.json_field:
-        options["field"] = task.json_field
-    origin = ", ".join(files)
-    try:
-        rows = load_dataset(_BUILDERS[suffix], data_files={"rows": files}, split="rows", **options)
-    except Exception as error:  # a broken file fails in as many ways as there are formats
-        raise ValueError(f"{name}: {origin} cannot be read as {suffix}: {_root_cause(error)}") from error
-    reader = fitting_reader(name, task, rows.column_names, origin)
-    found = cut_rows(name, task, split, rows, reader, origin)
+    if not {Path(file).suffix.lower() for file in files} <= set(SUFFIXES):
+        raise ValueError(f"{name}: data_files must all end in one of {', '.join(SUFFIXES)}; got {', '.join(files)}")
+    columns = {column for reader in task.readers for column in reader.columns + reader.optional}
+    rows: list[Any] = []
+    ends: list[int] = []
+    reader = task.readers[0]
+    for file in files:
+        try:
+            own, names = read_file(file, columns, task.json_field)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        reader = fitting_reader(name, task, names, file)
+        rows += own
+        ends.append(len(rows))
+    found = cut_rows(name, task, split, rows, reader, ", ".join(files))._replace(ends=ends, origins=files)
     return in_order(task, list(read_rows(name, task, found, Path(files[-1]).stem)))
-
-
-def _root_cause(error: BaseException) -> str:
-    """What went wrong at the bottom: builders wrap the parser's error, which has the row, in one that says nothing."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return first_line(error)

@@ -10,10 +10,11 @@ import itertools
 import json
 import logging
 import random
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .formats import as_text
+from .formats import as_text, missing
 from .records import Reader, Task
 
 if TYPE_CHECKING:
@@ -25,12 +26,24 @@ Record = dict[str, Any]
 
 
 class Found(NamedTuple):
-    """Rows as their source has them, how to read one, where they come from, and each one's number there."""
+    """Rows as their source has them, how to read one, where they come from, and each one's number there.
+
+    Of several files `ends` has the number of rows up to the end of each, and `origins` its name.
+    """
 
     rows: Any
     reader: Reader
     origin: str
     numbers: Sequence[int]
+    ends: Sequence[int] = ()
+    origins: Sequence[str] = ()
+
+    def place(self, number: int) -> tuple[int, str]:
+        """The row with this number of all, as its number in its own file, and the file."""
+        if not self.ends:
+            return number, self.origin
+        file = bisect_right(self.ends, number)
+        return number - (self.ends[file - 1] if file else 0), self.origins[file]
 
 
 def fitting_reader(name: str, task: Task, found: Iterable[str], origin: str) -> Reader:
@@ -69,7 +82,8 @@ def cut_rows(name: str, task: Task, split: str, rows: Any, reader: Reader, origi
             f"{name}: {origin} has its rows in another order: split {split!r} should begin with a question about "
             f"{cut.first!r}, not {question[:80]!r}"
         )
-    return Found(rows.select(numbers), reader, origin, numbers)
+    picked = rows.select(numbers) if hasattr(rows, "select") else [rows[number] for number in numbers]
+    return Found(picked, reader, origin, numbers)
 
 
 def read_rows(name: str, task: Task, found: Found, prefix: str) -> Iterable[Record]:
@@ -78,23 +92,28 @@ def read_rows(name: str, task: Task, found: Found, prefix: str) -> Iterable[Reco
     Raises:
         `ValueError`: For the first row that is not as documented or has no question; names it.
     """
-    rows, reader, origin, numbers = found
+    rows, reader, origin, numbers = found[:4]
     dropped = 0
     for number, row in zip(numbers, _only(rows, reader.columns + reader.optional), strict=True):
+        own_number, file = found.place(number)
         try:
             question, golds, meta = _question(reader.question(row)), _unique(reader.golds(row)), reader.meta(row)
+            _storable([question, *golds, meta])
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ValueError(f"{name}: row {number} of {origin} cannot be read: {first_line(error)}") from error
+            problem = f"{name}: row {own_number} of {file} cannot be read: {first_line(error)}"
+            raise ValueError(problem) from None
         if not golds and not task.unanswerable:
             dropped += 1
             continue
         yield {
-            "id": str(row["id"]) if row.get("id") is not None else f"{prefix}-{number}",
+            "id": f"{prefix}-{number}" if missing(row.get("id")) else str(row["id"]),
             "question": question,
             "answers": golds or [""],
             "task": name,
-            "meta": {"row": number, "source": origin, **meta},
+            "meta": {"row": own_number, "source": file, **meta},
         }
+    if numbers and dropped == len(numbers):
+        raise ValueError(f"{name}: none of the {dropped} rows of {origin} has an accepted answer")
     if dropped:
         logger.warning(f"{name}: {dropped} rows of {origin} have no accepted answer and were dropped")
 
@@ -197,6 +216,14 @@ def _question(question: Any) -> str:
     return question.strip()
 
 
+def _storable(values: Any) -> None:
+    """Raises `ValueError` for half of a surrogate pair, which JSON can hold and no table can."""
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it has half of a surrogate pair, {error.object[error.start]!a}") from None
+
+
 def _only(dataset: Any, columns: Iterable[str]) -> Any:
     """The data set with no more than these columns: contexts are large, and need not be decoded to be ignored."""
     if not hasattr(dataset, "select_columns"):  # a plain list of rows
@@ -206,7 +233,7 @@ def _only(dataset: Any, columns: Iterable[str]) -> Any:
 
 def _unique(texts: Iterable[Any]) -> list[str]:
     """Stripped, without the empty ones, each once, in order."""
-    stripped = (as_text(text).strip() for text in texts if text is not None)
+    stripped = (as_text(text).strip() for text in texts if not missing(text))
     return list(dict.fromkeys(text for text in stripped if text))
 
 

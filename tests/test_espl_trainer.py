@@ -265,6 +265,14 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
     assert len(whole["population"]["members"]) > 1
 
 
+def test_a_checkpoint_with_an_edited_population_is_named(tiny_policy, rows, tmp_path):
+    trainer_for(tiny_policy, tmp_path, rows, save_strategy="steps", save_steps=2, max_steps=2).train()
+    path = tmp_path / "checkpoint-2" / "population.json"
+    path.write_text(path.read_text().replace('"rating"', '"belief"'))
+    with pytest.raises(ValueError, match=r"checkpoint-2/population\.json cannot be gone on with.*'rating' is missing"):
+        trainer_for(tiny_policy, tmp_path, rows).train(resume_from_checkpoint=True)
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_policy_as_its_own_editor(tiny_policy, rows, tmp_path, lag):
     """What a random policy writes is rubbish: counted as failed, and training goes on."""

@@ -135,6 +135,16 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
         evolve(Policy(), Policy(), ROWS, exact_match_reward, SystemPrompt("Other."), SETTINGS, checkpoint=path)
 
 
+@pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: text.replace('"joined"', '"Joined"')])
+def test_a_damaged_checkpoint_is_named_in_a_line(tmp_path, damage):
+    path = tmp_path / "evolution.json"
+    run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 1}), checkpoint=path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match=r"\S*evolution\.json cannot be gone on with") as caught:
+        run(checkpoint=path)
+    assert "\n" not in str(caught.value)
+
+
 def test_reflection_is_a_population_of_one():
     result = run(config=EvolveConfig(**{**vars(SETTINGS), "mode": "reflection"}))
     assert all(len(log.prompts) == 1 for log in result.steps)

@@ -23,7 +23,7 @@ from .evolve_config import EvolveConfig, StepLog, step_log
 from .journal import EvolutionJournal, attempt_records, journal_beside, scores_of
 from .operators import best_trial, breed
 from .play import Reward, play
-from .population import Population
+from .population import Population, load_state
 from .reflection import Outcome, run_operators
 from .system_prompt import SystemPrompt
 
@@ -210,7 +210,7 @@ def evolve(
         `stopped`, and can be continued from its checkpoint.
 
     Raises:
-        `ValueError`: There are fewer rows than `problems_per_step`, or the checkpoint is another run's.
+        `ValueError`: There are fewer rows than `problems_per_step`, or the checkpoint is another run's or damaged.
 
     Example:
 
@@ -220,7 +220,7 @@ def evolve(
     evolution = Evolution(policy, reference, rows, reward, prompt, config)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
-        evolution.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        load_state(path, evolution.load_state_dict)
     journal = None if path is None else EvolutionJournal(journal_beside(path))
     if journal is not None:
         journal.keep_before(len(evolution.logs))

@@ -30,6 +30,7 @@ from ..evolution import (
     attempt_records,
     best_trial,
     journal_beside,
+    load_state,
     scores_of,
 )
 from ..llm import ChatModel
@@ -296,6 +297,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and (Path(checkpoint) / POPULATION_FILE).exists():
-            self.load_state_dict(json.loads((Path(checkpoint) / POPULATION_FILE).read_text(encoding="utf-8")))
+            load_state(Path(checkpoint) / POPULATION_FILE, self.load_state_dict)
         if self.accelerator.is_main_process:  # what a life that was lost did after this will be done again
             self._journal.keep_before(self._pending[0].batch if self._pending else self._batches)

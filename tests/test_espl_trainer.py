@@ -6,10 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from agentic_prompting import AgentSpec, ESPLConfig, ESPLTrainer, ScriptedChat, SystemPrompt, TrainingStopped
+from agentic_prompting import (
+    AgentSpec,
+    ESPLConfig,
+    ESPLTrainer,
+    OpenAIChat,
+    ScriptedChat,
+    SystemPrompt,
+    TrainingStopped,
+)
 from agentic_prompting.evolution import rate
-from agentic_prompting.llm import Misconfigured, Reply
+from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
 from agentic_prompting.rollout import Sample, read_rollouts
+from misbehaving import MisbehavingServer
 from test_trainer import vars_for
 
 EDIT = '```json\n[{"op": "add", "text": "Principle number %d."}]\n```'
@@ -239,6 +248,28 @@ def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp
         trainer.train()
     saved = json.loads((tmp_path / "checkpoint-1" / "population.json").read_text())
     assert len(saved["pending"]) == 1, "its work is asked for again when training goes on"
+
+
+def test_what_the_reference_spends_is_the_jobs(tiny_policy, rows, tmp_path):
+    """15 tokens a call, one call at a time: 40 are reached with the third. Nobody else asks anything."""
+
+    def run(budget, **resume):
+        with OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=1) as reference:
+            trainer = trainer_for(tiny_policy, tmp_path, rows, reference, budget_tokens=budget, evolution_lag=0)
+            trainer.train(**resume)
+            return trainer
+
+    with MisbehavingServer(say=lambda request: Reference()._say(request["messages"])) as server:
+        with pytest.raises(
+            TrainingStopped, match="reference LLM failed .*BudgetExceeded: 45 of the budget of 40"
+        ) as it:
+            run(40)
+        assert "Spent so far: reference $45.0000 (45 tokens)" in str(it.value)
+        assert len(server.requests) == 3 and list(tmp_path.glob("checkpoint-*"))
+        with pytest.raises(BudgetExceeded, match="45 of the budget of 40"):
+            run(40, resume_from_checkpoint=True)  # found out before the model is loaded
+        assert len(server.requests) == 3, "a restart does not get the budget again"
+        assert run(10_000, resume_from_checkpoint=True).state.global_step == 4
 
 
 @pytest.mark.parametrize("lag", [0, 1])

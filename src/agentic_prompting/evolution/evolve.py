@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, Usage
+from ..llm import Budget, BudgetExceeded, ChatModel, Usage, charge
 from ..llm.files import write_whole
 from ..rollout import AgentSpec
 from .evidence import Trial
@@ -190,6 +190,7 @@ def evolve(
     config: EvolveConfig = EvolveConfig(),
     on_step: Callable[[StepLog], None] | None = None,
     checkpoint: str | Path | None = None,
+    budget: Budget | None = None,
 ) -> EvolveResult:
     """Evolve a system prompt for a model that is only asked, never trained.
 
@@ -204,6 +205,8 @@ def evolve(
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
         checkpoint (`str` or `Path`, *optional*): File that holds the state after each step. If it exists, the run
             continues from it. What led to each child is kept beside it, see [`journal_beside`].
+        budget ([`Budget`], *optional*): What the roles may spend together: `policy`, `reference` and, where the reward
+            is a language model with a `charge_to`, `judge`.
 
     Returns:
         [`EvolveResult`]. A run that cannot go on (budget spent, too many failures) returns what it has, says why in
@@ -217,6 +220,8 @@ def evolve(
         >>> result = evolve(OpenAIChat("gpt-4o-mini"), OpenAIChat("gpt-4o"), rows, exact_match_reward,
         ...                 SystemPrompt("Answer in <answer></answer>.", ()))  # doctest: +SKIP
     """
+    if budget is not None:
+        charge(budget, policy=policy, reference=reference, judge=reward)
     evolution = Evolution(policy, reference, rows, reward, prompt, config)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
@@ -229,7 +234,7 @@ def evolve(
         try:
             log = evolution.step()
         except EvolutionStopped as error:
-            stopped = str(error)
+            stopped = f"{error}{_bill(budget)}"
             logger.warning("evolution stopped before step %d: %s", len(evolution.logs), stopped)
             break
         if path is not None and journal is not None:
@@ -239,3 +244,14 @@ def evolve(
             on_step(log)
     population = evolution.population
     return EvolveResult(population.best(config.best_rule), population, evolution.logs, evolution.usage, stopped)
+
+
+def _bill(budget: Budget | None) -> str:
+    """What was spent by whom; and that it was all there was, which a judge that gives nothing does not say."""
+    if budget is None:
+        return ""
+    try:
+        budget.stop_when_spent()
+    except BudgetExceeded as error:
+        return f" ({error}). Spent so far: {budget}"
+    return f". Spent so far: {budget}"

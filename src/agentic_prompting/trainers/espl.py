@@ -36,7 +36,7 @@ from ..evolution import (
 from ..llm import ChatModel
 from ..llm.files import write_whole
 from ..rollout import AgentSpec, Environment, FreeText, Grammar
-from .checks import check_editor, check_environment, root_prompt
+from .checks import check_editor, root_prompt
 from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .reflecting import Editor, PolicyEditor, ReferenceEditor, Reflecting, told_of
@@ -102,8 +102,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             migrate_every=args.migrate_every,
             seed=args.seed,
         )
-        if reference is not None and args.check_environment and args.process_index == 0:
-            check_environment(reference)
         self.reference = reference
         self._playing = [self.population.best()]  # until the first batch draws its own
         self._pending: list[Reflecting] = []
@@ -128,6 +126,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations
+
+    def roles(self, environment: Environment | None, reward_funcs: Any) -> dict[str, Any]:
+        return {**super().roles(environment, reward_funcs), "reference": self.reference}
 
     # --- row -> prompt -------------------------------------------------------------------------------------------
 

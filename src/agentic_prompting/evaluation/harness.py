@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data import TASKS, Task, find_task, load_task, validate_dataset
+from ..data import TASKS, Task, find_task, is_own, load_task, validate_dataset
 from .answers import Answer, Row, System, as_system
 from .records import Key, Record, RecordFile
 from .scores import Score, find_metrics
@@ -133,11 +133,13 @@ def evaluation_split(task: Task) -> str:
 
 
 def load_evaluation_task(name: str, n: int | None = None, seed: int = 0, **options: Any) -> EvaluationTask:
-    """A task by its name, `name` or `name/split`; `options` go to [`load_task`].
+    """A task by its name, `name` or `name/split`, or a file of one's own; `options` go to [`load_task`].
 
     Raises:
         `ValueError`: It does not exist.
     """
+    if is_own(name):
+        return EvaluationTask(Path(name).stem, list(load_task(name, n=n, seed=seed, **options)))
     base, _, split = name.partition("/")
     base, split, task = find_task(base, split or ("test" if base not in TASKS else evaluation_split(TASKS[base])))
     few = split in task.expected_rows and n is not None and task.expected_rows[split] <= n

@@ -1,6 +1,7 @@
 """The `agentic-prompting` command as a user runs it: the sandbox, a real endpoint on loopback, and everything wrong."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -71,6 +72,21 @@ def test_the_sandbox_shows_a_refinement_as_diffs(run):
     assert (status, err) == (0, "")
     assert "Verdict: wrong" in out and "Step 1" in out and "  + Compare words that begin alike" in out
     assert "Ended: finished" in out and "accuracy                     1" in out
+
+
+def test_the_budget_is_that_of_all_roles_and_of_restarts(run, server, models, tmp_path):
+    """15 tokens a call. The task model may ask what it likes: it is the whole that counts."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(f"Question {i}?") + "\n" for i in range(300)))
+    files = ["--input", rows, "--output", tmp_path / "results.jsonl"]
+    status, _, err = run("refine", *models, *files, "--budget-tokens", "3000", "--max-in-flight", "2")
+    bill = err.strip().splitlines()[-1]
+    assert status == 1 and "of the budget of 3,000 tokens are spent in all" in bill
+    spent = {name: int(n.replace(",", "")) for name, n in re.findall(r"(\w+) \$0\.0000 \(([\d,]+) tokens\)", bill)}
+    assert set(spent) == {"task", "feedback", "optimizer", "verifier"}
+    assert 3000 <= sum(spent.values()) <= 15 * len(server.requests) < 4000
+    asked = len(server.requests)
+    assert run("refine", *models, *files, "--budget-tokens", "3000")[0] == 1 and len(server.requests) == asked
 
 
 def test_json_is_one_object(run):

@@ -1,13 +1,18 @@
 """`load_task` on small files in each documented shape, on a hub that fails on purpose, and on the released files."""
 
+import csv
 import hashlib
 import json
 import logging
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
+import numpy
+import pandas
 import pytest
 from datasets import Dataset
 
@@ -22,9 +27,9 @@ from agentic_prompting.data import (
     load_task,
     validate_dataset,
 )
-from agentic_prompting.data.espl import DAPO_HEAD, DAPO_TAIL
-from agentic_prompting.data.formats import as_list, gsm8k_answer, mathqa_options
-from agentic_prompting.data.prompt_r1 import prompt_r1_meta, prompt_r1_question
+from agentic_prompting.data.task import as_list
+from agentic_prompting.data.tasks import mathqa_options, prompt_r1_meta, prompt_r1_question
+from agentic_prompting.data.tasks_reasoning import DAPO_HEAD, DAPO_TAIL, gsm8k_answer
 
 COLUMNS = ["id", "question", "answers", "task", "meta"]
 REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", Path(__file__).parents[2] / "shared" / "data")) / "prompt_r1"
@@ -426,6 +431,206 @@ def test_files_that_are_not_there_or_not_readable(tmp_path):
     broken.write_bytes(b"not parquet")
     with pytest.raises(ValueError, match="cannot be read as .parquet"):
         load_task("gsm8k", data_files=str(broken))
+
+
+# Files keep what is written in them ---------------------------------------------------------------------------------
+
+
+def test_a_csv_cell_is_the_text_it_is(tmp_path):
+    answers = ["1", "", "007", "NA", "null", "None", "true", "1.50", "1e5", "nan"]
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\n" + "".join(f"q{i},{a}\n" for i, a in enumerate(answers)), encoding="utf-8")
+    found = load_task("hotpotqa", data_files=path)
+    assert found["answers"][:] == [[answer] for answer in answers if answer]
+    assert found["question"][:] == [f"q{i}" for i, answer in enumerate(answers) if answer]
+
+
+def test_a_csv_as_spreadsheets_write_it(tmp_path):
+    path = tmp_path / "rows.csv"
+    long = "x" * 200_000  # the csv module's own limit is 128 KiB
+    path.write_bytes(f'\ufeffid,question,answer\r\n7,"Two\nlines, ""quoted""","é"\r\n\r\n8,{long},b\r\n'.encode())
+    found = load_task("hotpotqa", data_files=path)
+    assert found["id"][:] == ["7", "8"] and found["answers"][:] == [["é"], ["b"]]
+    assert found["question"][:] == ['Two\nlines, "quoted"', long]
+
+
+def test_names_of_files_are_no_patterns(tmp_path):
+    for name, answer in (("a1.jsonl", "wrong"), ("a[1].jsonl", "right")):
+        (tmp_path / name).write_text(json.dumps({"question": "q", "answer": answer}) + "\n")
+    assert load_task("hotpotqa", data_files=tmp_path / "a[1].jsonl")["answers"][:] == [["right"]]
+    Dataset.from_list([{"question": "q", "answer": "also"}]).to_parquet(tmp_path / "b[1]=x.parquet")
+    assert load_task("hotpotqa", data_files=tmp_path / "b[1]=x.parquet")["answers"][:] == [["also"]]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_not_a_number_is_no_answer(suffix, tmp_path):
+    rows = [{"question": f"q{i}", "answer": answer} for i, answer in enumerate([1.5, float("nan"), 2.0])]
+    assert load_task("hotpotqa", data_files=written(tmp_path, rows, suffix))["answers"][:] == [["1.5"], ["2.0"]]
+    problems = [{"problem": f"p{i}", "answer": answer} for i, answer in enumerate([1.0, float("nan")])]
+    assert load_task("aimo_amc", data_files=written(tmp_path, problems, suffix))["answers"][:] == [["1"]]
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("l.csv", "question,answer\nq,a\nOù ?,é\n".encode("latin-1"), "row 1 .line 3. of .*l.csv.* UTF-8"),
+        ("l.jsonl", '{"question": "Où ?", "answer": "é"}\n'.encode("latin-1"), "row 0 .line 1. of .*l.jsonl.* UTF-8"),
+        ("l.json", '[{"question": "Où ?", "answer": "é"}]'.encode("latin-1"), "l.json.* UTF-8"),
+        ("d.jsonl", b'{"question": "q", "answer": "a"}\n\n{"a": ' + DEEP + b"}", "row 1 .line 3. of .*nested too deep"),
+        ("d.json", DEEP, "d.json.*nested too deep"),
+        ("j.jsonl", b'{"question": "q", "answer": "a"}\n{"question"\n', "row 1 .line 2. of .*j.jsonl"),
+        ("t.json", b'[{"question": "q"', "t.json"),
+        ("o.jsonl", b'["q", "a"]\n', "row 0 .line 1. of .*an object .* got list"),
+        ("s.jsonl", b'{"question": "\\ud800", "answer": "a"}\n', "row 0 of .*s.jsonl.*surrogate"),
+        ("e.jsonl", b"", "e.jsonl has no rows"),
+        ("e.json", b"", "e.json has no rows"),
+        ("e.csv", b"", "e.csv has no rows"),
+        ("e.parquet", b"", "e.parquet cannot be read as .parquet"),
+        ("h.csv", b"question,answer\n", "h.csv has no rows"),
+        ("b.json", b"[]", "b.json has no rows"),
+        ("w.csv", b"question,answer\nq,a\nq,a,b\n", "row 1 .line 3. of .*w.csv has 3 cells where there are 2 columns"),
+        ("n.csv", b"question,answer\nq\n", "row 0 .line 2. of .*n.csv has 1 cell where"),
+        ("q.csv", b'question,answer\nq,"a\nr,b\n', "row 0 .*q.csv"),
+        ("two.csv", b"question,answer,answer\nq,a,b\n", "two.csv has several columns called 'answer'"),
+        ("none.csv", b"question,answer\nq,\nr, \n", "none of the 2 rows of .*none.csv has an accepted answer"),
+    ],
+)
+def test_a_file_that_is_damaged_is_named_with_its_row(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        load_task("hotpotqa", data_files=tmp_path / name)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+    assert caught.value.__context__ is None or caught.value.__suppress_context__, "no traceback of a library's"
+
+
+def test_of_several_files_the_one_is_named(tmp_path):
+    for name, row in (("a.jsonl", {"question": "q", "answer": "a"}), ("b.jsonl", {"question": None, "answer": "a"})):
+        (tmp_path / name).write_text((json.dumps({"question": "x", "answer": "y"}) + "\n") + json.dumps(row) + "\n")
+    with pytest.raises(ValueError, match=r"row 1 of \S*b.jsonl cannot be read"):
+        load_task("hotpotqa", data_files=[tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+
+
+def test_a_damaged_file_is_refused_before_anything_heavy_is_imported(tmp_path):
+    """Within a second: the libraries that tables need take longer than that to import."""
+    (tmp_path / "bad.jsonl").write_text('{"question"')
+    code = (
+        "import sys\nfrom agentic_prompting.data import load_task\n"
+        "try: load_task('hotpotqa', data_files='bad.jsonl')\n"
+        "except ValueError: print(sorted({'datasets', 'pandas', 'pyarrow'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout == "[]\n"
+
+
+# Data of one's own -------------------------------------------------------------------------------------------------
+
+OWN = [
+    {"nr": 7, "q": " Where is Rome? ", "a": ["Italy", "Italia"], "level": "easy", "context": "long"},
+    {"nr": 8, "q": "2 + 2?", "a": ["4"], "level": None, "context": "long"},
+]
+MAP = {"id": "nr", "question": "q", "answers": "a", "difficulty": "level"}
+
+
+def own_data(kind, tmp_path):
+    if kind in (".jsonl", ".parquet"):
+        return written(tmp_path, OWN, kind)
+    if kind in (".csv", ".tsv"):
+        rows = [{**row, "a": json.dumps(row["a"]), "level": row["level"] or ""} for row in OWN]
+        path = tmp_path / f"rows{kind}"
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if kind == ".tsv" else ",")
+            writer.writeheader(), writer.writerows(rows)
+        return path
+    kinds = {
+        "list": lambda rows: rows,
+        "frame": pandas.DataFrame,
+        "Dataset": Dataset.from_list,
+        "stream": lambda rows: Dataset.from_list(rows).to_iterable_dataset(),
+        "splits": lambda rows: datasets.DatasetDict(train=Dataset.from_list(rows), test=Dataset.from_list(rows[:1])),
+    }
+    return kinds[kind](OWN)
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet", ".csv", ".tsv", "list", "frame", "Dataset", "stream", "splits"])
+def test_data_of_ones_own_in_one_line(kind, tmp_path):
+    found = load_task(own_data(kind, tmp_path), columns=MAP)
+    assert found.column_names == COLUMNS and found["id"][:] == ["7", "8"]
+    assert found["question"][:] == ["Where is Rome?", "2 + 2?"] and found["answers"][:] == [["Italy", "Italia"], ["4"]]
+    metas = [json.loads(meta) for meta in found["meta"]]
+    assert [meta["difficulty"] or None for meta in metas] == ["easy", None] and "context" not in metas[0]
+    assert [meta["row"] for meta in metas] == [0, 1] and all(meta["source"] for meta in metas)
+    validate_dataset(found)
+    assert load_task(own_data(kind, tmp_path), n=1, seed=3, columns=MAP).num_rows == 1
+
+
+def test_columns_that_are_called_as_ours_need_no_map(tmp_path):
+    several, one = [{"question": "q", "answers": ["a", 3]}], [{"question": "q", "answer": "[1, 2]"}]
+    assert load_task(several)["answers"][:] == [["a", "3"]] and load_task(several)["id"][:] == ["data-0"]
+    assert load_task(one)["answers"][:] == [["[1, 2]"]], "one answer is what it is"
+    assert load_task([{"q": "q", "answers": "[1, 2]"}], columns={"question": "q"})["answers"][:] == [["1", "2"]]
+    found = load_task(written(tmp_path, several))
+    assert found["id"][:] == ["rows-0"] and set(found["task"]) == {"rows"}
+
+
+def test_own_data_by_split_and_in_several_files(tmp_path):
+    (tmp_path / "a.csv").write_text("question,answer\nq,a\nr,b\n")
+    (tmp_path / "b.jsonl").write_text('{"question": "s", "answers": ["c", "d"]}\n')
+    files = [tmp_path / "a.csv", str(tmp_path / "b.jsonl")]
+    found = load_task(files)
+    assert found["answers"][:] == [["a"], ["b"], ["c", "d"]] and len(set(found["id"])) == 3
+    splits = {"train": files, "test": tmp_path / "b.jsonl"}
+    assert (load_task(splits).num_rows, load_task(splits, "test").num_rows) == (3, 1)
+    with pytest.raises(ValueError, match="no split 'dev'; it has: train, test"):
+        load_task(splits, "dev")
+
+
+def test_a_frame_as_pandas_has_it():
+    frame = pandas.DataFrame({"question": ["q", "r", "s"], "answers": [numpy.array(["a", "b"]), None, float("nan")]})
+    assert load_task(frame)["answers"][:] == [["a", "b"]]
+    numbers = pandas.DataFrame({"question": ["q", "r"], "answer": pandas.array([1, None], dtype="Int64")})
+    assert load_task(numbers)["answers"][:] == [["1"]]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ([{"q": "x", "a": "y"}], {}, "the list has no column 'question', 'answers'; it has: q, a; say which is which"),
+        ([{"q": "x", "a": "y"}], {"columns": {"question": "q", "answer": "b"}}, "no column 'b'; it has: q, a"),
+        (
+            [{"question": "x", "answer": "y"}],
+            {"columns": {"level": "hard"}},
+            "no column 'hard'; it has: question, answer",
+        ),
+        (
+            [{"question": "x", "answer": "y"}],
+            {"columns": {"answer": "y", "answers": "y"}},
+            "either .answers. or .answer.",
+        ),
+        ([{"question": "x", "answer": "y"}, {"question": 3, "answer": "y"}], {}, "row 1 of the list cannot be read"),
+        ([{"question": "x", "answer": "y"}, {"question": "x", "answer": True}], {}, "row 1 of the list.*got bool"),
+        ([], {}, "has no rows"),
+        ([{"question": "x", "answer": ""}], {}, "none of the 1 rows of the list has an accepted answer"),
+        ("rows.csv", {"data_files": "other.csv"}, "for the sets that have a name"),
+        ("hotpotqa", {"columns": {"question": "q"}}, "'hotpotqa' is a set that is known"),
+    ],
+)
+def test_what_is_wrong_with_ones_own_data_is_said(data, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        load_task(data, **options)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError, match="no such file: nowhere.csv"):
+        load_task("nowhere.csv")
+
+
+def test_the_row_of_a_frame_and_of_a_file_is_named(tmp_path):
+    rows = [{"question": "q", "answer": "a"}, {"question": None, "answer": "a"}]
+    with pytest.raises(ValueError, match="row 1 of the DataFrame cannot be read: `question` must be a text"):
+        load_task(pandas.DataFrame(rows))
+    with pytest.raises(ValueError, match=r"row 1 of \S*rows.jsonl cannot be read: `question` must be a text"):
+        load_task(written(tmp_path, rows))
 
 
 # The hub ------------------------------------------------------------------------------------------------------------

@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from agentic_prompting import AgentSpec, ESPLConfig, ESPLTrainer, ScriptedChat, SystemPrompt, TrainingStopped
+from agentic_prompting import (
+    AgentSpec,
+    ESPLConfig,
+    ESPLTrainer,
+    OpenAIChat,
+    ScriptedChat,
+    SystemPrompt,
+    TrainingStopped,
+)
 from agentic_prompting.evolution import rate, read_journal
-from agentic_prompting.llm import Misconfigured, Reply
+from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
 from agentic_prompting.rollout import BatchEngine, Sample, read_rollouts
+from misbehaving import MisbehavingServer
 from test_trainer import vars_for
 
 EDIT = '```json\n[{"op": "add", "text": "Principle number %d."}]\n```'
@@ -287,7 +296,7 @@ def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tm
     again.train(resume_from_checkpoint=True)
     assert again.reference.children == 0 and again.state_dict() == trainer.state_dict()
     more = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=3)
-    more.sampler = WritesBySeed(more)
+    more.policy = BatchEngine(WritesBySeed(more), lent=True)
     more.train(resume_from_checkpoint=True)
     assert len(more.population.members) > len(trainer.population.members)
 
@@ -301,6 +310,28 @@ def test_a_population_that_was_edited_is_named(tiny_policy, rows, tmp_path, dama
     with pytest.raises(ValueError, match=r"checkpoint-1.*population\.json") as raised:
         again.train(resume_from_checkpoint=True)
     assert "\n" not in str(raised.value)
+
+
+def test_what_the_reference_spends_is_the_jobs(tiny_policy, rows, tmp_path):
+    """15 tokens a call, one call at a time: 40 are reached with the third. Nobody else asks anything."""
+
+    def run(budget, **resume):
+        with OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=1) as reference:
+            trainer = trainer_for(tiny_policy, tmp_path, rows, reference, budget_tokens=budget, evolution_lag=0)
+            trainer.train(**resume)
+            return trainer
+
+    with MisbehavingServer(say=lambda request: Reference()._say(request["messages"])) as server:
+        with pytest.raises(
+            TrainingStopped, match="reference LLM failed .*BudgetExceeded: 45 of the budget of 40"
+        ) as it:
+            run(40)
+        assert "Spent so far: reference $45.0000 (45 tokens)" in str(it.value)
+        assert len(server.requests) == 3 and list(tmp_path.glob("checkpoint-*"))
+        with pytest.raises(BudgetExceeded, match="45 of the budget of 40"):
+            run(40, resume_from_checkpoint=True)  # found out before the model is loaded
+        assert len(server.requests) == 3, "a restart does not get the budget again"
+        assert run(10_000, resume_from_checkpoint=True).state.global_step == 4
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -325,6 +356,14 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
     resumed, again = run(tmp_path / "resumed", checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     assert resumed == whole and again == losses
     assert len(whole["population"]["members"]) > 1
+
+
+def test_a_checkpoint_with_an_edited_population_is_named(tiny_policy, rows, tmp_path):
+    trainer_for(tiny_policy, tmp_path, rows, save_strategy="steps", save_steps=2, max_steps=2).train()
+    path = tmp_path / "checkpoint-2" / "population.json"
+    path.write_text(path.read_text().replace('"rating"', '"belief"'))
+    with pytest.raises(ValueError, match=r"checkpoint-2/population\.json cannot be gone on with.*'rating' is missing"):
+        trainer_for(tiny_policy, tmp_path, rows).train(resume_from_checkpoint=True)
 
 
 @pytest.mark.parametrize("lag", [0, 1])

@@ -18,6 +18,7 @@ from agentic_prompting.evaluation import (
     compare_runs,
     compare_systems,
     evaluate_agent,
+    load_evaluation_task,
     load_run,
     mcnemar,
     paired_difference,
@@ -171,6 +172,16 @@ def test_bad_tasks_are_told_before_anything_is_asked(tasks, message):
     with pytest.raises(ValueError, match=message):
         evaluate_agent(PromptedSystem(chat, None), tasks, progress=False)
     assert not chat.calls
+
+
+def test_a_file_of_ones_own_is_a_task(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("question,answer\nq,007\nr,b\n")
+    task = load_evaluation_task(str(path), 1)
+    assert task.name == "own" and len(task.rows) == 1 and task.rows[0]["answers"] in (["007"], ["b"])
+    evaluation = evaluate_agent(lambda questions: ["007"] * len(questions), [str(path)], runs=1, progress=False)
+    result = evaluation.result("system", "own")
+    assert result.estimates["exact_match"].mean == 0.5
 
 
 def test_other_bad_input():

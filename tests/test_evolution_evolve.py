@@ -16,8 +16,9 @@ from agentic_prompting.evolution import (
     SystemPrompt,
     evolve,
 )
-from agentic_prompting.llm import BudgetExceeded, Reply, ScriptedChat, ServerFailed, Usage
-from agentic_prompting.rewards import exact_match_reward
+from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, Reply, ScriptedChat, ServerFailed, Usage
+from agentic_prompting.rewards import AccuracyJudge, exact_match_reward
+from misbehaving import MisbehavingServer
 
 WORDS = {"river": "amber", "city": "birch", "peak": "cedar"}
 ROOT = SystemPrompt("Answer in <answer></answer>.", ())
@@ -133,6 +134,49 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert untouched.calls == 0, "a finished run asks nothing"
     with pytest.raises(ValueError, match="began with another system prompt"):
         evolve(Policy(), Policy(), ROWS, exact_match_reward, SystemPrompt("Other."), SETTINGS, checkpoint=path)
+
+
+@pytest.mark.parametrize("role", ["policy", "reference", "judge"])
+def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role):
+    """15 tokens a call, one at a time: 100 are reached with the seventh."""
+    judge = AccuracyJudge(ScriptedChat(lambda messages: "<ACCURACY>0</ACCURACY>"))
+
+    def graded(rollout, answers, **kwargs):
+        asked = [judge.submit("?", one.answer or "", golds) for one, golds in zip(rollout, answers, strict=True)]
+        return [future.result() for future in asked]
+
+    def say(request):
+        policy = request["messages"][-1]["content"].startswith("Which")
+        return "say amber <answer>no</answer>" if policy else reflect(request["messages"])
+
+    says = say if role != "judge" else lambda request: "<ACCURACY>0</ACCURACY>"
+    with MisbehavingServer(say=says) as server, OpenAIChat("m", server.base_url, max_concurrency=1) as chat:
+        if role == "judge":
+            judge.chat = chat
+            graded.charge_to = judge.charge_to
+        result = evolve(
+            chat if role == "policy" else Policy(),
+            chat if role == "reference" else ScriptedChat(reflect),
+            ROWS,
+            graded if role == "judge" else exact_match_reward,
+            ROOT,
+            SETTINGS,
+            checkpoint=tmp_path / "state.json",
+            budget=Budget(tokens=100, path=tmp_path / "spending.sqlite"),
+        )
+        assert len(server.requests) == 7
+    assert "105 of the budget of 100 tokens are spent in all" in result.stopped
+    assert result.stopped.endswith(f"Spent so far: {role} $0.0000 (105 tokens)") and "\n" not in result.stopped
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: text.replace('"joined"', '"Joined"')])
+def test_a_damaged_checkpoint_is_named_in_a_line(tmp_path, damage):
+    path = tmp_path / "evolution.json"
+    run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 1}), checkpoint=path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match=r"\S*evolution\.json cannot be gone on with") as caught:
+        run(checkpoint=path)
+    assert "\n" not in str(caught.value)
 
 
 def test_reflection_is_a_population_of_one():

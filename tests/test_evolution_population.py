@@ -14,6 +14,7 @@ from agentic_prompting.evolution import (
     Rating,
     SystemPrompt,
     common_means,
+    load_state,
     optimistic_scores,
     rate,
     select,
@@ -281,6 +282,44 @@ def test_resume_is_exact(options):
     assert second.state_dict() == whole.state_dict()
     with pytest.raises(ValueError, match="islands="):
         Population(SystemPrompt("root"), islands=7).load_state_dict(first.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda state: state.pop("rng"), "'rng' is missing"),
+        (lambda state: state["rng"][1].pop(), ": ."),
+        (lambda state: state["members"].clear(), "no members"),
+        (lambda state: state["members"].pop(1), "member 1 has the id 2"),
+        (lambda state: state["members"][1].pop("rating"), "'rating' is missing"),
+        (lambda state: state["members"][1]["rating"].append(3), ": ."),
+        (lambda state: state["members"][1]["prompt"].update(parents=[7]), "member 1 has parents .*7"),
+        (lambda state: state["members"][1].update(prompt="text"), ": ."),
+        (lambda state: state["joined"][0].append(99), "a member that is not there"),
+        (lambda state: state.update(joined=None), ": ."),
+        (lambda state: state.update(island=3), "a member that is not there"),
+    ],
+)
+def test_damaged_state_is_told_in_a_line_and_changes_nothing(edit, message, tmp_path):
+    population = grown(3, window=4)
+    before = json.loads(json.dumps(population.state_dict()))
+    state = json.loads(json.dumps(before))
+    edit(state)
+    with pytest.raises(ValueError, match=f"saved population is damaged.*{message}"):
+        population.load_state_dict(state)
+    assert population.state_dict() == before
+    path = tmp_path / "population.json"
+    path.write_text(json.dumps({"population": state}))
+    with pytest.raises(ValueError, match=r"\S*population\.json .*damaged") as caught:
+        load_state(path, lambda saved: population.load_state_dict(saved["population"]))
+    assert "\n" not in str(caught.value) and caught.value.__suppress_context__
+
+
+def test_a_state_file_that_is_cut_off_is_named(tmp_path):
+    path = tmp_path / "population.json"
+    path.write_text('{"population": {')
+    with pytest.raises(ValueError, match=r"\S*population\.json cannot be gone on with: Expecting"):
+        load_state(path, print)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,18 @@ def test_a_set_through_an_endpoint(run, tmp_path):
         assert "| small |" in run(*arguments, "--critic_model", "large", "--rows", 5)
 
 
+def test_a_budget_stops_all_roles_with_one_line_and_the_bill(run, tmp_path):
+    data = tmp_path / "SVAMP.json"
+    data.write_text(json.dumps([{"Body": f"Body {i}.", "Question": "How many?", "Answer": 1.0} for i in range(40)]))
+    with LoopbackServer(lambda body, number: "Answer: 2") as server:
+        urls = ["--task_base_url", server.base_url, "--critic_base_url", server.base_url]
+        arguments = ["--task", "svamp", "--data_files", data, "--task_model", "a", "--critic_model", "b", *urls]
+        with pytest.raises(SystemExit, match="of the budget of 150 tokens are spent in all") as stopped:
+            run(*arguments, "--rows", 40, "--budget_tokens", 150)
+        assert "Spent so far: " in str(stopped.value) and "task $0.0000" in str(stopped.value)
+        assert "\n" not in str(stopped.value)
+
+
 def test_what_is_missing_is_said(run):
     with pytest.raises(SystemExit, match="with --task_model and --critic_model"):
         run("--task", "bbh_word_sorting")

@@ -1,6 +1,7 @@
 """What the report is made of: curves, diffs, the tree, the packing; without a browser."""
 
 import base64
+import copy
 import gzip
 import hashlib
 import json
@@ -140,6 +141,14 @@ def test_a_file_of_something_else_is_told(tmp_path):
     (tmp_path / "population.json").write_text('{"population": 3}')
     with pytest.raises(ValueError, match=r"population\.json is no population"):
         read_lineage(tmp_path / "population.json")
+    evolved(tmp_path / "population.json")
+    whole = json.loads((tmp_path / "population.json").read_text())
+    for edit in ({"parents": [77]}, {"id": 5}):
+        state = copy.deepcopy(whole)
+        state["population"]["members"][1]["prompt"].update(edit)
+        (tmp_path / "population.json").write_text(json.dumps(state))
+        with pytest.raises(ValueError, match=r"population\.json is no population"):
+            read_lineage(tmp_path / "population.json")
 
 
 # --- the file --------------------------------------------------------------------------------------------------------

@@ -227,7 +227,7 @@ def test_the_same_command_after_the_last_step_trains_nothing(tiny_policy, rows, 
     saved = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file() and "check" in str(path)}
     for steps in (3, 2):
         again = build(tiny_policy, tmp_path, rows, max_steps=steps)
-        again.sampler = None  # nobody is asked
+        again.policy = None  # nobody is asked
         again.train(resume_from_checkpoint=True)
         assert again.state.global_step == 3 and same_weights(weights_of(whole), weights_of(again))
     assert saved == {path: path.stat().st_mtime_ns for path in saved}, "nor is any checkpoint written anew"

@@ -1,12 +1,15 @@
 """Tables from configurations: read and checked, run in the sandbox, and through the command."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from agentic_prompting.cli import main
+from agentic_prompting.evaluation import EvaluationTask
 from agentic_prompting.tables import load_config, run_table
 from agentic_prompting.tables.sandbox import SANDBOX_TASKS, sandbox_task
+from misbehaving import MisbehavingServer
 
 CONFIGS = sorted((Path(__file__).parents[1] / "examples" / "configs").glob("eval_*.yaml"))
 
@@ -100,6 +103,33 @@ def test_training_and_test_questions_differ():
         assert all(len(part) == 30 for part in parts) and not parts[0] & parts[1]
     with pytest.raises(ValueError, match="unknown sandbox task"):
         sandbox_task("sandbox_chess", 3)
+
+
+@pytest.mark.parametrize("dear", ["small", "large"])
+def test_the_budget_of_a_table_is_that_of_all_its_models(dear, tmp_path, capsys, monkeypatch):
+    """15 tokens a call; of the systems ProRefine alone asks the large model."""
+    task = EvaluationTask("puzzles", [{"question": f"How many in {i}?", "answers": ["7"]} for i in range(30)])
+    monkeypatch.setattr("agentic_prompting.tables.run.load_evaluation_task", lambda *_: task)
+    with MisbehavingServer(say=lambda request: "Answer: 3") as server:
+        text = f"""
+title: Dear
+tasks: [puzzles]
+budget_tokens: 150
+models:
+  small: {{base_url: "{server.base_url}", max_concurrency: 1}}
+  large: {{base_url: "{server.base_url}", max_concurrency: 1}}
+systems:
+  cot: {{kind: prompted, model: {dear}}}
+  prorefine: {{model: small, critic: large}}
+"""
+        config = written(tmp_path, text)
+        command = ["evaluate", "--config", str(config), "--output", str(tmp_path / "out")]
+        assert status(*command) == 1
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        asked = len(server.requests)
+        assert "of the budget of 150 tokens are spent in all" in said and asked in (10, 11), "within one call of it"
+        assert re.search(rf"Spent so far: {dear} \$0.0000 \(1(50|65) tokens\); run the same command again", said)
+        assert status(*command) == 1 and len(server.requests) == asked, "a restart does not get the budget again"
 
 
 def status(*arguments):

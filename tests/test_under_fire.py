@@ -11,6 +11,8 @@ from transformers import TrainerCallback
 import killed_runs
 from agentic_prompting import LLMEnvironment, OpenAIChat, ReplayCache, ScriptedChat, TrainingStopped
 from agentic_prompting.llm import Budget, BudgetExceeded
+from agentic_prompting.refine import ProRefiner, RefinedChat
+from agentic_prompting.rewards import AccuracyJudge
 from agentic_prompting.rollout import BatchEngine, read_rollouts
 from misbehaving import FAULTS, Fault, MisbehavingServer, at_random
 from test_trainer import Acts, trainer_for
@@ -166,6 +168,54 @@ def test_a_spent_budget_stops_training_with_a_checkpoint_and_the_bill(tiny_polic
         assert len(server.requests) == asked, "a restart does not get the budget again"
         assert run(10_000, resume_from_checkpoint=True).state.global_step == 3
     assert Budget(path=tmp_path / "spending.sqlite").spent().tokens == 15 * len(server.requests)
+
+
+def test_the_budget_of_a_refining_environment_is_that_of_its_roles(tiny_policy, rows, tmp_path):
+    """The verifier alone costs anything; when it may not ask any more, training stops instead of refining nothing."""
+    free = ScriptedChat(lambda messages: "the answer is Kenya .")
+    with (
+        MisbehavingServer(say=lambda request: "<ACCURACY>1</ACCURACY>") as server,
+        OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=1) as verifier,
+    ):
+        refined = RefinedChat(ProRefiner(free, free, free, verifier))
+        trainer = trainer_for(
+            tiny_policy, tmp_path, rows, refined, budget_tokens=100, max_steps=9, check_environment=False
+        )
+        trainer.sampler = Acts(trainer)
+        with pytest.raises(TrainingStopped, match="BudgetExceeded.* 105 of the budget of 100 tokens") as it:
+            trainer.train()
+    assert "Spent so far: environment/verifier $105.0000 (105 tokens)" in str(it.value)
+    assert len(server.requests) == 7 and list(tmp_path.glob("checkpoint-*"))
+
+
+class Judged:
+    """A reward that asks a language model, which has no say where it does not answer."""
+
+    __name__ = "judged"
+
+    def __init__(self, chat):
+        self.judge = AccuracyJudge(chat)
+        self.charge_to = self.judge.charge_to
+
+    def __call__(self, rollout, answers, **kwargs):
+        pairs = zip(rollout, answers, strict=True)
+        asked = [self.judge.submit(one.row["question"], one.answer or "", golds) for one, golds in pairs]
+        return [future.result() for future in asked]
+
+
+def test_what_a_judge_spends_is_the_jobs(tiny_policy, rows, tmp_path):
+    free = ScriptedChat(lambda messages: "the answer is Kenya .")
+    with (
+        MisbehavingServer(say=lambda request: "<ACCURACY>1</ACCURACY>") as server,
+        OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=1) as chat,
+    ):
+        options = {"reward_funcs": Judged(chat)}
+        trainer = trainer_for(tiny_policy, tmp_path, rows, free, options=options, budget_tokens=100, max_steps=9)
+        trainer.sampler = Acts(trainer)
+        with pytest.raises(TrainingStopped, match="105 of the budget of 100 tokens are spent in all") as it:
+            trainer.train()
+    assert "Spent so far: judge $105.0000 (105 tokens)" in str(it.value)
+    assert len(server.requests) == 7 and list(tmp_path.glob("checkpoint-*"))
 
 
 # --- record and replay --------------------------------------------------------------------------------------------

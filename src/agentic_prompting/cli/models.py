@@ -15,16 +15,15 @@ def connect_roles(
     named: Mapping[str, tuple[str | None, str | None]],
     local_model: Path | None,
     replay_cache: Path | None,
-    budget_usd: float | None,
     stack: ExitStack,
 ) -> dict[str, ChatModel]:
-    """A client for each role; roles with the same model and address share one.
+    """A client for each role, so that each has its own bill; they share the recording.
 
     Args:
         named (`Mapping`): Model name and base URL by role. `optimizer` and `verifier` may be missing: then they are the
             feedback model.
         local_model (`Path`, *optional*): Folder of a transformers model for the role `task`.
-        replay_cache (`Path`, *optional*), budget_usd (`float`, *optional*): See [`OpenAIChat`].
+        replay_cache (`Path`, *optional*): See [`OpenAIChat`].
         stack (`ExitStack`): Closes the clients.
 
     Raises:
@@ -37,16 +36,13 @@ def connect_roles(
     if named["feedback"][0] is None:
         raise ValueError("name the feedback model with --feedback-model NAME (or try --sandbox)")
     cache = ReplayCache(replay_cache) if replay_cache else None
-    clients: dict[tuple[str, str | None], OpenAIChat] = {}
     roles: dict[str, ChatModel] = {}
     for role, (name, url) in named.items():
         if role == "task" and local_model is not None:
             roles[role] = stack.enter_context(local_chat(local_model))
             continue
-        key = (name or named["feedback"][0] or "", url if name else url or named["feedback"][1])
-        if key not in clients:
-            clients[key] = stack.enter_context(OpenAIChat(key[0], base_url=key[1], cache=cache, budget_usd=budget_usd))
-        roles[role] = clients[key]
+        model, address = name or named["feedback"][0] or "", url if name else url or named["feedback"][1]
+        roles[role] = stack.enter_context(OpenAIChat(model, base_url=address, cache=cache))
     return roles
 
 

@@ -13,6 +13,7 @@ from .options import option
 from .show import show
 
 if TYPE_CHECKING:
+    from ..llm import Budget
     from ..refine import RefinementResult
 
 # The names of what is imported late: choices have to be known for `--help`. Tests hold them to the originals.
@@ -42,7 +43,8 @@ def refine(
     optimizer_base_url: Annotated[str | None, option("Its endpoint.", _MODELS)] = None,
     verifier_base_url: Annotated[str | None, option("Its endpoint.", _MODELS)] = None,
     replay_cache: Annotated[Path | None, option("SQLite file: replies in it are not paid twice.", _MODELS)] = None,
-    budget_usd: Annotated[float | None, option("For each model: stop when so much is spent.", _MODELS)] = None,
+    budget_usd: Annotated[float | None, option("What all models together may spend.", _MODELS)] = None,
+    budget_tokens: Annotated[int | None, option("The same in tokens.", _MODELS)] = None,
     sandbox: Annotated[bool, option("Scripted models and a puzzle: no key.", _MODELS, "--sandbox")] = False,
     paper_setting: Annotated[PaperSetting, option("Who judges the first answer.", _LOOP)] = "verifier",
     score: Annotated[Score, option("How `answers` are compared.", _LOOP)] = "exact_match",
@@ -59,6 +61,7 @@ def refine(
 
     One question is shown step by step with the changes of its prompt, many as a summary.
     """
+    from ..llm import Budget
     from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner
     from ..rewards import qa, reasoning
 
@@ -75,7 +78,7 @@ def refine(
                 "optimizer": (optimizer_model, optimizer_base_url),
                 "verifier": (verifier_model, verifier_base_url),
             }
-            roles = connect_roles(named, local_model, replay_cache, budget_usd, stack)
+            roles = connect_roles(named, local_model, replay_cache, stack)
         verifiers = {"no_verifier": None, "verifier": roles["verifier"], "optimal_verifier": LabelVerifier(compare)}
         refiner = ProRefiner(
             roles["task"],
@@ -90,13 +93,16 @@ def refine(
             max_failures=max_failures,
             stop_when_correct=stop_when_correct,
         )
+        # Beside the results, so that a run that goes on does not get the budget again.
+        budget = Budget(budget_usd, budget_tokens, output and output.with_suffix(".spending.sqlite"))
+        refiner.charge_to(budget)
         try:
             results = refiner.refine_all(prompt, rows, max_in_flight, output, progress=sys.stderr.isatty())
         except KeyboardInterrupt:
             where = f"the same command goes on from {output}" if output else "with --output the command could go on"
             print(f"agentic-prompting: stopped; {where}", file=sys.stderr)
             return 130
-    return _report(results, rows, compare, output, as_json)
+        return _report(results, rows, compare, output, as_json, budget)
 
 
 def _read_rows(query: str | None, file: Path | None) -> list[Any]:
@@ -131,7 +137,9 @@ def _sandbox_roles(prompt: str, query: str | None, file: Path | None) -> tuple[d
     return puzzle_models(), [next(wrong, puzzles[0])], score_puzzle
 
 
-def _report(results: list[RefinementResult], rows: list[Any], compare: Any, output: Path | None, as_json: bool) -> int:
+def _report(
+    results: list[RefinementResult], rows: list[Any], compare: Any, output: Path | None, as_json: bool, budget: Budget
+) -> int:
     """Print the results; returns the exit status."""
     from ..refine import summarize
 
@@ -151,7 +159,7 @@ def _report(results: list[RefinementResult], rows: list[Any], compare: Any, outp
         show(results, summary)
     failed = [result.error for result in results if result.error is not None]
     if failed:
-        print(
-            f"agentic-prompting: {len(failed)} of {len(results)} questions failed; first: {failed[0]}", file=sys.stderr
-        )
+        bill = f". Spent so far: {budget}" if budget.limit else ""
+        what = f"{len(failed)} of {len(results)} questions failed; first: {failed[0]}{bill}"
+        print(f"agentic-prompting: {what}", file=sys.stderr)
     return int(bool(failed))

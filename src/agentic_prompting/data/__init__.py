@@ -2,11 +2,9 @@
 
 from .catalogue import SourceCheck, check_sources, check_table, describe_task, list_tasks
 from .contamination import Contamination, contamination_report
-from .espl import PAIRS
-from .loading import find_task, load_task
-from .records import Cut, Reader, Source, Task
-from .rows import validate_dataset
-from .tasks import TASKS
+from .loading import find_task, is_own, load_task, validate_dataset
+from .task import Cut, Reader, Source, Task
+from .tasks import PAIRS, TASKS
 
 __all__ = [
     "PAIRS",
@@ -22,6 +20,7 @@ __all__ = [
     "contamination_report",
     "describe_task",
     "find_task",
+    "is_own",
     "list_tasks",
     "load_task",
     "validate_dataset",

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .espl import PAIRS
-from .loading import find_task, open_source
-from .records import Source, Task
-from .rows import first_line, fitting_reader
-from .tasks import TASKS
+from .loading import find_task, first_line, fitting_reader, open_source
+from .task import Source, Task
+from .tasks import PAIRS, TASKS
 
 
 def list_tasks() -> str:
@@ -151,8 +149,8 @@ def _look_online(name: str, task: Task, split: str, source: Source) -> SourceChe
     try:
         rows, revision = open_source(source, split, streaming=True), _revision(source)
         first = next(iter(rows))
-        reader = fitting_reader(name, task, first, str(source))
-        reader.question(first), reader.golds(first)
+        reader = fitting_reader(name, task, list(first), str(source))
+        reader.read(first)
     except Exception as error:  # as in loading: no common type
         return SourceCheck(name, split, str(source), f"{type(error).__name__}: {first_line(error)}")
     count, expected = _count(rows, source.splits.get(split, split)), task.expected_rows[split]

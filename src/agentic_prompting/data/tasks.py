@@ -1,7 +1,7 @@
 """Where each data set is, and how to read a row of it: one record per set, no machinery.
 
-Adding a set is adding a [`Task`] to [`TASKS`]. Here are the question-answering sets; the released Prompt-R1 files are
-in `prompt_r1.py`, the writing sets in `writing.py`, ProRefine's five in `prorefine.py`, E-SPL's in `espl.py`.
+Adding a set is adding a [`Task`] to [`TASKS`]. Here are Prompt-R1's sets, the released files and their public sources;
+ProRefine's and E-SPL's are in `tasks_reasoning.py`.
 
 The hub ids, splits, sizes and licences are facts about other people's repositories. They were collected with their
 sources in August 2026; `agentic-prompting data check --online` compares them with what is there now.
@@ -9,40 +9,131 @@ sources in August 2026; `agentic-prompting data check --online` compares them wi
 
 from __future__ import annotations
 
-from .espl import ESPL_TASKS
-from .formats import as_list, gsm8k_answer, mathqa_options, one_answer, squad_answers
-from .prompt_r1 import PROMPT_R1_TASKS
-from .prorefine import PROREFINE_TASKS
-from .records import FLASHRAG_REPOSITORY as _FLASHRAG, PARQUET_BRANCH as _PARQUET, Reader, Source, Task
-from .writing import WRITING_TASKS
+import re
+from typing import Any
 
-# Shapes that several sets share -------------------------------------------------------------------------------------
+from .task import FLASHRAG, PARQUET, Reader, Row, Source, Task, answers_of, as_list
+from .tasks_reasoning import ESPL_TASKS, PAIRS as PAIRS, PROREFINE_TASKS, gsm8k_answer
 
-FLASHRAG = Reader(
-    ("question", "golden_answers"), lambda row: row["question"], lambda row: as_list(row["golden_answers"])
+# The released Prompt-R1 files: the paper's own samples of its twelve sets, the best source for its tables. Of the 128
+# rows of the GSM8K evaluation file 111 are GSM8K *training* questions; `contamination_report` counts such rows.
+
+_HEAD = "Question: "
+_CUT = "\nFirst, provide a simple explanation of the question"  # occurs exactly once in every released message
+
+EVALUATION_FILES = (
+    *("2WikiMultihopQA", "BookSum", "DAPO-Math", "MathQA_ood", "MusiQue", "PopQA", "WritingPrompts", "Xsum_ood"),
+    *("gsm8k", "hotpot", "squad_v2_ood", "triviaqa_ood"),
 )
+"""Names of the twelve evaluation files; each is a split, `test/hotpot` for example."""
+
+_FILES: dict[str, str | list[str]] = {
+    "train": "train_data/train.parquet",
+    "validation": "train_data/validation.parquet",
+    "test": [f"eval_data/{name}.parquet" for name in EVALUATION_FILES],
+    **{f"test/{name}": f"eval_data/{name}.parquet" for name in EVALUATION_FILES},
+}
 
 
-def _question_and_answer(*keep: str) -> Reader:
-    """Rows with a `question` and one `answer`; the columns to keep go into `meta` where they exist."""
-    return Reader(
-        ("question", "answer"),
-        lambda row: row["question"],
-        lambda row: one_answer(row["answer"]),
-        lambda row: {name: row[name] for name in keep if name in row},
-        ("id", *keep),
-    )
+def prompt_r1_question(row: Row) -> str:
+    """The question in a released row's only message.
 
+    Raises:
+        `ValueError`: If the message is not one user message in the released wrapper.
+    """
+    return _split_prompt_r1(row)[0].strip()
+
+
+def prompt_r1_meta(row: Row) -> dict[str, Any]:
+    """The row's own instruction, as `prompt_template` with `{question}` where the question stood, and its source.
+
+    Filling the template with the question gives the released message again, character by character: the spaces around
+    some questions stay in the template.
+    """
+    question, tail = _split_prompt_r1(row)
+    before, after = question.split(question.strip()) if question.strip() else (question, "")
+    return {"prompt_template": f"{_HEAD}{before}{{question}}{after}{tail}", "data_source": row.get("data_source")}
+
+
+def _split_prompt_r1(row: Row) -> tuple[str, str]:
+    messages = row["prompt"]
+    if len(messages) != 1 or messages[0]["role"] != "user":
+        raise ValueError("a released Prompt-R1 row has exactly one user message in `prompt`")
+    content = messages[0]["content"]
+    if not content.startswith(_HEAD) or _CUT not in content:
+        raise ValueError(f"`prompt` is not in the released wrapper, '{_HEAD}…{_CUT.strip()}…': {content[:60]!r}")
+    # Not at the first newline: DAPO's questions have several lines.
+    question, cut, instruction = content.removeprefix(_HEAD).partition(_CUT)
+    return question, cut + instruction
+
+
+# The three writing sets (Table 3): long answers, compared by meaning. What the authors asked differs in each: the task
+# texts are ours. Their BookSum task (an article for a title) uses columns that public BookSum does not have and exists
+# in the released files alone: `prompt_r1`, split `test/BookSum`. Here it is a chapter and its summary.
+
+SUMMARY_TASK = "Summarise this chapter of a book in a few paragraphs.\n\n{text}"
+"""For BookSum. Variable: `{text}` (str), the chapter."""
+
+STORY_TASK = "Write a short story for this idea: '{text}'"
+"""For WritingPrompts. Variable: `{text}` (str), the idea without its tag (`[ WP ]`: what kind of prompt it is)."""
+
+ARTICLE_TASK = "Write the news article that this sentence sums up: '{text}'"
+"""For XSum, which the paper turns round. Variable: `{text}` (str), the summary."""
+
+_TAG = re.compile(r"^\s*\[\s*[A-Za-z]{2}\s*\]\s*")
+
+
+def _asked(task: str, text: str) -> str:
+    if not text.strip():
+        raise ValueError("its text is empty")
+    return task.replace("{text}", text.strip())
+
+
+# Values in shapes of their own ----------------------------------------------------------------------------------------
+
+_OPTION = re.compile(r"([a-e]) \) (.*?)(?=\s*,?\s*[a-e] \) |\s*$)", re.DOTALL)
+
+
+def mathqa_options(options: str) -> dict[str, str]:
+    """MathQA's options, which are one string: `"a ) 38 , b ) 27.675"` gives `{"a": "38", "b": "27.675"}`."""
+    return {letter: text.strip() for letter, text in _OPTION.findall(options)}
+
+
+def squad_answers(answers: Any) -> list[str]:
+    """SQuAD's answer texts, whether the list of structs came back as a dict of lists or as it is."""
+    return list(answers["text"]) if isinstance(answers, dict) else [answer["text"] for answer in answers or []]
+
+
+_FLASHRAG = Reader(("question", "golden_answers"), "question", lambda row: as_list(row["golden_answers"]))
+_WRITING = ("semantic_similarity", "token_f1")
 
 TASKS: dict[str, Task] = {
-    **PROMPT_R1_TASKS,
+    "prompt_r1": Task(
+        sources=(Source("QwenQKing/Prompt-R1", files=_FILES),),
+        readers=(
+            Reader(
+                ("prompt", "reward_model"),
+                prompt_r1_question,
+                lambda row: row["reward_model"]["ground_truth"],
+                keep=("data_source",),
+                meta=prompt_r1_meta,
+            ),
+        ),
+        expected_rows={
+            "train": 8 * 5120,
+            "validation": 2048,
+            "test": 12 * 128,
+            **{f"test/{name}": 128 for name in EVALUATION_FILES},
+        },
+        licence="Apache-2.0",
+    ),
     "hotpotqa": Task(
         sources=(
             Source("hotpotqa/hotpot_qa", "distractor"),
-            Source("hotpotqa/hotpot_qa", revision=_PARQUET, data_dir="distractor"),
-            Source(_FLASHRAG, "hotpotqa", splits={"validation": "dev"}),
+            Source("hotpotqa/hotpot_qa", revision=PARQUET, data_dir="distractor"),
+            Source(FLASHRAG, "hotpotqa", splits={"validation": "dev"}),
         ),
-        readers=(_question_and_answer("type", "level"), FLASHRAG),
+        readers=(Reader(("question", "answer"), "question", "answer", keep=("type", "level")), _FLASHRAG),
         expected_rows={"train": 90_447, "validation": 7_405},
         licence="CC-BY-SA-4.0",
     ),
@@ -56,20 +147,20 @@ TASKS: dict[str, Task] = {
                     "validation": "hf://datasets/xanhho/2WikiMultihopQA/dev.parquet",
                 },
             ),
-            Source(_FLASHRAG, "2wikimultihopqa", splits={"validation": "dev"}),  # train: 15,000 rows only
+            Source(FLASHRAG, "2wikimultihopqa", splits={"validation": "dev"}),  # train: 15,000 rows only
         ),
-        readers=(_question_and_answer("type"), FLASHRAG),
+        readers=(Reader(("question", "answer"), "question", "answer", keep=("type",)), _FLASHRAG),
         expected_rows={"train": 167_454, "validation": 12_576},
         licence="Apache-2.0",
     ),
     "gsm8k": Task(
-        sources=(Source("openai/gsm8k", "main"), Source("openai/gsm8k", revision=_PARQUET, data_dir="main")),
+        sources=(Source("openai/gsm8k", "main"), Source("openai/gsm8k", revision=PARQUET, data_dir="main")),
         readers=(
             Reader(
                 ("question", "answer"),
-                lambda row: row["question"],
+                "question",
                 lambda row: [gsm8k_answer(row["answer"])],
-                lambda row: {"solution": row["answer"]},
+                keep={"solution": "answer"},
             ),
         ),
         expected_rows={"train": 7_473, "test": 1_319},
@@ -80,15 +171,15 @@ TASKS: dict[str, Task] = {
         sources=(
             Source("bdsaglam/musique", "answerable"),
             Source("dgslibisey/MuSiQue"),
-            Source(_FLASHRAG, "musique", splits={"validation": "dev"}),
+            Source(FLASHRAG, "musique", splits={"validation": "dev"}),
         ),
         readers=(
             Reader(
                 ("question", "answer", "answer_aliases"),
-                lambda row: row["question"],
-                lambda row: one_answer(row["answer"]) + as_list(row["answer_aliases"]),
+                "question",
+                lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]),
             ),
-            FLASHRAG,
+            _FLASHRAG,
         ),
         expected_rows={"train": 19_938, "validation": 2_417},
         licence="CC-BY-4.0",
@@ -97,17 +188,16 @@ TASKS: dict[str, Task] = {
         sources=(
             Source("akariasai/PopQA"),
             Source("csv", files={"test": "hf://datasets/akariasai/PopQA/test.tsv"}, options={"sep": "\t"}),
-            Source(_FLASHRAG, "popqa"),
+            Source(FLASHRAG, "popqa"),
         ),
         readers=(
             Reader(
                 ("question", "possible_answers"),
-                lambda row: row["question"],
+                "question",
                 lambda row: as_list(row["possible_answers"]),
-                lambda row: {name: row[name] for name in ("prop", "s_pop", "o_pop") if name in row},
-                ("id", "prop", "s_pop", "o_pop"),
+                keep=("prop", "s_pop", "o_pop"),
             ),
-            FLASHRAG,
+            _FLASHRAG,
         ),
         expected_rows={"test": 14_267},
         licence="none stated",
@@ -117,10 +207,9 @@ TASKS: dict[str, Task] = {
         readers=(
             Reader(
                 ("question", "answers"),
-                lambda row: row["question"],
+                "question",
                 lambda row: squad_answers(row["answers"]),
-                lambda row: {name: row[name] for name in ("title", "context") if name in row},
-                ("id", "title", "context"),
+                keep=("title", "context"),
             ),
         ),
         expected_rows={"train": 130_319, "validation": 11_873},
@@ -130,36 +219,67 @@ TASKS: dict[str, Task] = {
     "triviaqa": Task(
         sources=(
             Source("mandarjoshi/trivia_qa", "rc.nocontext"),
-            Source("mandarjoshi/trivia_qa", revision=_PARQUET, data_dir="rc.nocontext"),
-            Source(_FLASHRAG, "triviaqa", splits={"validation": "dev"}),  # the unfiltered set: other sizes
+            Source("mandarjoshi/trivia_qa", revision=PARQUET, data_dir="rc.nocontext"),
+            Source(FLASHRAG, "triviaqa", splits={"validation": "dev"}),  # the unfiltered set: other sizes
         ),
         readers=(
             Reader(
                 ("question", "answer"),
-                lambda row: row["question"],
+                "question",
                 lambda row: [row["answer"]["value"], *row["answer"]["aliases"]],
-                lambda row: {"question_id": row["question_id"]} if "question_id" in row else {},
-                ("question_id",),
+                keep=("question_id",),
             ),
-            FLASHRAG,
+            _FLASHRAG,
         ),
         expected_rows={"train": 138_384, "validation": 17_944},
         licence="unknown",
     ),
     "mathqa": Task(  # no options shown and the option's text as the gold, as in the paper
-        sources=(Source("regisss/math_qa"), Source("allenai/math_qa", revision=_PARQUET, data_dir="default")),
+        sources=(Source("regisss/math_qa"), Source("allenai/math_qa", revision=PARQUET, data_dir="default")),
         readers=(
             Reader(
                 ("Problem", "options", "correct"),
-                lambda row: row["Problem"],
-                lambda row: one_answer(mathqa_options(row["options"]).get(row["correct"])),
-                lambda row: {"options": row["options"], "correct": row["correct"]},
+                "Problem",
+                lambda row: answers_of(mathqa_options(row["options"]).get(row["correct"])),
+                keep=("options", "correct"),
             ),
         ),
         expected_rows={"train": 29_837, "validation": 4_475, "test": 2_985},
         licence="Apache-2.0",
     ),
-    **WRITING_TASKS,
+    "booksum": Task(
+        sources=(Source("kmfoda/booksum"), Source("ubaada/booksum-complete-cleaned", "chapters")),
+        readers=(
+            Reader(
+                ("chapter", "summary_text"),
+                lambda row: _asked(SUMMARY_TASK, row["chapter"]),
+                "summary_text",
+                keep={"book": "bid"},
+            ),
+            Reader(
+                ("text", "summary"),
+                lambda row: _asked(SUMMARY_TASK, row["text"]),
+                lambda row: [summary["text"] for summary in row["summary"]],
+            ),
+        ),
+        expected_rows={"train": 9_600, "validation": 1_484, "test": 1_431},
+        licence="BSD-3-Clause",
+        metrics=_WRITING,
+    ),
+    "writingprompts": Task(  # test: 15,138 rows, but 5,478 different prompts; samples are of different questions
+        sources=(Source("euclaise/writingprompts"),),
+        readers=(Reader(("prompt", "story"), lambda row: _asked(STORY_TASK, _TAG.sub("", row["prompt"])), "story"),),
+        expected_rows={"train": 272_600, "validation": 15_620, "test": 15_138},
+        licence="MIT",
+        metrics=_WRITING,
+    ),
+    "xsum": Task(
+        sources=(Source("EdinburghNLP/xsum"), Source("EdinburghNLP/xsum", revision=PARQUET, data_dir="default")),
+        readers=(Reader(("document", "summary"), lambda row: _asked(ARTICLE_TASK, row["summary"]), "document"),),
+        expected_rows={"train": 204_045, "validation": 11_332, "test": 11_334},
+        licence="unknown",
+        metrics=_WRITING,
+    ),
     **PROREFINE_TASKS,
     **ESPL_TASKS,
 }

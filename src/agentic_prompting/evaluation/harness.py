@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data import TASKS, Task, find_task, load_task, validate_dataset
+from ..data import TASKS, Task, find_task, is_own, load_task, validate_dataset
 from .answers import Answer, Row, System, as_system
 from .records import Key, Record, RecordFile
 from .scores import Score, find_metrics
@@ -133,11 +133,13 @@ def evaluation_split(task: Task) -> str:
 
 
 def load_evaluation_task(name: str, n: int | None = None, seed: int = 0, **options: Any) -> EvaluationTask:
-    """A task by its name, `name` or `name/split`; `options` go to [`load_task`].
+    """A task by its name, `name` or `name/split`, or a file of one's own; `options` go to [`load_task`].
 
     Raises:
         `ValueError`: It does not exist.
     """
+    if is_own(name):
+        return EvaluationTask(Path(name).stem, _sampled(list(load_task(name, **options)), n, seed))
     base, _, split = name.partition("/")
     base, split, task = find_task(base, split or ("test" if base not in TASKS else evaluation_split(TASKS[base])))
     few = split in task.expected_rows and n is not None and task.expected_rows[split] <= n
@@ -156,14 +158,18 @@ def _tasks(tasks: Sequence[str | EvaluationTask] | Mapping[str, Iterable[Row]]) 
 def _prepared(task: str | EvaluationTask, n: int | None, seed: int) -> EvaluationTask:
     """A task with its sample drawn and its rows looked at."""
     loaded = load_evaluation_task(task, n, seed) if isinstance(task, str) else task
-    rows = loaded.rows
-    if n is not None and len(rows) > n:
-        rows = [rows[i] for i in random.Random(seed).sample(range(len(rows)), n)]
+    rows = _sampled(loaded.rows, n, seed)
     try:
         validate_dataset(rows)
     except ValueError as error:
         raise ValueError(f"{loaded.name}: {error}") from error
     return EvaluationTask(loaded.name, rows, loaded.metrics)
+
+
+def _sampled(rows: list[Row], n: int | None, seed: int) -> list[Row]:
+    if n is None or len(rows) <= n:
+        return rows
+    return [rows[i] for i in random.Random(seed).sample(range(len(rows)), n)]
 
 
 def _metrics(task: EvaluationTask, metrics: Metrics | None, encoder: str | Encoder | None) -> dict[str, Score]:

@@ -14,7 +14,7 @@ from .matrix import common_means, sole_wins
 from .member import Member, word_diversity
 from .operators import best_trial, breed, crossover, crossover_steps, mutate, mutation_steps
 from .parsing import ParsedEdits, parse_edits
-from .population import Population
+from .population import Population, load_state
 from .ratings import Rating, crossover_rating, mutation_rating, ranks, rate
 from .reflection import Answer, Conversation, Outcome, Reflection, drive, run_operators
 from .selection import RULES, optimistic_scores, select, selection_rule
@@ -58,6 +58,7 @@ __all__ = [
     "evolve",
     "journal_beside",
     "lineage_of",
+    "load_state",
     "mutate",
     "mutation_rating",
     "mutation_steps",

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, Usage
+from ..llm import Budget, BudgetExceeded, ChatModel, Usage, charge
 from ..llm.files import write_whole
 from ..rollout import AgentSpec
 from .evidence import Trial
@@ -23,7 +23,7 @@ from .evolve_config import EvolveConfig, StepLog, step_log
 from .journal import EvolutionJournal, attempt_records, journal_beside, scores_of
 from .operators import best_trial, breed
 from .play import Reward, play
-from .population import Population
+from .population import Population, load_state
 from .reflection import Outcome, run_operators
 from .system_prompt import SystemPrompt
 
@@ -190,6 +190,7 @@ def evolve(
     config: EvolveConfig = EvolveConfig(),
     on_step: Callable[[StepLog], None] | None = None,
     checkpoint: str | Path | None = None,
+    budget: Budget | None = None,
 ) -> EvolveResult:
     """Evolve a system prompt for a model that is only asked, never trained.
 
@@ -204,23 +205,27 @@ def evolve(
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
         checkpoint (`str` or `Path`, *optional*): File that holds the state after each step. If it exists, the run
             continues from it. What led to each child is kept beside it, see [`journal_beside`].
+        budget ([`Budget`], *optional*): What the roles may spend together: `policy`, `reference` and, where the reward
+            is a language model with a `charge_to`, `judge`.
 
     Returns:
         [`EvolveResult`]. A run that cannot go on (budget spent, too many failures) returns what it has, says why in
         `stopped`, and can be continued from its checkpoint.
 
     Raises:
-        `ValueError`: There are fewer rows than `problems_per_step`, or the checkpoint is another run's.
+        `ValueError`: There are fewer rows than `problems_per_step`, or the checkpoint is another run's or damaged.
 
     Example:
 
         >>> result = evolve(OpenAIChat("gpt-4o-mini"), OpenAIChat("gpt-4o"), rows, exact_match_reward,
         ...                 SystemPrompt("Answer in <answer></answer>.", ()))  # doctest: +SKIP
     """
+    if budget is not None:
+        charge(budget, policy=policy, reference=reference, judge=reward)
     evolution = Evolution(policy, reference, rows, reward, prompt, config)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
-        evolution.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+        load_state(path, evolution.load_state_dict)
     journal = None if path is None else EvolutionJournal(journal_beside(path))
     if journal is not None:
         journal.keep_before(len(evolution.logs))
@@ -229,7 +234,7 @@ def evolve(
         try:
             log = evolution.step()
         except EvolutionStopped as error:
-            stopped = str(error)
+            stopped = f"{error}{_bill(budget)}"
             logger.warning("evolution stopped before step %d: %s", len(evolution.logs), stopped)
             break
         if path is not None and journal is not None:
@@ -239,3 +244,14 @@ def evolve(
             on_step(log)
     population = evolution.population
     return EvolveResult(population.best(config.best_rule), population, evolution.logs, evolution.usage, stopped)
+
+
+def _bill(budget: Budget | None) -> str:
+    """What was spent by whom; and that it was all there was, which a judge that gives nothing does not say."""
+    if budget is None:
+        return ""
+    try:
+        budget.stop_when_spent()
+    except BudgetExceeded as error:
+        return f" ({error}). Spent so far: {budget}"
+    return f". Spent so far: {budget}"

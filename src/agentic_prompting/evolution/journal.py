@@ -66,7 +66,8 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
             saved = json.loads(line)
         except ValueError:
             continue
-        if isinstance(saved, dict) and isinstance(saved.get("step"), int) and isinstance(saved.get("evidence"), list):
+        kinds = {"step": int, "child": int | None, "evidence": list}
+        if isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
             attempts.append(saved)
     return attempts
 

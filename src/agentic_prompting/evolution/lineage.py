@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .journal import journal_beside, read_journal
-from .member import Member
+from .member import Member, read_members
 from .population import Population, best_of
 
 
@@ -66,15 +66,15 @@ def read_lineage(path: str | Path) -> Lineage:
     try:
         state = json.loads(Path(path).read_text(encoding="utf-8"))
         saved = state["population"]
-        members = [Member.from_json(one) for one in saved["members"]]
-        joined = [list(island) for island in saved["joined"]]
+        members = read_members(saved["members"])
         window = saved["window"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no population that this version can read: {error!r}") from error
-    alive = {name for island in joined for name in island[-window:]}
+        alive = {name for island in saved["joined"] for name in island[-window:]}
+        counts = _counts(state.get("steps") or [])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no population that this version can read: {error!r}") from None
     journal = journal_beside(path)
     attempts = read_journal(journal) if journal.exists() else []
-    return _lineage(members, alive, window, _counts(state.get("steps") or []), attempts)
+    return _lineage(members, alive, window, counts, attempts)
 
 
 def lineage_of(population: Population) -> Lineage:

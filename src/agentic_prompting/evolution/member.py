@@ -47,6 +47,23 @@ class Member:
         return cls(prompt, rating, saved["games"], dict(saved["problem_scores"]), saved.get("held_out"))
 
 
+def read_members(saved: Iterable[Mapping[str, Any]]) -> list[Member]:
+    """The members of a saved population.
+
+    Raises:
+        `ValueError`: There is none, an id is not its place, or a parent is younger than its child.
+    """
+    members = [Member.from_json(one) for one in saved]
+    if not members:
+        raise ValueError("it has no members")
+    for place, member in enumerate(members):
+        if member.prompt.id != place:
+            raise ValueError(f"member {place} has the id {member.prompt.id}")
+        if not all(0 <= parent < place for parent in member.prompt.parents):
+            raise ValueError(f"member {place} has parents that are not before it: {list(member.prompt.parents)}")
+    return members
+
+
 def word_diversity(prompts: Iterable[SystemPrompt]) -> float:
     """How much prompts differ: the mean share of words that two of them do not have in common, over all pairs.
 

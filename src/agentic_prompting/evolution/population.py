@@ -6,14 +6,16 @@ It knows nothing of LLMs, rewards or weights: it is told scores and given childr
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from .matrix import cell_means, common_means
-from .member import Member, word_diversity
+from .member import Member, read_members, word_diversity
 from .ratings import Rating, crossover_rating, mutation_rating, rate
 from .selection import EXPLORATION, SelectionRule, select, selection_rule
 from .system_prompt import SystemPrompt
@@ -211,17 +213,25 @@ class Population:
         """Continue from a [`Population.state_dict`]. The settings stay those of the constructor.
 
         Raises:
-            `ValueError`: It was made with another number of islands.
+            `ValueError`: It was made with another number of islands, or is damaged. Nothing has changed then.
         """
-        if len(state["joined"]) != len(self._joined):
+        try:
+            members, turns, island = read_members(state["members"]), state["turns"], state["island"]
+            joined = [list(ids) for ids in state["joined"]]
+            version, numbers, gauss = state["rng"]
+            rng = random.Random()
+            rng.setstate((version, tuple(numbers), gauss))
+            if island not in range(len(joined)) or not all(
+                ids and set(ids) <= {*range(len(members))} for ids in joined
+            ):
+                raise ValueError("a window holds a member that is not there")
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"the saved population is damaged: {_said(error)}") from None
+        if len(joined) != len(self._joined):
             raise ValueError(
-                f"the saved population has islands={len(state['joined'])}, this one {len(self._joined)}: use the same"
+                f"the saved population has islands={len(joined)}, this one {len(self._joined)}: use the same"
             )
-        self.members = [Member.from_json(saved) for saved in state["members"]]
-        self._joined = [list(joined) for joined in state["joined"]]
-        self.turns, self.island = state["turns"], state["island"]
-        version, numbers, gauss = state["rng"]
-        self.rng.setstate((version, tuple(numbers), gauss))
+        self.members, self._joined, self.turns, self.island, self.rng = members, joined, turns, island, rng
 
     def _first_rating(self, child: SystemPrompt) -> Rating:
         parents = [self.members[parent].rating for parent in child.parents]
@@ -256,6 +266,23 @@ class Population:
             if prompt.id not in target[-self.window :]:
                 target.append(_id(prompt))
         self._forget_outside()
+
+
+def load_state(path: str | Path, load: Callable[[dict[str, Any]], None]) -> None:
+    """Give what a state file holds to `load`.
+
+    Raises:
+        `ValueError`: One line that names the file: it is no JSON, lacks something, or `load` refused it.
+    """
+    try:
+        load(json.loads(Path(path).read_text(encoding="utf-8")))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be gone on with: {_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    """What is wrong with saved state, in a line; a `KeyError` names the key and no more."""
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
 
 
 def _id(prompt: SystemPrompt) -> int:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from ..llm import BadReply, BadRequest, Message, Reply, Usage
+from ..llm import BadReply, BadRequest, Budget, Message, Reply, Usage
 from ..llm.futures import then
 from .driver import play
 from .loop import refinement
@@ -57,6 +57,10 @@ class RefinedChat:
         """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""
         self.refiner.check()
 
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what each role spends under `account/role`."""
+        self.refiner.charge_to(budget, account)
+
     def _read(self, messages: Sequence[Message], repeat: int) -> tuple[str, Query]:
         """The prompt and the question in a conversation.
 
@@ -85,7 +89,8 @@ class RefinedChat:
 def as_reply(result: RefinementResult) -> Reply:
     """A result as a large LLM's reply: its answer, or its error where there is none; the usage of all roles.
 
-    An answer that is there is given although something failed on the way: the agent gets the best there is.
+    An answer that is there is given although something failed on the way: the agent gets the best there is. Not where
+    the failure is for good: with a role's key wrong or its budget spent, no question would be refined any more.
     """
     usage = Usage()
     for role in result.usage.values():
@@ -93,7 +98,7 @@ def as_reply(result: RefinementResult) -> Reply:
     calls = sum(role.calls for role in result.usage.values())
     cached = calls > 0 and calls == sum(role.cached for role in result.usage.values())
     reply = Reply(usage=usage, cached=cached, attempts=0 if cached else 1, seconds=result.seconds)
-    if result.error is not None and not result.finish_reason:
+    if result.error is not None and (result.error.fatal or not result.finish_reason):
         return replace(reply, error=result.error.as_error())
     if not result.answer.strip():
         return replace(reply, error=BadReply("the refined answer is empty", "refiner"))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ..llm import ChatModel, Reply
+from ..llm import Budget, ChatModel, Reply, charge
 from .driver import run_all
 from .loop import Call, refinement
 from .parsing import Unit
@@ -248,6 +248,10 @@ class ProRefiner:
             name = getattr(self.verifier, "__qualname__", type(self.verifier).__name__)
             names["verifier"] = repr(self.verifier) if isinstance(self.verifier, LabelVerifier) else str(name)
         return self.settings.digest(**names)
+
+    def charge_to(self, budget: Budget, account: str = "") -> None:
+        """Book what each role spends into `budget`: under its own name, behind `account/` where one is given."""
+        charge(budget, **{f"{account}/{role}" if account else role: model for role, model in self.models.items()})
 
     def check(self) -> None:
         """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ..llm import ChatModel, Message, Reply
+from ..llm import Budget, ChatModel, Message, Reply, charge
 from ..llm.futures import then
 
 JUDGE_ROLE = """\
@@ -131,6 +131,10 @@ class AccuracyJudge:
         shown = re.sub(r"\{(question|gold|prediction)\}", lambda match: values[match[1]], JUDGE_TEMPLATE)
         messages: list[Message] = [{"role": "system", "content": JUDGE_ROLE}, {"role": "user", "content": shown}]
         return then(self.chat.submit(messages, repeat=0, **self.sampling), _score)
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what the judge spends into `budget`."""
+        charge(budget, **{account: self.chat})
 
 
 Scorer = Callable[[str, Sequence[str]], float]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ..data import load_task
 from ..evolution import EvolveConfig, EvolveResult, Reflection, StepLog, SystemPrompt, evolve
-from ..llm import ChatModel, OpenAIChat, ReplayCache
+from ..llm import Budget, ChatModel, OpenAIChat, ReplayCache
 from ..llm.files import write_whole
 from ..rewards import exact_match_reward, math_reward
 
@@ -33,7 +33,8 @@ class ScriptArguments:
     reward: str = field(default="exact_match", metadata={"help": f"One of {', '.join(REWARDS)}."})
     initial_prompt: str = field(default="", metadata={"help": "The root; lines [G0]. ... are its principles."})
     output_dir: str = field(default="runs/evolve", metadata={"help": "For the state and the best prompt."})
-    budget_usd: float | None = field(default=None, metadata={"help": "For each model: stop when so much is spent."})
+    budget_usd: float | None = field(default=None, metadata={"help": "What all models together may spend, in US $."})
+    budget_tokens: int | None = field(default=None, metadata={"help": "The same in tokens, read and written."})
     replay_cache: str | None = field(default=None, metadata={"help": "SQLite file to record replies to and reuse."})
     warm_start_steps: int = field(default=450, metadata={"help": "Sandbox: supervised steps of the tiny agent."})
 
@@ -86,7 +87,8 @@ def evolve_prompt(
     with ExitStack() as stack:
         run = in_sandbox(script, config, stack) if script.sandbox else with_models(script, config, stack)
         folder.mkdir(parents=True, exist_ok=True)
-        result = evolve(**run, on_step=on_step, checkpoint=folder / "state.json")
+        budget = Budget(script.budget_usd, script.budget_tokens, folder / "spending.sqlite")
+        result = evolve(**run, on_step=on_step, checkpoint=folder / "state.json", budget=budget)
     write_whole(folder / "system_prompt.txt", result.best.text)
     return result
 
@@ -100,7 +102,7 @@ def with_models(script: ScriptArguments, config: EvolveConfig, stack: ExitStack)
     cache = ReplayCache(script.replay_cache) if script.replay_cache else None
 
     def connect(model: str, base_url: str | None) -> ChatModel:
-        return stack.enter_context(OpenAIChat(model, base_url=base_url, budget_usd=script.budget_usd, cache=cache))
+        return stack.enter_context(OpenAIChat(model, base_url=base_url, cache=cache))
 
     text = script.initial_prompt
     return {

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ..data import load_task
-from ..llm import OpenAIChat, ReplayCache
+from ..llm import Budget, OpenAIChat, ReplayCache, charge
 from ..refine import START_PROMPTS, LabelVerifier, ProRefiner
 from ..report.refinement import accuracy_of, accuracy_table, iterations_of, plot_iterations
 from ..rewards import REASONING_SCORERS
 from ..sandbox.puzzle_models import puzzle_models
 from ..sandbox.puzzles import SORTING, make_puzzles
+
+CRITICS = ("feedback", "optimizer", "verifier")
 
 
 @dataclass
@@ -33,7 +35,8 @@ class ScriptArguments:
     task_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
     critic_model: str | None = field(default=None, metadata={"help": "Feedback, optimizer and verifier in one."})
     critic_base_url: str | None = field(default=None, metadata={"help": "Its endpoint."})
-    budget_usd: float | None = field(default=None, metadata={"help": "For each model: stop when so much is spent."})
+    budget_usd: float | None = field(default=None, metadata={"help": "What all models together may spend, in US $."})
+    budget_tokens: int | None = field(default=None, metadata={"help": "The same in tokens, read and written."})
     output_dir: str = field(default="runs/refine", metadata={"help": "For results, replies and the picture."})
 
 
@@ -43,13 +46,13 @@ def connect(script: ScriptArguments, stack: ExitStack) -> dict[str, Any]:
         return puzzle_models()
     if script.task not in REASONING_SCORERS or script.task_model is None or script.critic_model is None:
         raise SystemExit(f"--task is one of {', '.join(REASONING_SCORERS)}, with --task_model and --critic_model")
-    shared: dict[str, Any] = {
-        "cache": ReplayCache(Path(script.output_dir) / "replies.sqlite"),
-        "budget_usd": script.budget_usd,
+    cache = ReplayCache(Path(script.output_dir) / "replies.sqlite")
+    critic = (script.critic_model, script.critic_base_url)
+    named = {"task": (script.task_model, script.task_base_url), **dict.fromkeys(CRITICS, critic)}
+    # One client for each role, also where the model is the same: each has its own bill.
+    return {
+        role: stack.enter_context(OpenAIChat(model, base_url=url, cache=cache)) for role, (model, url) in named.items()
     }
-    task = stack.enter_context(OpenAIChat(script.task_model, base_url=script.task_base_url, **shared))
-    critic = stack.enter_context(OpenAIChat(script.critic_model, base_url=script.critic_base_url, **shared))
-    return {"task": task, "feedback": critic, "optimizer": critic, "verifier": critic}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     score, results = REASONING_SCORERS[name], {}
     with ExitStack() as stack:
         roles = connect(script, stack)
+        budget = Budget(script.budget_usd, script.budget_tokens, folder / "spending.sqlite")
+        charge(budget, **roles)
         rows = (
             list(load_task(name, script.split, script.rows, data_files=script.data_files))
             if script.task
@@ -76,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             refiner = ProRefiner(roles["task"], roles["feedback"], roles["optimizer"], verifier)
             file = folder / f"{setting.replace(' ', '_')}.jsonl"
             results[setting] = refiner.refine_all(START_PROMPTS[name], rows, output=file)
+            fatal = next((one.error for one in results[setting] if one.error is not None and one.error.fatal), None)
+            if fatal is not None:
+                raise SystemExit(f"stopped: {fatal}. Spent so far: {budget}; the same command goes on")
     model = script.task_model or "scripted (sandbox)"
     accuracy = {setting: {model: accuracy_of(found, rows, score)} for setting, found in results.items()}
     print(accuracy_table({name: accuracy}))

@@ -57,6 +57,8 @@ class TableConfig:
         train_task (`str`, *optional*): What optimisers and trained systems learn from, as in `tasks`.
         train_rows (`int`, *optional*, defaults to `50`): How many rows of it.
         calls_budget (`int`, *optional*, defaults to `500`): Calls that each optimiser may make.
+        budget_usd (`float`, *optional*), budget_tokens (`int`, *optional*): What all models together may spend,
+            restarts included; what was spent is kept in the folder's `spending.sqlite`. A model's own limit holds too.
         encoder (`str`, *optional*): For `semantic_similarity`.
         output (`str`, *optional*): Folder for answers and tables.
         sandbox (`dict`, *optional*): Values of the above that `--sandbox` puts in their place.
@@ -74,6 +76,8 @@ class TableConfig:
     train_task: str | None = None
     train_rows: int = 50
     calls_budget: int = 500
+    budget_usd: float | None = None
+    budget_tokens: int | None = None
     encoder: str | None = None
     output: str = "runs/evaluation"
     sandbox: Mapping[str, Any] = field(default_factory=dict)

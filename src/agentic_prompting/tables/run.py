@@ -12,6 +12,7 @@ from typing import Any
 from ..evaluation import (
     Comparison,
     Evaluation,
+    EvaluationStopped,
     EvaluationTask,
     compare_systems,
     evaluate_agent,
@@ -19,7 +20,7 @@ from ..evaluation import (
     save_run,
     write_tables,
 )
-from ..llm import ReplayCache
+from ..llm import Budget, LLMError, ReplayCache, charge
 from .config import SystemConfig, TableConfig
 from .systems import Unavailable, Workshop, connect
 
@@ -67,10 +68,16 @@ def run_table(
         cache = ReplayCache(folder / "replies.sqlite")
         stack.callback(cache.close)
         tasks, train, models = _sandbox_parts(config, folder) if sandbox else _real_parts(config, cache, stack)
-        for system in config.systems:
-            for task in tasks:
-                workshop = Workshop(config, models, train[task.name], _metric(task), folder / _safe(task.name), cache)
-                _evaluate(run, config, system, workshop, task, sandbox, progress)
+        budget = Budget(config.budget_usd, config.budget_tokens, folder / "spending.sqlite")
+        charge(budget, **{name: chat for name, (chat, _) in models.items()})
+        try:
+            for system in config.systems:
+                for task in tasks:
+                    own = folder / _safe(task.name)
+                    workshop = Workshop(config, models, train[task.name], _metric(task), own, cache)
+                    _evaluate(run, config, system, workshop, task, sandbox, progress)
+        except (EvaluationStopped, LLMError) as error:  # the latter of an optimiser
+            raise EvaluationStopped(f"{error}. Spent so far: {budget}") from None
     run.evaluation.results.sort(key=lambda result: [one.name for one in config.systems].index(result.system))
     save_run(folder, run.evaluation)
     if config.baseline is not None and config.baseline not in run.skipped:

@@ -32,12 +32,13 @@ from ..evolution import (
     attempt_records,
     best_trial,
     journal_beside,
+    load_state,
     scores_of,
 )
 from ..llm import ChatModel
 from ..llm.files import write_whole
 from ..rollout import AgentSpec, Environment, FreeText, Grammar
-from .checks import check_editor, check_environment, root_prompt
+from .checks import check_editor, root_prompt
 from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .reflecting import Editor, PolicyEditor, ReferenceEditor, Reflecting, told_of
@@ -105,8 +106,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             migrate_every=args.migrate_every,
             seed=args.seed,
         )
-        if reference is not None and args.check_environment and args.process_index == 0:
-            check_environment(reference)
         self.reference = reference
         self._playing = [self.population.best()]  # until the first batch draws its own
         self._pending: list[Reflecting] = []
@@ -132,6 +131,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations
+
+    def roles(self, environment: Environment | None, reward_funcs: Any) -> dict[str, Any]:
+        return {**super().roles(environment, reward_funcs), "reference": self.reference}
 
     # --- row -> prompt -------------------------------------------------------------------------------------------
 
@@ -294,13 +296,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._pending = [Reflecting.from_json(saved) for saved in state["pending"]]
 
     def _load_population(self, path: Path) -> None:
-        try:
-            self.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not what was saved ({type(error).__name__}: {error}): resume from an earlier checkpoint, "
-                "or restore the file"
-            ) from error
+        load_state(path, self.load_state_dict)
         if self._editor is not None and self.state.global_step < self.state.max_steps:
             for work in self._pending:
                 self._editor.begin(work)

@@ -23,7 +23,7 @@ from transformers import ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..data import validate_dataset
-from ..llm import Budget, charge
+from ..llm import Budget, BudgetExceeded, charge
 from ..rollout import (
     AgentSpec,
     ChatFormat,
@@ -116,9 +116,11 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
             self._validate(dataset)
         # One book for all processes of the job and for its restarts.
         self.spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
-        charge(self.spending, environment=environment)
+        roles = self.roles(environment, reward_funcs)
+        charge(self.spending, **roles)
         if args.check_environment and args.process_index == 0:
-            check_environment(environment)
+            for spender in roles.values():
+                check_environment(spender)
         if args.use_vllm and args.stop_at_tags:
             args.generation_kwargs = {
                 "stop": list(spec.stop_texts),
@@ -163,6 +165,17 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         """Rows need a question to fill the template with, or a prompt of their own; the rest is up to the rewards."""
         own_prompt = "prompt" in (getattr(dataset, "column_names", None) or ())
         validate_dataset(dataset, columns=("prompt",) if own_prompt else ("question",))
+
+    def roles(self, environment: Environment | None, reward_funcs: Any) -> dict[str, Any]:
+        """Who may spend the job's budget, by the name it is booked under. For subclasses to add.
+
+        A reward function takes part if it has a `charge_to(budget, account)`, as clients have: a language model that
+        judges.
+        """
+        functions = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        judges = [one for one in functions if hasattr(one, "charge_to")]
+        named = {f"judge_{number + 1}" if len(judges) > 1 else "judge": one for number, one in enumerate(judges)}
+        return {"environment": environment, **named}
 
     # --- row -> prompt -> rollouts -------------------------------------------------------------------------------
 
@@ -267,6 +280,9 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         if mode == "train":
             self.some_failed = any(fact.status == "failed" for fact in facts)
         why = self._failures.why_stop(facts)
+        unscored = rewards.isnan().all(1) & torch.tensor([fact.status != "failed" for fact in facts]).to(rewards.device)
+        if not why and unscored.any():  # a judge gave nothing; the same on every process, and so is what is heard here
+            why = next(filter(None, gather_object([self._out_of_budget()])), "")
         if why:
             self._stop(why)
         return rewards
@@ -277,6 +293,13 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
         totals[rewards.isnan().all(1)] = torch.nan
         return totals
+
+    def _out_of_budget(self) -> str:
+        try:
+            self.spending.stop_when_spent()
+        except BudgetExceeded as error:
+            return str(error)
+        return ""
 
     def _stop(self, why: str) -> NoReturn:
         """End training, to be gone on with later. Must be called on every process alike.

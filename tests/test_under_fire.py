@@ -181,7 +181,7 @@ def test_the_budget_of_a_refining_environment_is_that_of_its_roles(tiny_policy, 
         trainer = trainer_for(
             tiny_policy, tmp_path, rows, refined, budget_tokens=100, max_steps=9, check_environment=False
         )
-        trainer.sampler = Acts(trainer)
+        trainer.policy = BatchEngine(Acts(trainer), lent=True)
         with pytest.raises(TrainingStopped, match="BudgetExceeded.* 105 of the budget of 100 tokens") as it:
             trainer.train()
     assert "Spent so far: environment/verifier $105.0000 (105 tokens)" in str(it.value)
@@ -211,7 +211,7 @@ def test_what_a_judge_spends_is_the_jobs(tiny_policy, rows, tmp_path):
     ):
         options = {"reward_funcs": Judged(chat)}
         trainer = trainer_for(tiny_policy, tmp_path, rows, free, options=options, budget_tokens=100, max_steps=9)
-        trainer.sampler = Acts(trainer)
+        trainer.policy = BatchEngine(Acts(trainer), lent=True)
         with pytest.raises(TrainingStopped, match="105 of the budget of 100 tokens are spent in all") as it:
             trainer.train()
     assert "Spent so far: judge $105.0000 (105 tokens)" in str(it.value)

@@ -1,7 +1,7 @@
 """A transformers model in this process as a greedy [`ChatModel`], with lossless drafting.
 
-Conversations join its batch as they come and leave it as they are done ([`Engine`]), so that many queries advance together
-and none waits for the longest.
+Conversations join its batch as they come and leave it as they are done ([`Engine`]), so that many queries advance
+together and none waits for the longest.
 
 Conversations of one `session` follow each other: the output of the last one is the draft of the next (`greedy.py`), and
 where only `max_tokens` has grown, decoding goes on from the kept cache. The replies are those of plain greedy decoding.

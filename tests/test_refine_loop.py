@@ -226,7 +226,7 @@ def test_the_papers_three_settings_by_name():
     optimal = ProRefiner.from_paper("optimal_verifier", task, critic_model, score=exact_match)
     assert optimal.refine(PROMPT, row).stop_reason == "verified"
     assert optimal.refine(PROMPT, {"question": QUERY, "answers": ["other"]}).verdict == "wrong"
-    assert (refiner.settings.tokens_per_step, refiner.settings.max_steps) == (10, 25)
+    assert (refiner.tokens_per_step, refiner.max_steps) == (10, 25)
     with pytest.raises(ValueError, match="setting must be one of no_verifier, verifier, optimal_verifier"):
         ProRefiner.from_paper("optimal", task, critic_model)
     with pytest.raises(ValueError, match="score must be a function"):
@@ -330,7 +330,7 @@ def test_settings_that_make_no_sense(options, message):
 
 
 def test_models_that_are_none():
-    with pytest.raises(TypeError, match="the optimizer model must have a `submit` method"):
+    with pytest.raises(TypeError, match="the optimizer model must be a ChatModel"):
         ProRefiner(**{**models(Log()), "optimizer": "gpt-4o"})
     with pytest.raises(TypeError, match="verifier must be None, a ChatModel or callable"):
         ProRefiner(**models(Log()), verifier="gpt-4o")

@@ -40,6 +40,15 @@ GREEDY: dict[str, dict[str, Any]] = {
     "verifier": {"temperature": 0, "max_tokens": 2048},
 }
 
+History = Literal[True, False, "task", "all"]
+# Who is shown its own earlier steps.
+_REMEMBERING: dict[History, tuple[Role, ...]] = {
+    False: (),
+    True: ("feedback", "optimizer"),
+    "task": ("task",),
+    "all": ("task", "feedback", "optimizer"),
+}
+
 Judge = Callable[[Query, str], "bool | Awaitable[bool | None] | None"]
 """A verifier that is no model: query and answer in; `True` (right), `False` (wrong) or `None` (no verdict) out.
 
@@ -65,14 +74,18 @@ class RefineSettings:
             What a step adds: `"tokens"`: k tokens; `"sentence"` or `"paragraph"`: one of these (section "Implementation
             Details"; `tokens_per_step` is not read). Then the task model writes up to `final_max_tokens` whenever the
             prompt has changed, and the critic is shown the beginning.
-        history (`bool`, *optional*, defaults to `False`): Whether critic and optimizer see their earlier steps for the
-            query. The paper found no consistent gain in it.
+        history (`bool` or `str`, *optional*, defaults to `False`): Who sees its own earlier steps for the query:
+            `True`: critic and optimizer; `"task"`: the task model, as in the released code; `"all"`: all three, the full
+            chat history of the paper, which found no consistent gain in it. The final answer is always a fresh one.
         final_max_tokens (`int`, *optional*, defaults to `512`): For the final and the first answer.
         prompts ([`RolePrompts`], *optional*): The words of the roles.
         max_failures (`int`, *optional*, defaults to `3`): After so many failed calls no more refining is done for the
             query: it ends with the best answer there is and `error` set. A fatal failure ends it at once.
         stop_when_correct (`int`, *optional*): Stop when the critic has said CORRECT so often under one prompt (2 is
             sensible). Not in the paper; off by default.
+        go_back (`int`, *optional*, defaults to `0`): For where refining makes things worse: if the verifier rejects the
+            final answer, answer under up to so many earlier prompts, the latest first, and keep the first answer that
+            it accepts; if there is none, the final one stays. Needs a verifier. Not in the paper.
         if_no_verdict (`str`, *optional*, defaults to `"refine"`): What to do if the verifier fails or does not say:
             `"refine"`, or `"accept"` the first answer.
         sampling (`dict[str, dict]`, *optional*): Sampling arguments by role (`task`, `feedback`, `optimizer`,
@@ -86,21 +99,31 @@ class RefineSettings:
     tokens_per_step: int = 10
     max_steps: int = 25
     unit: Unit = "tokens"
-    history: bool = False
+    history: History = False
     final_max_tokens: int = 512
     prompts: RolePrompts = RolePrompts()
     max_failures: int = 3
     stop_when_correct: int | None = None
+    go_back: int = 0
     if_no_verdict: Literal["refine", "accept"] = "refine"
     sampling: Mapping[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self):
-        for name in ("tokens_per_step", "max_steps", "final_max_tokens", "max_failures", "stop_when_correct"):
-            value = getattr(self, name)
+        for name in (
+            "tokens_per_step",
+            "max_steps",
+            "final_max_tokens",
+            "max_failures",
+            "stop_when_correct",
+            "go_back",
+        ):
+            value, least = getattr(self, name), 0 if name == "go_back" else 1
             if value is None and name == "stop_when_correct":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.history not in _REMEMBERING:
+            raise ValueError(f"history must be one of True, False, 'task', 'all', got {self.history!r}")
         if self.unit not in get_args(Unit):
             raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, got {self.unit!r}")
         if self.if_no_verdict not in ("refine", "accept"):
@@ -115,6 +138,12 @@ class RefineSettings:
         """What is sent with a role's calls; a `None` of the user's takes a default out, for models that refuse it."""
         merged = {**GREEDY[role], **(self.sampling or {}).get(role, {})}
         return {name: value for name, value in merged.items() if value is not None}
+
+
+def check_verifier(settings: RefineSettings, verifier: Verifier | None) -> None:
+    """Raises `ValueError` if the settings ask for a verifier and there is none."""
+    if settings.go_back and verifier is None:
+        raise ValueError("go_back needs a verifier, which says when an answer is worse")
 
 
 async def refine(
@@ -148,9 +177,10 @@ async def refine(
         [`RefinementResult`]: Also if calls failed: see its `error`.
 
     Raises:
-        `ValueError`: If the prompt or the question is empty.
+        `ValueError`: If the prompt or the question is empty, or `settings` ask for a verifier and there is none.
     """
     check_prompt(prompt)
+    check_verifier(settings, verifier)
     started, query, k = time.perf_counter(), read_query(query), settings.tokens_per_step
     models = {"task": task, "feedback": feedback, "optimizer": optimizer, "verifier": verifier}
     roles = _Roles(models, query, prompt, settings)
@@ -159,6 +189,7 @@ async def refine(
     reason: StopReason | None = None
     steps: list[RefinementStep] = []
     refined, times_correct = prompt, 0  # p*, and how often the critic had nothing to say against it
+    went_back = 0
 
     if verifier is not None:
         first, verdict = await roles.verify(prompt)
@@ -200,6 +231,11 @@ async def refine(
             roles.step = -1
             final = await roles.task(refined, settings.final_max_tokens)
             roles.keep(3, final.text, final.finish_reason)
+            if settings.go_back and await roles.judge(final.text) == "wrong":
+                judged = prompt if verdict == "wrong" else None
+                tried = [step.prompt for step in steps if step.new_prompt != step.prompt != judged]
+                went_back = await roles.go_back(tried[: -settings.go_back - 1 : -1])
+                refined = tried[-went_back] if went_back else refined
         except _NoReply:
             reason = "failed"
     _, answer, finish_reason = roles.best
@@ -216,6 +252,7 @@ async def refine(
         steps=tuple(steps),
         error=roles.failures[-1] if reason == "failed" else None,
         failures=tuple(roles.failures),
+        went_back=went_back,
         usage=roles.usage,
         seconds=time.perf_counter() - started,
     )
@@ -235,7 +272,7 @@ class _Roles:
         self.failures: list[Failure] = []
         self.usage: dict[str, RoleUsage] = {}
         self.known: dict[str, tuple[int, Reply]] = {}  # per prompt the task model's longest output and its limit
-        self.past: dict[str, list[Message]] = {"feedback": [], "optimizer": []}
+        self.past: dict[str, list[Message]] = {role: [] for role in _REMEMBERING[settings.history]}
         self.best: tuple[int, str, str] = (-1, "", "")  # rank, text, finish reason of what is left if all else fails
 
     async def task(self, prompt: str, max_tokens: int) -> Reply:
@@ -244,14 +281,15 @@ class _Roles:
         Not asked again for what greedy decoding would only repeat: the prompt is the same and so is the limit, or the
         output had come to its end below the limit there was.
         """
+        past = self.past.get("task", []) if self.step > 0 else []
         limit, known = self.known.get(prompt, (0, Reply()))
         greedy = self.settings.sampling_of("task").get("temperature") == 0
-        if greedy and (limit == max_tokens or (0 < limit < max_tokens and _ended(known))):
+        if greedy and not past and (limit == max_tokens or (0 < limit < max_tokens and _ended(known))):
             return known
-        question = fill(self.settings.prompts.task, query=self.query.text)
-        messages: list[Message] = [{"role": "system", "content": prompt}, *self.query.context]
-        reply = await self._call("task", [*messages, {"role": "user", "content": question}], max_tokens=max_tokens)
-        if max_tokens > limit:
+        question: Message = {"role": "user", "content": fill(self.settings.prompts.task, query=self.query.text)}
+        messages: list[Message] = [{"role": "system", "content": prompt}, *self.query.context, *past, question]
+        reply = await self._call("task", messages, max_tokens=max_tokens)
+        if max_tokens > limit and not past:
             self.known[prompt] = (max_tokens, reply)
         return reply
 
@@ -288,6 +326,20 @@ class _Roles:
             return "none"
         return "none" if verdict is None else "right" if verdict else "wrong"
 
+    async def go_back(self, prompts: Sequence[str]) -> int:
+        """Answer under these until the verifier accepts; returns under the how manieth it does, 0 where under none."""
+        for number, prompt in enumerate(prompts, start=1):
+            if self.given_up:
+                return 0
+            try:
+                answer = await self.task(prompt, self.settings.final_max_tokens)
+            except _NoReply:
+                continue
+            if await self.judge(answer.text) == "right":
+                self.keep(3, answer.text, answer.finish_reason)
+                return number
+        return 0
+
     @property
     def given_up(self) -> bool:
         failures = self.failures
@@ -302,10 +354,7 @@ class _Roles:
         """What a role other than the task model says to its filled-in template."""
         prompts, past = self.settings.prompts, self.past.get(role, [])
         request: Message = {"role": "user", "content": fill(getattr(prompts, role), **values)}
-        reply = await self._call(role, [{"role": "system", "content": prompts.role(role)}, *past, request])
-        if self.settings.history:
-            past += [request, {"role": "assistant", "content": reply.text}]
-        return reply.text
+        return (await self._call(role, [{"role": "system", "content": prompts.role(role)}, *past, request])).text
 
     async def _call(self, role: Role, messages: Sequence[Message], **limit: int) -> Reply:
         """Raises `_NoReply` if the call failed."""
@@ -315,6 +364,8 @@ class _Roles:
         if reply.error is not None:
             self.failures.append(Failure(role, self.step, reply.error.kind, str(reply.error), reply.error.fatal))
             raise _NoReply(role)
+        if role in self.past and self.step > 0:
+            self.past[role] += [messages[-1], {"role": "assistant", "content": reply.text}]
         return reply
 
 

@@ -23,7 +23,7 @@ from ..llm import BadReply, BadRequest, ChatModel, Message, Reply, Usage
 from ..llm.loop import background_loop
 from ..llm.records import RecordFile
 from ._ask import is_chat_model, run_each
-from .loop import LabelVerifier, RefineSettings, Verifier, refine
+from .loop import LabelVerifier, RefineSettings, Verifier, check_verifier, refine
 from .templates import DEFAULT_PROMPT
 from .types import Failure, Query, RefinementResult, check_prompt, read_query
 
@@ -68,6 +68,7 @@ class ProRefiner(RefineSettings):
                 raise TypeError(f"the {role} model must be a ChatModel, got {getattr(self, role)!r:.100}")
         if self.verifier is not None and not (is_chat_model(self.verifier) or callable(self.verifier)):
             raise TypeError(f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}")
+        check_verifier(self, self.verifier)
 
     @classmethod
     def from_paper(
@@ -207,6 +208,8 @@ class ProRefiner(RefineSettings):
     def digest(self) -> str:
         """Identifies settings, models and verifier, so that a file of results is not continued with others."""
         settings = {field.name: getattr(self, field.name) for field in fields(RefineSettings)}
+        if not self.go_back:  # it came later: files that were begun before it go on
+            del settings["go_back"]
         settings |= {"prompts": asdict(self.prompts), "sampling": dict(self.sampling or {})}
         names = {role: _name_of(getattr(self, role)) for role in ("task", "feedback", "optimizer")}
         if self.verifier is not None:

@@ -20,7 +20,7 @@ Role = Literal["task", "feedback", "optimizer", "verifier"]
 StopReason = Literal["verified", "finished", "max_steps", "satisfied", "failed"]
 Verdict = Literal["right", "wrong", "none"]
 
-_FORMAT = 1  # of the JSON; raised when a reader of the old one would go wrong
+_FORMAT = 2  # of the JSON; raised when a reader of the old one would go wrong
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,8 @@ class RefinementResult:
         verdict (`str`, *optional*): `right`, `wrong`, or `none`: the verifier failed or did not say. `None` where there
             is no verifier.
         steps (`tuple[RefinementStep, ...]`, *optional*): In order.
+        went_back (`int`, *optional*, defaults to `0`): Where `go_back` was asked for: how many prompts before the last
+            one `prompt` is.
         error ([`Failure`], *optional*): What ended the query before its time. Failures it survived are in `failures`.
         failures (`tuple[Failure, ...]`, *optional*): All calls that gave nothing, in order.
         usage (`dict[str, RoleUsage]`, *optional*): By role, for roles that were asked.
@@ -206,6 +208,7 @@ class RefinementResult:
     initial_answer: str | None = None
     verdict: Verdict | None = None
     steps: tuple[RefinementStep, ...] = ()
+    went_back: int = 0
     error: Failure | None = None
     failures: tuple[Failure, ...] = ()
     usage: Mapping[str, RoleUsage] = field(default_factory=dict)
@@ -306,6 +309,8 @@ def described_lines(result: RefinementResult, width: int = 300) -> Iterator[tupl
     changed = sum(step.new_prompt != step.prompt for step in result.steps)
     yield "", ""
     yield "", f"Ended: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times"
+    if result.went_back:
+        yield "", f"Went back {result.went_back} prompts, to the last one whose answer the verifier accepts"
     if result.error is not None:
         yield "", f"Error: {result.error}"
     yield "", ""

@@ -32,8 +32,8 @@ from agentic_prompting.refine import (
     refine,
     summarize,
 )
-from agentic_prompting.refine._ask import run_each
-from agentic_prompting.refine.refiner import results_file
+from agentic_prompting.refine._ask import in_parallel
+from agentic_prompting.refine.refiner import ResultsFile
 from agentic_prompting.refine.types import Failure, RoleUsage
 from agentic_prompting.rewards import exact_match
 from refine_models import PROMPT, Log, RuleModel, answer, critic, improve, models, words
@@ -150,7 +150,7 @@ def test_leaving_early_cancels_what_is_in_flight():
                 all_ended.set()
             raise
 
-    running = run_each(map(work, range(3)), max_in_flight=3)
+    running = in_parallel(map(work, range(3)), max_in_flight=3)
     assert next(running) == (1, None)
     running.close()
     assert all_ended.wait(60) and ended == {0: "cancelled", 2: "cancelled"}
@@ -161,7 +161,7 @@ def test_a_bug_in_a_refinement_is_raised():
         raise KeyError("bug")
 
     with pytest.raises(KeyError, match="bug"):
-        list(run_each([work()], 1))
+        list(in_parallel([work()], 1))
 
 
 def test_it_works_where_an_event_loop_is_running_already():
@@ -179,7 +179,7 @@ def test_waiting_for_itself_is_refused():
         return refiner().refine(PROMPT, "A?")
 
     with pytest.raises(RuntimeError, match="use `await`"):
-        list(run_each([inside()], 1))
+        list(in_parallel([inside()], 1))
 
 
 # Results files -------------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, caplog):
     resumed = refiner(log).refine_all(PROMPT, QUERIES, output=path, progress=False)
     assert {said[-1]["content"] for role, said, _ in log.calls if role == "task"} == set(QUERIES[7:])
     assert [untimed(result) for result in resumed] == [untimed(result) for result in whole]
-    assert "7 results are kept" in caplog.text
+    assert "cut off while being written" in caplog.text
     log = Log()
     assert refiner(log).refine_all(PROMPT, QUERIES, output=path, progress=False) == resumed
     assert log.calls == [] and len(path.read_bytes().splitlines()) == 20
@@ -309,10 +309,8 @@ results_of_any_kind = st.builds(
 def test_results_survive_json(tmp_path_factory, result):
     path = tmp_path_factory.mktemp("results") / "r.jsonl"
     for _ in range(2):
-        with results_file(path, "s") as file:
-            file.add({"key": "k", **result.to_dict()})
-    with results_file(path, "s") as file:
-        assert file.done == ({} if result.error else {"k": result})
+        ResultsFile(path, "s").add("k", result)
+    assert ResultsFile(path, "s").done == ({} if result.error else {"k": result})
     assert RefinementResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
 

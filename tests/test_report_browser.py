@@ -7,7 +7,7 @@ import pytest
 
 from agentic_prompting.evolution import EvolutionJournal
 from agentic_prompting.refine import RefinementResult, RefinementStep
-from agentic_prompting.refine.refiner import results_file
+from agentic_prompting.refine.refiner import ResultsFile
 from agentic_prompting.report import write_report
 from browser import chromium, evolved, opened, record, shows, why_not, write_run
 
@@ -36,11 +36,10 @@ def report(tmp_path_factory):
     run, rng = tmp_path_factory.mktemp("run"), random.Random(0)
     records = [record(number, rng, 8) for number in range(640)]
     evolved(run / "population.json")
-    results = results_file(run / "refined.jsonl", "s")
+    results = ResultsFile(run / "refined.jsonl", "s")
     for number in range(3):
         stopped = ("finished", "max_steps", "finished")[number]
-        results.add({"key": str(number), **replace(RESULT, query=f"query {number}", stop_reason=stopped).to_dict()})
-    results.close()
+        results.add(str(number), replace(RESULT, query=f"query {number}", stop_reason=stopped))
     return write_report(write_run(run, records), pictures=False), records
 
 
@@ -183,10 +182,9 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     saved = (run / "population.json").read_text(encoding="utf-8")
     population(saved.replace("Ask first.", ATTACKS[0]), encoding="utf-8")
     told_of(run, text)
-    results = results_file(run / "refined.jsonl", "s")
+    results = ResultsFile(run / "refined.jsonl", "s")
     step = RefinementStep(text, text + text, output=text, feedback=text, problem=text)
     results.add("1", replace(RESULT, query=text, answer=text, prompt=text, initial_prompt=text, steps=(step,)))
-    results.close()
     watched = Watched(browser, write_report(run, pictures=False))
     page = watched.page
     page.get_by_label("text in question").fill("<script>")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..llm import ChatModel, Message, Reply, with_system
 from ..refine import ProRefiner, RefinementResult
-from ..refine._ask import ask, run_each
+from ..refine._ask import ask, in_parallel
 from ..refine.types import read_query
 from ..rollout import Rollout
 from ..rollout.loop import rollout_seed
@@ -41,7 +41,7 @@ class ChatSystem(System):
         }
 
     def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
-        return run_each((self.ask(row, seed) for row in rows), self.max_in_flight)
+        return in_parallel((self.ask(row, seed) for row in rows), self.max_in_flight)
 
     async def ask(self, row: Row, seed: int) -> Answer:
         """The conversation about one question."""
@@ -152,7 +152,7 @@ class ProRefineSystem(System):
     def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
         queries = (replace(read_query(row), repeat=seed) for row in rows)
         works = (self.refiner.arefine(self.prompt, query) for query in queries)
-        for position, result in run_each(works, self.max_in_flight):
+        for position, result in in_parallel(works, self.max_in_flight):
             yield position, answer_of_refinement(result)
 
 

@@ -40,7 +40,7 @@ def is_chat_model(thing: Any) -> bool:
         return False
 
 
-def run_each(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> Generator[tuple[int, T], None, None]:
+def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> Generator[tuple[int, T], None, None]:
     """Run many coroutines on the background loop; yields `(position, result)` to a synchronous caller as they finish.
 
     At most `max_in_flight` run at a time. The next is taken from `works`, on the caller's thread, when the caller has

@@ -75,8 +75,8 @@ class RefineSettings:
             Details"; `tokens_per_step` is not read). Then the task model writes up to `final_max_tokens` whenever the
             prompt has changed, and the critic is shown the beginning.
         history (`bool` or `str`, *optional*, defaults to `False`): Who sees its own earlier steps for the query:
-            `True`: critic and optimizer; `"task"`: the task model, as in the released code; `"all"`: all three, the full
-            chat history of the paper, which found no consistent gain in it. The final answer is always a fresh one.
+            `True`: critic and optimizer; `"task"`: the task model, as in the released code; `"all"`: all three, the
+            full chat history of the paper, which found no consistent gain in it. The final answer is a fresh one.
         final_max_tokens (`int`, *optional*, defaults to `512`): For the final and the first answer.
         prompts ([`RolePrompts`], *optional*): The words of the roles.
         max_failures (`int`, *optional*, defaults to `3`): After so many failed calls no more refining is done for the
@@ -109,17 +109,11 @@ class RefineSettings:
     sampling: Mapping[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self):
-        for name in (
-            "tokens_per_step",
-            "max_steps",
-            "final_max_tokens",
-            "max_failures",
-            "stop_when_correct",
-            "go_back",
-        ):
-            value, least = getattr(self, name), 0 if name == "go_back" else 1
-            if value is None and name == "stop_when_correct":
-                continue
+        least_of = dict.fromkeys(("tokens_per_step", "max_steps", "final_max_tokens", "max_failures"), 1)
+        if self.stop_when_correct is not None:
+            least_of["stop_when_correct"] = 1
+        for name, least in (least_of | {"go_back": 0}).items():
+            value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
         if self.history not in _REMEMBERING:

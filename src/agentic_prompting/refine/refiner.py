@@ -14,15 +14,15 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ..llm import BadReply, BadRequest, ChatModel, Message, Reply, Usage
+from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
 from ..llm.loop import background_loop
-from ..llm.records import RecordFile
-from ._ask import is_chat_model, run_each
+from ..records import RecordFile
+from ._ask import in_parallel, is_chat_model
 from .loop import LabelVerifier, RefineSettings, Verifier, check_verifier, refine
 from .templates import DEFAULT_PROMPT
 from .types import Failure, Query, RefinementResult, check_prompt, read_query
@@ -120,8 +120,12 @@ class ProRefiner(RefineSettings):
 
     def arefine(self, prompt: str, query: Query | str | Mapping[str, Any]) -> Coroutine[Any, Any, RefinementResult]:
         """The coroutine of [`ProRefiner.refine`]: [`refine`] with the models and settings of this refiner."""
-        models = {role: getattr(self, role) for role in ("task", "feedback", "optimizer", "verifier")}
-        return refine(query, prompt, **models, settings=self)
+        return refine(query, prompt, **self.models, settings=self)
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """By role; the verifier is there too, `None` or a function as it may be."""
+        return {role: getattr(self, role) for role in ("task", "feedback", "optimizer", "verifier")}
 
     def refine_all(
         self,
@@ -157,16 +161,11 @@ class ProRefiner(RefineSettings):
             raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
         asked = [read_query(query, number) for number, query in enumerate(queries)]
         self._check_answers(asked)
-        with nullcontext() if output is None else results_file(output, self.digest()) as file:
-            return self._refine_all(prompt, asked, max_in_flight, file, progress)
+        file = None if output is None else ResultsFile(output, self.digest())
+        return self._refine_all(prompt, asked, max_in_flight, file, progress)
 
     def _refine_all(
-        self,
-        prompt: str,
-        queries: list[Query],
-        max_in_flight: int,
-        file: RecordFile[RefinementResult] | None,
-        progress: bool,
+        self, prompt: str, queries: list[Query], max_in_flight: int, file: ResultsFile | None, progress: bool
     ) -> list[RefinementResult]:
         from tqdm.auto import tqdm
 
@@ -183,12 +182,12 @@ class ProRefiner(RefineSettings):
                 yield self.arefine(prompt, queries[i])
 
         bar = tqdm(total=len(queries), initial=len(results), desc="refined", delay=2, disable=not progress, leave=False)
-        with bar, closing(run_each(works(), max_in_flight)) as finished:
+        with bar, closing(in_parallel(works(), max_in_flight)) as finished:
             for position, result in finished:
                 i = left[position]
                 results[i] = result
                 if file is not None:
-                    file.add({"key": keys[i], **result.to_dict()})
+                    file.add(keys[i], result)
                 if result.error is not None and result.error.fatal:
                     fatal.append(result.error)
                 bar.update()
@@ -211,30 +210,58 @@ class ProRefiner(RefineSettings):
         if not self.go_back:  # it came later: files that were begun before it go on
             del settings["go_back"]
         settings |= {"prompts": asdict(self.prompts), "sampling": dict(self.sampling or {})}
-        names = {role: _name_of(getattr(self, role)) for role in ("task", "feedback", "optimizer")}
-        if self.verifier is not None:
-            names["verifier"] = _name_of(self.verifier)
+        names = {role: _name_of(model) for role, model in self.models.items() if model is not None}
         text = json.dumps([settings, names], sort_keys=True, default=repr)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def charge_to(self, budget: Budget, account: str = "") -> None:
+        """Book what each role spends into `budget`: under its own name, behind `account/` where one is given."""
+        charge(budget, **{f"{account}/{role}" if account else role: model for role, model in self.models.items()})
+
     def check(self) -> None:
         """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""
-        models = (self.task, self.feedback, self.optimizer, self.verifier)
-        for model in {id(model): model for model in models}.values():
+        for model in {id(model): model for model in self.models.values()}.values():
             check = getattr(model, "check", None)
             if check is not None:
                 check()
 
 
-def results_file(path: str | Path, settings: str) -> RecordFile[RefinementResult]:
-    """A file of results, open for more; its `done` are the results that were there, by `key`, without failures."""
+class ResultsFile:
+    """Results of one setting, a line each, written as they finish; a run that was stopped goes on where it was.
 
-    def read(record: dict[str, Any]) -> tuple[str, RefinementResult] | None:
-        key = record.pop("key")
-        result = RefinementResult.from_dict(record)
-        return (key, result) if result.error is None else None
+    Args:
+        path (`str` or `Path`): The file; made, with its folders, where it is missing.
+        settings (`str`): What identifies the settings; see [`ProRefiner.digest`].
 
-    return RecordFile(path, settings, read, "refinement result")
+    Attributes:
+        done (`dict[str, RefinementResult]`): Results that were there already, by key. Those with an error are taken out
+            of the file: they are done anew.
+
+    Raises:
+        `ValueError`: If the file holds something else, or results of other settings. It is left as it is.
+    """
+
+    def __init__(self, path: str | Path, settings: str):
+        self.settings, self._records = settings, RecordFile(path)
+        self.done: dict[str, RefinementResult] = {}
+        for number, record in enumerate(self._records, start=1):
+            if not {"key", "settings", "error"} <= set(record):
+                raise ValueError(f"line {number} of {path} is no refinement result: give another file as output")
+            if record["settings"] != settings:
+                raise ValueError(
+                    f"{path} holds results of other settings or models: give another file as output, or go on with "
+                    "the settings it was begun with"
+                )
+            result = RefinementResult.from_dict(record)
+            if result.error is None:
+                self.done.setdefault(record["key"], result)
+        self._records.keep(lambda record: record["error"] is None)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).open("ab").close()  # where it cannot be written, that is known before the first call
+
+    def add(self, key: str, result: RefinementResult) -> None:
+        """Write one result; with the operating system when this returns."""
+        self._records.append([{"key": key, "settings": self.settings, **result.to_dict()}])
 
 
 def _distinct_keys(prompt: str, queries: Sequence[Query]) -> list[str]:
@@ -298,6 +325,10 @@ class RefinedChat:
         """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""
         self.refiner.check()
 
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what each role spends under `account/role`."""
+        self.refiner.charge_to(budget, account)
+
     def _read(self, messages: Sequence[Message], repeat: int) -> tuple[str, Query]:
         """The prompt and the question in a conversation.
 
@@ -325,13 +356,14 @@ class RefinedChat:
 def as_reply(result: RefinementResult) -> Reply:
     """A result as a large LLM's reply: its answer, or its error where there is none; the usage of all roles.
 
-    An answer that is there is given although something failed on the way: the agent gets the best there is.
+    An answer that is there is given although something failed on the way: the agent gets the best there is. Not where
+    the failure is for good: with a role's key wrong or its budget spent, no question would be refined any more.
     """
     roles = result.usage.values()
     usage = sum((Usage(role.prompt_tokens, role.completion_tokens, role.cost_usd) for role in roles), Usage())
     cached = 0 < sum(role.calls for role in roles) == sum(role.cached for role in roles)
     reply = Reply(usage=usage, cached=cached, attempts=0 if cached else 1, seconds=result.seconds)
-    if result.error is not None and not result.finish_reason:
+    if result.error is not None and (result.error.fatal or not result.finish_reason):
         return replace(reply, error=result.error.as_error())
     if not result.answer.strip():
         return replace(reply, error=BadReply("the refined answer is empty", "refiner"))

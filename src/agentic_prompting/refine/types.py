@@ -225,14 +225,14 @@ class RefinementResult:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> RefinementResult:
-        """The result that [`RefinementResult.to_dict`] was called on.
+        """The result that [`RefinementResult.to_dict`] was called on; or of a line of a file of results.
 
         Raises:
             `ValueError`: If it was written by a newer version, or is none.
         """
         if not isinstance(saved, Mapping) or saved.get("format", 0) > _FORMAT:
             raise ValueError("not a refinement result that this version can read; upgrade agentic-prompting")
-        values = {name: value for name, value in saved.items() if name != "format"}
+        values = {name: value for name, value in saved.items() if name not in ("format", "key", "settings")}
         try:
             values["steps"] = tuple(RefinementStep(**step) for step in values["steps"])
             values["failures"] = tuple(Failure(**failure) for failure in values["failures"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,13 +31,11 @@ class RuleModel:
     def __init__(self, role: str, log: Log, rule):
         self.role, self.log, self.rule, self.model = role, log, rule, f"{role}-rule"
 
-    def submit(self, messages, *, repeat=None, session=None, **sampling: Any) -> Future[Reply]:
+    async def __call__(self, messages, *, repeat=None, session=None, **sampling: Any) -> Reply:
         number = len(self.log.calls)
         self.log.calls.append((self.role, [dict(message) for message in messages], sampling))
         self.log.sessions.append(session)
-        future: Future[Reply] = Future()
-        future.set_result(self._reply(number, messages, sampling))
-        return future
+        return self._reply(number, messages, sampling)
 
     def _reply(self, number, messages, sampling):
         if number in self.log.fail_at:

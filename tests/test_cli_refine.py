@@ -13,8 +13,8 @@ from typing import get_args
 import pytest
 
 from agentic_prompting.cli.refine import PaperSetting, Score, Unit
-from agentic_prompting.refine.parsing import Unit as UnitNames
 from agentic_prompting.refine.refiner import PaperSetting as PaperSettingNames
+from agentic_prompting.refine.templates import Unit as UnitNames
 from refine_models import answer, critic, improve
 from servers import Answer, LoopbackServer
 

@@ -1,5 +1,6 @@
 """Many queries at once: speed, order, results files, resuming; and the refiner as a chat model."""
 
+import asyncio
 import json
 import threading
 import time
@@ -28,10 +29,12 @@ from agentic_prompting.refine import (
     RefinementResult,
     RefinementStep,
     describe,
+    refine,
     summarize,
 )
-from agentic_prompting.refine.driver import play, run_all
-from agentic_prompting.refine.result import Failure, RoleUsage
+from agentic_prompting.refine._ask import in_parallel
+from agentic_prompting.refine.refiner import ResultsFile
+from agentic_prompting.refine.types import Failure, RoleUsage
 from agentic_prompting.rewards import exact_match
 from refine_models import PROMPT, Log, RuleModel, answer, critic, improve, models, words
 from servers import Answer, LoopbackServer
@@ -44,7 +47,7 @@ def untimed(result):
 
 
 def refiner(log=None, **options):
-    return ProRefiner(**models(log if log is not None else Log()), **{"max_steps": 4, **options})
+    return ProRefiner(**{**models(log if log is not None else Log()), "max_steps": 4, **options})
 
 
 # Concurrency ---------------------------------------------------------------------------------------------------------
@@ -85,19 +88,14 @@ def test_no_more_in_flight_than_allowed(limit):
     waiting, most = [], []
 
     class Held(RuleModel):
-        def submit(self, messages, **options):
-            future = Future()
-            waiting.append((future, super().submit(messages, **options)))
+        async def __call__(self, messages, **options):
+            waiting.append(messages)
             most.append(len(waiting))
-            threading.Timer(0.002, release).start()
-            return future
+            await asyncio.sleep(0.002)
+            waiting.pop()
+            return await super().__call__(messages, **options)
 
-    def release():
-        future, reply = waiting.pop(0)
-        future.set_result(reply.result())
-
-    held = refiner()
-    held.models["feedback"] = Held("feedback", Log(), critic)
+    held = replace(refiner(), feedback=Held("feedback", Log(), critic))
     results = held.refine_all(PROMPT, QUERIES, max_in_flight=limit, progress=False)
     assert max(most) <= limit and len(results) == 20
     with pytest.raises(ValueError, match="max_in_flight must be at least 1"):
@@ -126,39 +124,62 @@ def test_a_model_that_breaks_its_promise_fails_its_calls_only():
             future.set_exception(ValueError("inside")) if "Question 4?" in messages[-1]["content"] else future.cancel()
             return future
 
-    rude = refiner(max_failures=1)
-    rude.models["feedback"] = Rude()
-    results = rude.refine_all(PROMPT, QUERIES[2:5], progress=False)
-    assert ["CancelledError" in str(results[0].error), "no future" in str(results[1].error)] == [True, True]
-    assert "ValueError: inside" in str(results[2].error)
-    assert all(result.error.kind == "ServerFailed" and result.answer for result in results)
+    async def awaited(messages, **options):
+        if "Question 2?" in messages[-1]["content"]:
+            raise asyncio.CancelledError
+        raise RuntimeError("no future") if "Question 3?" in messages[-1]["content"] else ValueError("inside")
+
+    for rude in (Rude(), awaited):
+        results = refiner(max_failures=1, feedback=rude).refine_all(PROMPT, QUERIES[2:5], progress=False)
+        assert ["CancelledError" in str(results[0].error), "no future" in str(results[1].error)] == [True, True]
+        assert "ValueError: inside" in str(results[2].error)
+        assert all(result.error.kind == "ServerFailed" and result.answer for result in results)
 
 
 def test_leaving_early_cancels_what_is_in_flight():
-    calls = []
+    begun, ended, all_ended = set(), {}, threading.Event()
 
-    def submit(call):
-        calls.append(Future())
-        return calls[-1]
+    async def work(number):
+        begun.add(number)
+        try:
+            while number != 1 or len(begun) < 3:
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            ended[number] = "cancelled"
+            if len(ended) == 2:
+                all_ended.set()
+            raise
 
-    def work():
-        yield "call"
-
-    running = run_all((work() for _ in range(3)), submit, max_in_flight=3)
-    threading.Timer(0.05, lambda: calls[1].set_result(Reply(text="x"))).start()
+    running = in_parallel(map(work, range(3)), max_in_flight=3)
     assert next(running) == (1, None)
     running.close()
-    assert [call.cancelled() for call in calls] == [True, False, True]
+    assert all_ended.wait(60) and ended == {0: "cancelled", 2: "cancelled"}
 
 
 def test_a_bug_in_a_refinement_is_raised():
-    def work():
-        yield "call"
+    async def work():
         raise KeyError("bug")
 
-    done = Future()
-    done.set_result(Reply(text="x"))
-    assert isinstance(play(work(), lambda call: done).exception(), KeyError)
+    with pytest.raises(KeyError, match="bug"):
+        list(in_parallel([work()], 1))
+
+
+def test_it_works_where_an_event_loop_is_running_already():
+    async def notebook():
+        by_method = refiner().refine(PROMPT, "A?")  # synchronous, as in a cell
+        awaited = await refiner().arefine(PROMPT, "A?")
+        return by_method, awaited, await refine("A?", PROMPT, **models(Log()))
+
+    by_method, awaited, function = map(untimed, asyncio.run(notebook()))
+    assert by_method == awaited == function and by_method.stop_reason == "finished"
+
+
+def test_waiting_for_itself_is_refused():
+    async def inside():
+        return refiner().refine(PROMPT, "A?")
+
+    with pytest.raises(RuntimeError, match="use `await`"):
+        list(in_parallel([inside()], 1))
 
 
 # Results files -------------------------------------------------------------------------------------------------------
@@ -184,7 +205,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, caplog):
     resumed = refiner(log).refine_all(PROMPT, QUERIES, output=path, progress=False)
     assert {said[-1]["content"] for role, said, _ in log.calls if role == "task"} == set(QUERIES[7:])
     assert [untimed(result) for result in resumed] == [untimed(result) for result in whole]
-    assert "7 results are kept" in caplog.text
+    assert "cut off while being written" in caplog.text
     log = Log()
     assert refiner(log).refine_all(PROMPT, QUERIES, output=path, progress=False) == resumed
     assert log.calls == [] and len(path.read_bytes().splitlines()) == 20
@@ -286,13 +307,9 @@ results_of_any_kind = st.builds(
 
 @given(results_of_any_kind)
 def test_results_survive_json(tmp_path_factory, result):
-    from agentic_prompting.refine.results_file import ResultsFile
-
     path = tmp_path_factory.mktemp("results") / "r.jsonl"
     for _ in range(2):
-        file = ResultsFile(path, "s")
-        file.add("k", result)
-        file.close()
+        ResultsFile(path, "s").add("k", result)
     assert ResultsFile(path, "s").done == ({} if result.error else {"k": result})
     assert RefinementResult.from_dict(json.loads(json.dumps(result.to_dict()))) == result
 
@@ -359,7 +376,7 @@ def test_sampling_of_the_caller_goes_to_the_task_model():
 
 @pytest.mark.parametrize("said", [[], conversation(" "), conversation("a", "b"), [{"role": "user"}], [{"content": 3}]])
 def test_what_is_no_question_is_an_error_in_the_reply(said):
-    reply = RefinedChat(refiner()).submit(said).result()
+    reply = complete(RefinedChat(refiner()), said)
     assert isinstance(reply.error, BadRequest) and "not a conversation to refine" in str(reply.error)
     assert isinstance(complete(RefinedChat(refiner()), "x", max_tokens=0).error, BadRequest)
 
@@ -371,25 +388,31 @@ def test_failures_come_through_as_errors():
     partly = complete(RefinedChat(refiner(Log(fail_at={1, 3, 5}))), "How many?")
     assert partly.error is None and partly.text == words(35, "v0w")  # the critic is down; the answer is there
     empty = refiner()
-    empty.models["task"].rule = lambda system, user: ""
+    empty.task.rule = lambda system, user: ""
     assert "empty" in str(complete(RefinedChat(empty), "How many?").error)
 
 
 def test_it_waits_for_nothing_and_can_be_cancelled():
+    async def main():
+        asked, cancelled = asyncio.Event(), []
+
+        async def never(messages, **options):
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(messages)
+                raise
+
+        asking = asyncio.create_task(RefinedChat(refiner(log, feedback=never))(conversation("How many?")))
+        await asked.wait()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        return cancelled
+
     log = Log()
-    slow = refiner(log)
-    futures = []
-
-    class Never:
-        def submit(self, messages, **options):
-            futures.append(Future())
-            return futures[-1]
-
-    slow.models["feedback"] = Never()
-    future = RefinedChat(slow).submit(conversation("How many?"))
-    assert not future.done() and len(futures) == 1
-    assert future.cancel() and futures[0].cancelled()
-    assert log.roles == ["task"]
+    assert len(asyncio.run(main())) == 1 and log.roles == ["task"]
 
 
 def test_what_cannot_be_a_chat_model():
@@ -407,8 +430,8 @@ def test_checks_ask_each_model_once():
             checked.append(self.role)
             raise ServerFailed("down")
 
-    checking = refiner()
-    checking.models["optimizer"] = checking.models["feedback"] = Checked("critic", Log(), critic)
+    large = Checked("critic", Log(), critic)
+    checking = refiner(feedback=large, optimizer=large)
     with pytest.raises(ServerFailed):
         RefinedChat(checking).check()
     assert checked == ["critic"]

@@ -1,5 +1,8 @@
 """Algorithm 1, call by call, on models that follow rules; then everything that can go wrong on the way."""
 
+import asyncio
+import threading
+
 import pytest
 
 from agentic_prompting.llm import BudgetExceeded
@@ -157,6 +160,59 @@ def test_history_gives_critic_and_optimizer_their_earlier_steps():
     assert all(len(messages) == 2 for name, messages, _ in log.calls if name == "task")
 
 
+def test_history_of_the_task_model():
+    """What the released code gives it ("task"), and the paper's ablation with the full chat history ("all")."""
+    log = Log()
+    result = refined(log, length=25, optimizer=keep, history="task")
+    task = [messages for name, messages, _ in log.calls if name == "task"]
+    assert [len(messages) for messages in task] == [2, 4, 6, 2]  # the final answer is a fresh one
+    for before, after, step in zip(task[:2], task[1:3], result.steps, strict=False):
+        said = [{"role": "user", "content": QUERY}, {"role": "assistant", "content": step.output}]
+        assert after == [*before[:-1], *said, before[-1]]
+    assert all(len(messages) == 2 for name, messages, _ in log.calls if name != "task")
+    log = Log()
+    refined(log, length=25, history="all", verifier=says_wrong)
+    of_steps = {role: [len(said) for name, said, _ in log.calls if name == role] for role in log.roles}
+    assert of_steps == {"task": [2, 2, 4, 6, 2], "verifier": [2], "feedback": [2, 4, 6], "optimizer": [2, 4, 6]}
+
+
+def by_version(*right):
+    """A verifier that accepts answers under these versions of the prompt."""
+    return lambda query, output: any(output.startswith(f"v{number}w") for number in right)
+
+
+@pytest.mark.parametrize(
+    ("right", "most", "version", "went_back", "asked"),
+    [
+        ((4,), 9, 4, 0, 1),  # the final answer is right
+        ((1, 2), 9, 2, 2, 2),  # the latest before that is right; version 3's answer is known from its step
+        ((1,), 2, 4, 0, 2),  # not within so many
+        ((9,), 9, 4, 0, 3),  # none: version 0's answer was judged at the beginning
+    ],
+)
+def test_going_back_to_the_last_prompt_whose_answer_is_right(right, most, version, went_back, asked):
+    log = Log()
+    result = refined(log, length=35, verifier=by_version(*right), go_back=most)
+    assert (result.prompt, result.went_back) == (PROMPT + "+" * version, went_back)
+    assert result.answer == words(35, f"v{version}w") and result.stop_reason == "finished"
+    assert [sent["max_tokens"] for role, _, sent in log.calls if role == "task"][5:] == [512] * asked
+    assert RefinementResult.from_dict(result.to_dict()) == result
+
+
+def test_going_back_to_a_first_answer_without_a_verdict():
+    verdicts = iter([None, False, True])
+    result = refined(Log(), length=5, verifier=lambda query, output: next(verdicts), go_back=1)
+    assert (result.prompt, result.answer, result.went_back) == (PROMPT, words(5, "v0w"), 1)
+
+
+def test_what_fails_while_going_back_leaves_the_final_answer():
+    clean = Log()
+    refined(clean, length=25, verifier=by_version(), go_back=9)
+    result = refined(Log(fail_at={len(clean.calls) - 1}), length=25, verifier=by_version(1), go_back=9)
+    assert (result.error, result.answer, result.went_back) == (None, words(25, "v3w"), 0)
+    assert [failure.role for failure in result.failures] == ["task"]
+
+
 def test_sentences_and_paragraphs_as_steps():
     text = "One is first. Two (it is 2.5) follows!\nThree ends."
     log = Log()
@@ -195,6 +251,30 @@ def test_a_callable_verifier(verdict):
     assert "verifier" not in log.roles
 
 
+def test_an_async_verifier_is_awaited():
+    async def judge(query, output):
+        await asyncio.sleep(0)
+        return query.text == QUERY
+
+    assert refined(Log(), verifier=judge).verdict == "right"
+
+
+def test_plain_verifiers_run_one_after_another_on_one_thread():
+    threads, running, most = set(), [], []
+
+    def judge(query, output):
+        threads.add(threading.current_thread())
+        running.append(query)
+        most.append(len(running))
+        inner = ProRefiner(**models(Log(), length=5)).refine(PROMPT, query.text)  # it may wait for models of its own
+        running.pop()
+        return bool(inner.answer)
+
+    refiner = ProRefiner(**models(Log()), verifier=judge)
+    results = refiner.refine_all(PROMPT, [f"Question {i}?" for i in range(20)], progress=False)
+    assert {result.verdict for result in results} == {"right"} and len(threads) == 1 and max(most) == 1
+
+
 def test_no_verdict_can_mean_to_accept():
     log = Log()
     result = refined(log, verifier=says_nothing, if_no_verdict="accept")
@@ -203,7 +283,11 @@ def test_no_verdict_can_mean_to_accept():
 
 @pytest.mark.parametrize(
     ("verifier", "kind"),
-    [(lambda query, output: 1 / 0, "ZeroDivisionError"), (lambda query, output: "wrong", "TypeError")],
+    [
+        (lambda query, output: 1 / 0, "ZeroDivisionError"),
+        (lambda query, output: "wrong", "TypeError"),
+        (lambda query, output: next(iter(())), "RuntimeError"),  # StopIteration, which no future can hold
+    ],
 )
 def test_a_verifier_with_a_bug_is_a_counted_failure(verifier, kind):
     result = refined(Log(), verifier=verifier)
@@ -226,7 +310,7 @@ def test_the_papers_three_settings_by_name():
     optimal = ProRefiner.from_paper("optimal_verifier", task, critic_model, score=exact_match)
     assert optimal.refine(PROMPT, row).stop_reason == "verified"
     assert optimal.refine(PROMPT, {"question": QUERY, "answers": ["other"]}).verdict == "wrong"
-    assert (refiner.settings.tokens_per_step, refiner.settings.max_steps) == (10, 25)
+    assert (refiner.tokens_per_step, refiner.max_steps) == (10, 25)
     with pytest.raises(ValueError, match="setting must be one of no_verifier, verifier, optimal_verifier"):
         ProRefiner.from_paper("optimal", task, critic_model)
     with pytest.raises(ValueError, match="score must be a function"):
@@ -318,6 +402,9 @@ def test_the_first_answer_is_kept_for_the_worst_case():
         ({"final_max_tokens": -1}, "final_max_tokens"),
         ({"max_failures": 0}, "max_failures"),
         ({"stop_when_correct": 0}, "stop_when_correct"),
+        ({"go_back": -1}, "go_back must be a whole number of at least 0"),
+        ({"go_back": 3}, "go_back needs a verifier"),
+        ({"history": "critic"}, "history must be one of True, False, 'task', 'all', got 'critic'"),
         ({"unit": "word"}, "unit must be one of tokens, sentence, paragraph, got 'word'"),
         ({"if_no_verdict": "stop"}, "if_no_verdict must be"),
         ({"sampling": {"critic": {}}}, "unknown: critic"),
@@ -330,7 +417,7 @@ def test_settings_that_make_no_sense(options, message):
 
 
 def test_models_that_are_none():
-    with pytest.raises(TypeError, match="the optimizer model must have a `submit` method"):
+    with pytest.raises(TypeError, match="the optimizer model must be a ChatModel"):
         ProRefiner(**{**models(Log()), "optimizer": "gpt-4o"})
     with pytest.raises(TypeError, match="verifier must be None, a ChatModel or callable"):
         ProRefiner(**models(Log()), verifier="gpt-4o")

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agentic_prompting.refine import prompt_diff, read_improved_prompt
-from agentic_prompting.refine.parsing import first_units, says_correct
-from agentic_prompting.refine.templates import fill
+from agentic_prompting.refine.templates import fill, first_units, says_correct
 from agentic_prompting.rewards import read_verdict
 
 anything = st.text(max_size=60)

@@ -7,7 +7,7 @@ import pytest
 
 from agentic_prompting.evolution import EvolutionJournal
 from agentic_prompting.refine import RefinementResult, RefinementStep
-from agentic_prompting.refine.results_file import ResultsFile
+from agentic_prompting.refine.refiner import ResultsFile
 from agentic_prompting.report import write_report
 from browser import chromium, evolved, opened, record, shows, why_not, write_run
 
@@ -40,7 +40,6 @@ def report(tmp_path_factory):
     for number in range(3):
         stopped = ("finished", "max_steps", "finished")[number]
         results.add(str(number), replace(RESULT, query=f"query {number}", stop_reason=stopped))
-    results.close()
     return write_report(write_run(run, records), pictures=False), records
 
 
@@ -186,7 +185,6 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     results = ResultsFile(run / "refined.jsonl", "s")
     step = RefinementStep(text, text + text, output=text, feedback=text, problem=text)
     results.add("1", replace(RESULT, query=text, answer=text, prompt=text, initial_prompt=text, steps=(step,)))
-    results.close()
     watched = Watched(browser, write_report(run, pictures=False))
     page = watched.page
     page.get_by_label("text in question").fill("<script>")

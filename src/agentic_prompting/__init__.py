@@ -19,6 +19,7 @@ _EXPORTS = {
         "prompt_r1_score search_reward token_f1"
     ),
     "evolution": "Population SystemPrompt evolve",
+    "refine": "ProRefiner",
     "data": "load_task",
     "local": "Sampling TransformersChat TransformersEngine",
     "trainers": (
@@ -73,6 +74,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         Sampling as Sampling,
         TransformersChat as TransformersChat,
         TransformersEngine as TransformersEngine,
+    )
+    from .refine import (
+        ProRefiner as ProRefiner,
     )
     from .rewards import (
         PromptR1Reward as PromptR1Reward,

@@ -22,7 +22,7 @@ def show(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> N
     from rich.console import Console
     from rich.text import Text
 
-    from ..refine.display import described_lines
+    from ..refine.types import described_lines
 
     console = Console(soft_wrap=True)
     if len(results) == 1:

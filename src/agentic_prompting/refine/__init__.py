@@ -1,14 +1,9 @@
 """ProRefine: a prompt is repaired for one question while the answer is being written. Pure over `ChatModel`."""
 
-from .as_chat import RefinedChat
-from .display import describe, prompt_diff
-from .parsing import read_improved_prompt
-from .query import Query
-from .refiner import ProRefiner
-from .result import Failure, RefinementResult, RefinementStep, RoleUsage, summarize
-from .settings import RefineSettings
-from .templates import DEFAULT_PROMPT, START_PROMPTS, RolePrompts
-from .verifiers import Judge, LabelVerifier, Verifier
+from .loop import Judge, LabelVerifier, RefineSettings, Verifier, refine
+from .refiner import ProRefiner, RefinedChat
+from .templates import DEFAULT_PROMPT, START_PROMPTS, RolePrompts, read_improved_prompt
+from .types import Failure, Query, RefinementResult, RefinementStep, RoleUsage, describe, prompt_diff, summarize
 
 __all__ = [
     "DEFAULT_PROMPT",
@@ -28,5 +23,6 @@ __all__ = [
     "describe",
     "prompt_diff",
     "read_improved_prompt",
+    "refine",
     "summarize",
 ]

@@ -1,71 +1,50 @@
 """[`ProRefiner`]: repair a prompt for one question while the answer is being written (ProRefine, arXiv 2506.05305).
 
-Pure over [`ChatModel`]: an endpoint, a local model or a script, one model in several roles or one for each. The
-algorithm is in `loop.py`; here are its settings, its models, and runs over many questions.
+Over any [`ChatModel`]: an endpoint, a local model or a script, one model in several roles or one for each. The
+algorithm is in `loop.py`; here are the synchronous front doors, runs over many questions, and the refiner as a chat
+model.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from ..llm import Budget, ChatModel, Reply, charge
-from .driver import run_all
-from .loop import Call, refinement
-from .parsing import Unit
-from .query import Query, check_prompt, distinct_keys, read_query
-from .result import Failure, RefinementResult
-from .results_file import ResultsFile
-from .settings import RefineSettings
-from .templates import RolePrompts
-from .verifiers import LabelVerifier, Verifier, check_answers
+from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
+from ..llm.loop import background_loop
+from ..records import RecordFile
+from ._ask import in_parallel, is_chat_model
+from .loop import LabelVerifier, RefineSettings, Verifier, check_verifier, refine
+from .templates import DEFAULT_PROMPT
+from .types import Failure, Query, RefinementResult, check_prompt, read_query
 
 logger = logging.getLogger(__name__)
 
 PaperSetting = Literal["no_verifier", "verifier", "optimal_verifier"]
 
 
-class ProRefiner:
+@dataclass(frozen=True, eq=False)
+class ProRefiner(RefineSettings):
     """ProRefine: a task model answers in small steps, a critic comments, an optimizer rewrites the prompt.
 
-    Algorithm 1: in step i the task model begins its answer anew under the present prompt, with at most i·k tokens,
-    decoding greedily; the critic reads question and output, the optimizer prompt and feedback. It ends when the task
-    model came to its end of sequence (`finish_reason` is not `length`) or after n steps. The answer is then a fresh one
-    under the last prompt. A call whose reply is known beforehand is not made: the same prompt with the same limit, or
-    with a higher one when the output was complete.
-
-    A failed call, or an optimizer's reply without a prompt in `<IMPROVED_PROMPT>` tags, keeps the prompt and is
-    counted.
+    Algorithm 1, see [`refine`] for how it goes. A failed call, or an optimizer's reply without a prompt in
+    `<IMPROVED_PROMPT>` tags, keeps the prompt and is counted.
 
     Args:
         task ([`ChatModel`]): LLM_task. Gets the prompt as its system message.
         feedback ([`ChatModel`]): LLM_feedback.
         optimizer ([`ChatModel`]): LLM_optimizer. May be the same object as `feedback`.
         verifier ([`ChatModel`] or [`Judge`], *optional*): Judges the first answer; without one every query is refined.
-        tokens_per_step (`int`, *optional*, defaults to `10`): k (section "Experimental Setup").
-        max_steps (`int`, *optional*, defaults to `25`): n (section "Experimental Setup").
-        unit (`str`, *optional*, defaults to `"tokens"`):
-            What a step adds: `"tokens"`: k tokens; `"sentence"` or `"paragraph"`: one of these (section "Implementation
-            Details"; `tokens_per_step` is not read). Then the task model writes up to `final_max_tokens` whenever the
-            prompt has changed, and the critic is shown the beginning.
-        history (`bool`, *optional*, defaults to `False`): Whether critic and optimizer see their earlier steps for the
-            query. The paper found no consistent gain in it.
-        final_max_tokens (`int`, *optional*, defaults to `512`): For the final and the first answer.
-        prompts ([`RolePrompts`], *optional*): The words of the roles.
-        max_failures (`int`, *optional*, defaults to `3`): After so many failed calls no more refining is done for the
-            query: it ends with the best answer there is and `error` set. A fatal failure ends it at once.
-        stop_when_correct (`int`, *optional*): Stop when the critic has said CORRECT so often under one prompt (2 is
-            sensible). Not in the paper; off by default.
-        if_no_verdict (`str`, *optional*, defaults to `"refine"`): What to do if the verifier fails or does not say:
-            `"refine"`, or `"accept"` the first answer.
-        sampling (`dict[str, dict]`, *optional*): Sampling arguments by role (`task`, `feedback`, `optimizer`,
-            `verifier`), over the defaults: temperature 0, and 2,048 tokens for all but the task model. `None` takes a
-            default out. With another temperature for the task model every call is made.
+        **settings: By keyword: `tokens_per_step`, `max_steps` and all others of [`RefineSettings`].
 
     Raises:
         `ValueError`: If a number is below 1, or a name is not known.
@@ -77,44 +56,19 @@ class ProRefiner:
         >>> refiner.refine("Think step by step.", "I have a flute and two drums. How many instruments?").answer
     """
 
-    def __init__(
-        self,
-        task: ChatModel,
-        feedback: ChatModel,
-        optimizer: ChatModel,
-        verifier: Verifier | None = None,
-        tokens_per_step: int = 10,
-        max_steps: int = 25,
-        unit: Unit = "tokens",
-        history: bool = False,
-        final_max_tokens: int = 512,
-        prompts: RolePrompts = RolePrompts(),
-        max_failures: int = 3,
-        stop_when_correct: int | None = None,
-        if_no_verdict: Literal["refine", "accept"] = "refine",
-        sampling: Mapping[str, Mapping[str, Any]] | None = None,
-    ):
-        self.models: dict[str, ChatModel] = {"task": task, "feedback": feedback, "optimizer": optimizer}
-        for role, model in self.models.items():
-            if not isinstance(model, ChatModel):
-                raise TypeError(f"the {role} model must have a `submit` method like a ChatModel, got {model!r:.100}")
-        if isinstance(verifier, ChatModel):
-            self.models["verifier"] = verifier
-        elif verifier is not None and not callable(verifier):
-            raise TypeError(f"verifier must be None, a ChatModel or callable, got {verifier!r:.100}")
-        self.verifier = verifier
-        self.settings = RefineSettings(
-            tokens_per_step=tokens_per_step,
-            max_steps=max_steps,
-            unit=unit,
-            history=history,
-            final_max_tokens=final_max_tokens,
-            prompts=prompts,
-            max_failures=max_failures,
-            stop_when_correct=stop_when_correct,
-            if_no_verdict=if_no_verdict,
-            sampling=dict(sampling or {}),
-        )
+    task: ChatModel
+    feedback: ChatModel
+    optimizer: ChatModel
+    verifier: Verifier | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        for role in ("task", "feedback", "optimizer"):
+            if not is_chat_model(getattr(self, role)):
+                raise TypeError(f"the {role} model must be a ChatModel, got {getattr(self, role)!r:.100}")
+        if self.verifier is not None and not (is_chat_model(self.verifier) or callable(self.verifier)):
+            raise TypeError(f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}")
+        check_verifier(self, self.verifier)
 
     @classmethod
     def from_paper(
@@ -150,7 +104,7 @@ class ProRefiner:
         return cls(task, critic, critic, verifiers[setting](), **options)
 
     def refine(self, prompt: str, query: str | Mapping[str, Any]) -> RefinementResult:
-        """Refine a prompt for one question.
+        """Refine a prompt for one question, and wait for it; in `async` code: `await refiner.arefine(...)`.
 
         Args:
             prompt (`str`): p, the task model's system message to begin with.
@@ -163,6 +117,15 @@ class ProRefiner:
             `ValueError`: If the prompt or the question is empty, or a label verifier has no labels.
         """
         return self.refine_all(prompt, [query], progress=False)[0]
+
+    def arefine(self, prompt: str, query: Query | str | Mapping[str, Any]) -> Coroutine[Any, Any, RefinementResult]:
+        """The coroutine of [`ProRefiner.refine`]: [`refine`] with the models and settings of this refiner."""
+        return refine(query, prompt, **self.models, settings=self)
+
+    @property
+    def models(self) -> dict[str, Any]:
+        """By role; the verifier is there too, `None` or a function as it may be."""
+        return {role: getattr(self, role) for role in ("task", "feedback", "optimizer", "verifier")}
 
     def refine_all(
         self,
@@ -197,33 +160,29 @@ class ProRefiner:
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
         asked = [read_query(query, number) for number, query in enumerate(queries)]
-        check_answers(self.verifier, asked)
-        file = ResultsFile(output, self.digest()) if output is not None else None
-        try:
-            return self._refine_all(prompt, asked, max_in_flight, file, progress)
-        finally:
-            if file is not None:
-                file.close()
+        self._check_answers(asked)
+        file = None if output is None else ResultsFile(output, self.digest())
+        return self._refine_all(prompt, asked, max_in_flight, file, progress)
 
     def _refine_all(
         self, prompt: str, queries: list[Query], max_in_flight: int, file: ResultsFile | None, progress: bool
     ) -> list[RefinementResult]:
         from tqdm.auto import tqdm
 
-        keys = distinct_keys(prompt, queries)
+        keys = _distinct_keys(prompt, queries)
         done = file.done if file is not None else {}
         results = {i: replace(done[key], id=queries[i].id) for i, key in enumerate(keys) if key in done}
         left = [i for i in range(len(queries)) if i not in results]
         fatal: list[Failure] = []
 
-        def works() -> Iterator[Any]:
+        def works() -> Iterator[Coroutine[Any, Any, RefinementResult]]:
             for i in left:
                 if fatal:
                     return
-                yield refinement(self.settings, prompt, queries[i], self.verifier)
+                yield self.arefine(prompt, queries[i])
 
         bar = tqdm(total=len(queries), initial=len(results), desc="refined", delay=2, disable=not progress, leave=False)
-        with bar, closing(run_all(works(), self.submit_call, max_in_flight)) as finished:
+        with bar, closing(in_parallel(works(), max_in_flight)) as finished:
             for position, result in finished:
                 i = left[position]
                 results[i] = result
@@ -236,18 +195,24 @@ class ProRefiner:
             logger.error(f"stopped after {len(results)} of {len(queries)} queries: {fatal[0]}")
         return [results[i] if i in results else _not_begun(prompt, queries[i], fatal[0]) for i in range(len(queries))]
 
-    def submit_call(self, call: Call) -> Future[Reply]:
-        """Send one call of a refinement to the model of its role."""
-        model = self.models[call.role]
-        return model.submit(call.messages, repeat=call.repeat, session=call.session, **call.sampling)
+    def _check_answers(self, queries: Sequence[Query]) -> None:
+        if getattr(self.verifier, "needs_answers", False):
+            for number, query in enumerate(queries):
+                if not query.answers:
+                    raise ValueError(
+                        f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
+                        "with `question` and `answers`, or another verifier"
+                    )
 
     def digest(self) -> str:
         """Identifies settings, models and verifier, so that a file of results is not continued with others."""
-        names = {role: _name_of(model) for role, model in self.models.items()}
-        if self.verifier is not None and "verifier" not in names:
-            name = getattr(self.verifier, "__qualname__", type(self.verifier).__name__)
-            names["verifier"] = repr(self.verifier) if isinstance(self.verifier, LabelVerifier) else str(name)
-        return self.settings.digest(**names)
+        settings = {field.name: getattr(self, field.name) for field in fields(RefineSettings)}
+        if not self.go_back:  # it came later: files that were begun before it go on
+            del settings["go_back"]
+        settings |= {"prompts": asdict(self.prompts), "sampling": dict(self.sampling or {})}
+        names = {role: _name_of(model) for role, model in self.models.items() if model is not None}
+        text = json.dumps([settings, names], sort_keys=True, default=repr)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def charge_to(self, budget: Budget, account: str = "") -> None:
         """Book what each role spends into `budget`: under its own name, behind `account/` where one is given."""
@@ -261,12 +226,145 @@ class ProRefiner:
                 check()
 
 
-def _name_of(model: ChatModel) -> str:
-    """As its endpoint calls it, or where a local model was loaded from, or its class."""
+class ResultsFile:
+    """Results of one setting, a line each, written as they finish; a run that was stopped goes on where it was.
+
+    Args:
+        path (`str` or `Path`): The file; made, with its folders, where it is missing.
+        settings (`str`): What identifies the settings; see [`ProRefiner.digest`].
+
+    Attributes:
+        done (`dict[str, RefinementResult]`): Results that were there already, by key. Those with an error are taken out
+            of the file: they are done anew.
+
+    Raises:
+        `ValueError`: If the file holds something else, or results of other settings. It is left as it is.
+    """
+
+    def __init__(self, path: str | Path, settings: str):
+        self.settings, self._records = settings, RecordFile(path)
+        self.done: dict[str, RefinementResult] = {}
+        for number, record in enumerate(self._records, start=1):
+            if not {"key", "settings", "error"} <= set(record):
+                raise ValueError(f"line {number} of {path} is no refinement result: give another file as output")
+            if record["settings"] != settings:
+                raise ValueError(
+                    f"{path} holds results of other settings or models: give another file as output, or go on with "
+                    "the settings it was begun with"
+                )
+            result = RefinementResult.from_dict(record)
+            if result.error is None:
+                self.done.setdefault(record["key"], result)
+        self._records.keep(lambda record: record["error"] is None)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).open("ab").close()  # where it cannot be written, that is known before the first call
+
+    def add(self, key: str, result: RefinementResult) -> None:
+        """Write one result; with the operating system when this returns."""
+        self._records.append([{"key": key, "settings": self.settings, **result.to_dict()}])
+
+
+def _distinct_keys(prompt: str, queries: Sequence[Query]) -> list[str]:
+    """What identifies each query of a run in its file: prompt and question, and a number among equal ones."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for digest in (query.digest(prompt) for query in queries):
+        seen[digest] += 1
+        keys.append(f"{digest[:32]}-{seen[digest]}")
+    return keys
+
+
+def _name_of(model: Any) -> str:
+    """As its endpoint calls it, or where a local model was loaded from, or what the function or class is called."""
     named = getattr(model, "model", None)
     loaded_from = getattr(getattr(named, "config", None), "name_or_path", None)
-    return next((name for name in (named, loaded_from) if isinstance(name, str) and name), type(model).__name__)
+    own = repr(model) if isinstance(model, LabelVerifier) else getattr(model, "__qualname__", type(model).__name__)
+    return next((name for name in (named, loaded_from) if isinstance(name, str) and name), str(own))
 
 
 def _not_begun(prompt: str, query: Query, failure: Failure) -> RefinementResult:
     return RefinementResult(query.id, query.text, "", prompt, prompt, "failed", error=failure)
+
+
+class RefinedChat:
+    """A [`ChatModel`] that refines its system message for each question before it answers.
+
+    So a refiner can be an environment, a judge, or be served. The system message of a conversation is the prompt, its
+    last user message the question; what was said in between is shown to the task model as it is.
+
+    Args:
+        refiner ([`ProRefiner`]): Without a verifier that needs accepted answers: a conversation has none.
+        prompt (`str`, *optional*): For conversations without a system message.
+
+    Raises:
+        `ValueError`: If the prompt is empty or the verifier needs accepted answers.
+    """
+
+    def __init__(self, refiner: ProRefiner, prompt: str = DEFAULT_PROMPT):
+        check_prompt(prompt)
+        if getattr(refiner.verifier, "needs_answers", False):
+            raise ValueError(f"{refiner.verifier!r} compares with accepted answers, which a conversation does not have")
+        self.refiner, self.prompt = refiner, prompt
+
+    async def __call__(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
+        """See [`ChatModel`]. `max_tokens` limits the answer; other sampling arguments go to the task model."""
+        try:
+            prompt, query = self._read(messages, repeat or 0)
+            refiner = self._with(sampling)
+        except (ValueError, KeyError, TypeError) as error:
+            return Reply(error=BadRequest(f"not a conversation to refine: {error}", "refiner", attempts=0))
+        return as_reply(await refiner.arefine(prompt, query))
+
+    def submit(self, messages: Sequence[Message], **options: Any) -> Future[Reply]:  # temporary, as in `_ask.py`
+        """See [`ChatModel`]."""
+        return asyncio.run_coroutine_threadsafe(self(messages, **options), background_loop())
+
+    def check(self) -> None:
+        """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""
+        self.refiner.check()
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what each role spends under `account/role`."""
+        self.refiner.charge_to(budget, account)
+
+    def _read(self, messages: Sequence[Message], repeat: int) -> tuple[str, Query]:
+        """The prompt and the question in a conversation.
+
+        Raises:
+            `ValueError`: If it does not end with a user's message that is not empty.
+        """
+        said = [message for message in messages if message["role"] != "system"]
+        if not said or said[-1]["role"] != "user" or not said[-1]["content"].strip():
+            raise ValueError("it must end with a user message that is not empty")
+        system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+        query = Query(said[-1]["content"], context=tuple(said[:-1]), repeat=repeat)
+        return system if system.strip() else self.prompt, query
+
+    def _with(self, sampling: dict[str, Any]) -> ProRefiner:
+        """The refiner with the caller's sampling arguments for its task model."""
+        own = self.refiner.sampling or {}
+        limit = sampling.pop("max_tokens", None)
+        return replace(
+            self.refiner,
+            final_max_tokens=self.refiner.final_max_tokens if limit is None else limit,
+            sampling={**own, "task": {**own.get("task", {}), **sampling}},
+        )
+
+
+def as_reply(result: RefinementResult) -> Reply:
+    """A result as a large LLM's reply: its answer, or its error where there is none; the usage of all roles.
+
+    An answer that is there is given although something failed on the way: the agent gets the best there is. Not where
+    the failure is for good: with a role's key wrong or its budget spent, no question would be refined any more.
+    """
+    roles = result.usage.values()
+    usage = sum((Usage(role.prompt_tokens, role.completion_tokens, role.cost_usd) for role in roles), Usage())
+    cached = 0 < sum(role.calls for role in roles) == sum(role.cached for role in roles)
+    reply = Reply(usage=usage, cached=cached, attempts=0 if cached else 1, seconds=result.seconds)
+    if result.error is not None and (result.error.fatal or not result.finish_reason):
+        return replace(reply, error=result.error.as_error())
+    if not result.answer.strip():
+        return replace(reply, error=BadReply("the refined answer is empty", "refiner"))
+    return replace(reply, text=result.answer, finish_reason=result.finish_reason)

@@ -1,4 +1,6 @@
-"""What the four roles of ProRefine are told. The wording is ours; the division of labour is the paper's.
+"""The words of ProRefine's four roles: what they are told, and how what they say is read. No calls, no state.
+
+The wording is ours; the division of labour is the paper's.
 
 Variables, filled in once and never inside one another's text:
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 FEEDBACK_ROLE = """\
 You read over the shoulder of a writer who is answering a question, and you say what goes wrong. Look at the facts, \
@@ -132,3 +135,71 @@ def fill(template: str, **values: str) -> str:
     """Put values into a template, in one pass: braces in the values, and other braces in the template, stay."""
     names = "|".join(map(re.escape, values))
     return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], template)
+
+
+# What they say --------------------------------------------------------------------------------------------------------
+
+Unit = Literal["tokens", "sentence", "paragraph"]
+
+_OPEN = re.compile(r"<\s*improved[_ -]?prompt\s*>", re.IGNORECASE)
+_CLOSE = re.compile(r"<\s*/\s*improved[_ -]?prompt\s*>", re.IGNORECASE)
+
+_ENDS = {
+    # After the sentence's closing marks, or after a line. "3.5" and "e.g.," end nothing; "Dr. Who" does, harmlessly.
+    "sentence": re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]*_]*+(?=\s)|(?<=\S)(?=\n)|[。！？]"),
+    "paragraph": re.compile(r"(?<=\S)(?=[^\S\n]*\n[^\S\n]*\n)"),
+}
+
+
+class Improved(NamedTuple):
+    """What an optimizer's reply holds: a prompt or the reason why there is none, never both."""
+
+    prompt: str | None
+    problem: str | None
+
+
+def read_improved_prompt(reply: str) -> Improved:
+    """The prompt between `<IMPROVED_PROMPT>` tags, stripped.
+
+    Upper and lower case, spaces in the tags and text around them make no difference. Of several prompts the last
+    complete one counts: models tend to speak of the tags before they use them.
+
+    Args:
+        reply (`str`): What the optimizer wrote.
+
+    Returns:
+        [`Improved`]: `problem` is `no tag`, `unclosed tag` or `empty prompt`.
+    """
+    openings = [match.end() for match in _OPEN.finditer(reply)]
+    closings = [match.start() for match in _CLOSE.finditer(reply)]
+    if not openings:
+        return Improved(None, "no tag")
+    if not closings or closings[-1] < openings[0]:
+        return Improved(None, "unclosed tag")
+    start = max(opening for opening in openings if opening <= closings[-1])
+    end = min(closing for closing in closings if closing >= start)
+    prompt = reply[start:end].strip()
+    return Improved(prompt, None) if prompt else Improved(None, "empty prompt")
+
+
+def says_correct(feedback: str) -> bool:
+    """Whether a critic's reply says that nothing is to be improved: `CORRECT` alone on its first line."""
+    first = feedback.strip().split("\n", 1)[0]
+    return first.strip(" *_`\"'.!:#").upper() == "CORRECT"
+
+
+def first_units(text: str, count: int, unit: Unit) -> str:
+    """The first `count` sentences (a line's end is one too) or paragraphs (up to an empty line), as they stand.
+
+    All of it where it has no more, and where `unit` is `"tokens"`: those the model has counted itself.
+    """
+    if unit == "tokens":
+        return text
+    end, seen = 0, 0
+    for match in _ENDS[unit].finditer(text):
+        if not text[end : match.end()].strip():
+            continue  # the line that ends right after its last sentence's mark
+        end, seen = match.end(), seen + 1
+        if seen == count:
+            return text[:end] if text[end:].strip() else text
+    return text

@@ -1,22 +1,85 @@
-"""What comes out of a refinement: one object per query with every step in it, and its JSON form.
+"""What goes into a refinement and what comes out: plain values, their JSON, and the same as text for people.
 
-Plain values only: a result can be written to a line of a file and read back equal.
+A result can be written to a line of a file and read back equal.
 """
 
 from __future__ import annotations
 
+import difflib
+import hashlib
+import json
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ..llm import LLMError, Reply, Usage, errors as llm_errors
+from ..llm import LLMError, Message, Reply, Usage, errors as llm_errors
 
 Role = Literal["task", "feedback", "optimizer", "verifier"]
 StopReason = Literal["verified", "finished", "max_steps", "satisfied", "failed"]
 Verdict = Literal["right", "wrong", "none"]
 
-_FORMAT = 1  # of the JSON; raised when a reader of the old one would go wrong
+_FORMAT = 2  # of the JSON; raised when a reader of the old one would go wrong
+
+
+@dataclass(frozen=True)
+class Query:
+    """One question.
+
+    Args:
+        text (`str`): The question itself.
+        id (`str`, *optional*, defaults to `""`): For people; carried into the result.
+        answers (`tuple[str, ...]`, *optional*): Accepted answers. Only a verifier that compares with them reads them.
+        context (`tuple[Message, ...]`, *optional*): What was said before the question, system messages left out.
+        repeat (`int`, *optional*, defaults to `0`): Which of several refinements of the same question, for replay.
+    """
+
+    text: str
+    id: str = ""
+    answers: tuple[str, ...] = ()
+    context: tuple[Message, ...] = ()
+    repeat: int = 0
+
+    @property
+    def shown(self) -> str:
+        """The question as critic and verifier read it: with the conversation before it, where there is one."""
+        if not self.context:
+            return self.text
+        turns: list[Message] = [*self.context, {"role": "user", "content": self.text}]
+        return "\n\n".join(f"{turn['role'].capitalize()}: {turn['content']}" for turn in turns)
+
+    def digest(self, prompt: str) -> str:
+        """64 hexadecimal digits that say which prompt is refined for which question."""
+        parts = [prompt, self.text, self.answers, self.context, self.repeat]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def read_query(query: Query | str | Mapping[str, Any], number: int = 0) -> Query:
+    """A question, or a row with `question` and, where there are any, `answers` and `id`.
+
+    Raises:
+        `ValueError`: If there is no question in it; names the row.
+    """
+    if isinstance(query, Query):
+        return query
+    row = {"question": query} if isinstance(query, str) else query
+    if not isinstance(row, Mapping) or not isinstance(row.get("question"), str):
+        raise ValueError(f"query {number} must be a text or a row with a text `question`, got {query!r:.200}")
+    if not row["question"].strip():
+        raise ValueError(f"query {number} is empty: there is nothing to answer")
+    answers = row.get("answers") or ()
+    if isinstance(answers, str) or not all(isinstance(answer, str) for answer in answers):
+        raise ValueError(f"`answers` of query {number} must be a list of texts, got {answers!r:.200}")
+    return Query(row["question"], str(row.get("id", number)), tuple(answers))
+
+
+def check_prompt(prompt: str) -> None:
+    """Raises `ValueError` if there is no prompt to refine."""
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise ValueError(
+            "the prompt is empty, so there is nothing to refine; DEFAULT_PROMPT is a plain one to begin with"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +139,7 @@ class RoleUsage:
         return RoleUsage(*(getattr(self, name) + getattr(other, name) for name in asdict(self)))
 
 
-@dataclass(frozen=True)
+@dataclass
 class RefinementStep:
     """One pass through the loop of Algorithm 1.
 
@@ -127,6 +190,8 @@ class RefinementResult:
         verdict (`str`, *optional*): `right`, `wrong`, or `none`: the verifier failed or did not say. `None` where there
             is no verifier.
         steps (`tuple[RefinementStep, ...]`, *optional*): In order.
+        went_back (`int`, *optional*, defaults to `0`): Where `go_back` was asked for: how many prompts before the last
+            one `prompt` is.
         error ([`Failure`], *optional*): What ended the query before its time. Failures it survived are in `failures`.
         failures (`tuple[Failure, ...]`, *optional*): All calls that gave nothing, in order.
         usage (`dict[str, RoleUsage]`, *optional*): By role, for roles that were asked.
@@ -143,6 +208,7 @@ class RefinementResult:
     initial_answer: str | None = None
     verdict: Verdict | None = None
     steps: tuple[RefinementStep, ...] = ()
+    went_back: int = 0
     error: Failure | None = None
     failures: tuple[Failure, ...] = ()
     usage: Mapping[str, RoleUsage] = field(default_factory=dict)
@@ -159,14 +225,14 @@ class RefinementResult:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> RefinementResult:
-        """The result that [`RefinementResult.to_dict`] was called on.
+        """The result that [`RefinementResult.to_dict`] was called on; or of a line of a file of results.
 
         Raises:
             `ValueError`: If it was written by a newer version, or is none.
         """
         if not isinstance(saved, Mapping) or saved.get("format", 0) > _FORMAT:
             raise ValueError("not a refinement result that this version can read; upgrade agentic-prompting")
-        values = {name: value for name, value in saved.items() if name != "format"}
+        values = {name: value for name, value in saved.items() if name not in ("format", "key", "settings")}
         try:
             values["steps"] = tuple(RefinementStep(**step) for step in values["steps"])
             values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
@@ -202,3 +268,75 @@ def summarize(results: Sequence[RefinementResult]) -> dict[str, float]:
     for role, usage in totals.items():
         summary.update({f"{role}/{name}": value for name, value in asdict(usage).items()})
     return summary
+
+
+# For people ----------------------------------------------------------------------------------------------------------
+
+Mark = Literal["", "-", "+", "#"]
+_PIECE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+def prompt_diff(old: str, new: str) -> str:
+    """What changed between two prompts, a sentence a line: `- ` before what is gone, `+ ` before what is new."""
+    lines = difflib.ndiff(_pieces(old), _pieces(new))
+    return "\n".join(line.rstrip() for line in lines if not line.startswith("?"))
+
+
+def describe(result: RefinementResult, width: int = 300) -> str:
+    """A result as text: the steps with the prompt's changes, then the answer.
+
+    Args:
+        result ([`RefinementResult`]): One query's.
+        width (`int`, *optional*, defaults to `300`): Outputs and feedback are shortened to this many characters.
+    """
+    return "\n".join(text for _, text in described_lines(result, width))
+
+
+def described_lines(result: RefinementResult, width: int = 300) -> Iterator[tuple[Mark, str]]:
+    """The lines of [`describe`], each with what it is: `-` gone from a prompt, `+` new in it, `#` a heading."""
+    yield "#", f"Question: {_short(result.query, width)}"
+    yield "", ""
+    yield "#", "Prompt:"
+    yield from (("", f"  {line}") for line in result.initial_prompt.splitlines())
+    if result.verdict is not None:
+        yield "", ""
+        yield "", f"First answer: {_short(result.initial_answer or '', width)}"
+        yield "", f"Verdict: {result.verdict}"
+    for number, step in enumerate(result.steps, start=1):
+        yield "", ""
+        yield "#", f"Step {number}"
+        yield from _of_step(step, width)
+    changed = sum(step.new_prompt != step.prompt for step in result.steps)
+    yield "", ""
+    yield "", f"Ended: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times"
+    if result.went_back:
+        yield "", f"Went back {result.went_back} prompts, to the last one whose answer the verifier accepts"
+    if result.error is not None:
+        yield "", f"Error: {result.error}"
+    yield "", ""
+    yield "#", "Answer:"
+    yield from (("", f"  {line}") for line in result.answer.splitlines())
+
+
+def _of_step(step: RefinementStep, width: int) -> Iterator[tuple[Mark, str]]:
+    if step.output is not None:
+        yield "", f"  output{'' if step.complete else ' (cut off)'}: {_short(step.output, width)}"
+    if step.feedback is not None:
+        yield "", f"  feedback: {_short(step.feedback, width)}"
+    if step.problem is not None:
+        yield "", f"  prompt kept: {step.problem}"
+    elif step.new_prompt == step.prompt:
+        yield "", "  prompt unchanged"
+    else:
+        for line in prompt_diff(step.prompt, step.new_prompt).splitlines():
+            mark: Mark = "-" if line[0] == "-" else "+" if line[0] == "+" else ""
+            yield mark, f"  {line}"
+
+
+def _pieces(text: str) -> list[str]:
+    return [piece for piece in _PIECE_ENDS.split(text) if piece.strip()]
+
+
+def _short(text: str, width: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 4] + " ..."

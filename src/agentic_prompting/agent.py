@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .llm import Message
-from .local import Sampling, TransformersSampler, end_of_turn_tokens
+from .local import Sampling, TransformersSampler, context_length, end_of_turn_tokens
 from .refine import ProRefiner
 from .rollout import AgentSpec, ChatFormat, Environment, Rollout, Sampler, rollout_seed, run_rollouts
 
@@ -32,6 +32,9 @@ class PromptAgent:
         prefix_cache_mb (`float`, *optional*, defaults to `0.0`):
             Memory for keys and values kept from one turn to the next, so that a conversation is not read again from
             its beginning; 0 keeps none. See [`TransformersSampler`].
+
+    Attributes:
+        limits ([`Limits`]): The `spec`'s, with what the model can read as `max_context`, as in training.
     """
 
     def __init__(
@@ -45,6 +48,8 @@ class PromptAgent:
         prefix_cache_mb: float = 0.0,
     ):
         self.environment, self.spec = environment, spec
+        readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
+        self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
         self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends)
         self.sampler: Sampler = TransformersSampler(
@@ -160,7 +165,7 @@ class PromptAgent:
         ]
         with tqdm(total=len(rows), desc="answers", delay=2, disable=not progress, leave=False) as bar:
             run_rollouts(
-                rollouts, self.sampler, self.environment, self.chat_format, self.spec.limits, lambda _: bar.update()
+                rollouts, self.sampler, self.environment, self.chat_format, self.limits, lambda _: bar.update()
             )
         return rollouts
 

@@ -2,7 +2,7 @@
 
 from .greedy import GreedyBatch, GreedyRow, can_draft, greedy
 from .transformers_chat import TransformersChat
-from .transformers_sampler import Sampling, TransformersSampler, end_of_turn_tokens
+from .transformers_sampler import Sampling, TransformersSampler, context_length, end_of_turn_tokens
 
 __all__ = [
     "GreedyBatch",
@@ -11,6 +11,7 @@ __all__ = [
     "TransformersChat",
     "TransformersSampler",
     "can_draft",
+    "context_length",
     "end_of_turn_tokens",
     "greedy",
 ]

@@ -23,7 +23,7 @@ import torch
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
 from ..rollout import SampleRequest
 from .greedy import GreedyBatch, GreedyRow, can_draft
-from .transformers_sampler import Sampling, TransformersSampler, end_of_turn_tokens
+from .transformers_sampler import Sampling, TransformersSampler, context_length, end_of_turn_tokens
 
 # Conversations at once up to which drafts are read on a CPU. There a pass takes time by its tokens: in a batch that
 # keeps the processor busy, reading a draft costs what writing it costs.
@@ -121,7 +121,7 @@ class TransformersChat:
         self.draft = self._cuttable and model.dtype == torch.float32 if draft is None else draft
         self.system_prompt, self.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
         self.end_ids = end_of_turn_tokens(model, tokenizer)
-        self.context_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context_length = context_length(model)
         self._batch = GreedyBatch(self.model, self.end_ids, look_up)
         self._earlier_passes = 0
         self.row_passes = 0

@@ -138,7 +138,7 @@ class TransformersSampler:
         layout = Layout.of(requests, known, model.device)
         width = layout.ids.shape[1]
         end = TurnEnd(
-            [request.max_new_tokens for request in requests],
+            requests,
             width,
             self.end_of_turn_ids,
             self.stop_texts,
@@ -163,10 +163,8 @@ class TransformersSampler:
             **({"past_key_values": layout.cache} if layout.cache is not None else {}),
         )
         samples = [
-            Sample(ids[:length] if length else ids[: request.max_new_tokens], finished=bool(length))
-            for request, ids, length in zip(
-                requests, output.sequences[:, width:].tolist(), end.finished_lengths(), strict=True
-            )
+            Sample(ids[:length], finished=finished)
+            for ids, (length, finished) in zip(output.sequences[:, width:].tolist(), end.ends(), strict=True)
         ]
         if reuses:
             layers = layers_of(output.past_key_values)
@@ -209,6 +207,7 @@ class SeededChoice(LogitsProcessor):
         most = max(request.max_new_tokens for request in requests)
         # NumPy's generators, because one per row is cheap, and the same on every device.
         self.uniform = np.stack([np.random.default_rng(request.seed).random(most) for request in requests])
+        self.greedy = torch.tensor([[request.greedy] for request in requests])
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         drawn = torch.from_numpy(self.uniform[:, input_ids.shape[1] - self.prompt_length]).to(scores.device)
@@ -216,11 +215,12 @@ class SeededChoice(LogitsProcessor):
         cumulative = scores.double().softmax(-1).cumsum(-1)
         target = drawn.unsqueeze(1) * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
+        tokens = torch.where(self.greedy.to(scores.device), scores.argmax(-1, keepdim=True), tokens)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
 
 
 class TurnEnd(StoppingCriteria):
-    """Ends each row at its end-of-turn token, its stop text or its own token limit, and remembers where.
+    """Ends each row at its end-of-turn token, its stop text, its own token limit or when it was left; remembers where.
 
     Remembering is the point: reading the length off the padding afterwards goes wrong where the padding token is also
     a real one.
@@ -228,18 +228,20 @@ class TurnEnd(StoppingCriteria):
 
     def __init__(
         self,
-        limits: Sequence[int],
+        requests: Sequence[SampleRequest],
         prompt_length: int,
         end_ids: Sequence[int],
         stop_texts: Sequence[str],
         may_stop: torch.Tensor | None,
         tokenizer: Any,
     ):
-        self.limits, self.prompt_length = torch.tensor(limits), prompt_length
+        self.limits, self.prompt_length = torch.tensor([request.max_new_tokens for request in requests]), prompt_length
+        self.left = [(row, request.left) for row, request in enumerate(requests) if request.left is not None]
         self.end_ids, self.stop_texts = torch.tensor(list(end_ids)), stop_texts
         self.may_stop, self.tokenizer = may_stop, tokenizer
-        self.length = torch.zeros(len(limits), dtype=torch.long)  # where a row finished; 0: not, or by its limit
-        self.ended = torch.zeros(len(limits), dtype=torch.bool)
+        self.length = torch.zeros(len(requests), dtype=torch.long)  # where a row ended; 0: not yet
+        self.finished = torch.zeros(len(requests), dtype=torch.bool)  # by itself, that is
+        self.ended = torch.zeros(len(requests), dtype=torch.bool)
         # Enough tokens to hold the longest stop text, however it is split: at worst, into single bytes.
         self.tail = max((len(text.encode()) for text in stop_texts), default=0) + 1
 
@@ -252,14 +254,18 @@ class TurnEnd(StoppingCriteria):
             candidates = self.may_stop[last.clamp(max=len(self.may_stop) - 1)]
             for row in (candidates & ~finished & ~self.ended).nonzero().flatten().tolist():
                 finished[row] = self._at_stop_text(input_ids[row, -min(self.tail, length) :].tolist())
-        newly = finished & ~self.ended
+        left = [row for row, was_left in self.left if was_left()]
+        over = finished | (self.limits <= length)
+        over[left] = True
+        newly = over & ~self.ended
         self.length[newly] = length
-        self.ended |= finished | (self.limits <= length)
+        self.finished |= finished & newly
+        self.ended |= over
         return self.ended.to(input_ids.device)
 
-    def finished_lengths(self) -> list[int]:
-        """Per row: the number of tokens up to its natural end; 0 where the limit cut it off."""
-        return self.length.tolist()
+    def ends(self) -> list[tuple[int, bool]]:
+        """Per row: its number of tokens, and whether it came to its natural end."""
+        return list(zip(self.length.tolist(), self.finished.tolist(), strict=True))
 
     def _at_stop_text(self, tail: list[int]) -> bool:
         text = self.tokenizer.decode(tail, skip_special_tokens=False)
@@ -278,6 +284,11 @@ def _tokens_that_may_stop(tokenizer: Any, stop_texts: Sequence[str]) -> torch.Te
         last_characters.add("\ufffd")  # its last byte may be a token, which decodes to this by itself
     pieces = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], skip_special_tokens=False)
     return torch.tensor([*(any(c in piece for c in last_characters) for piece in pieces), False])
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Tokens that a model can read, prompt and response together; `None` where it does not say."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def end_of_turn_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:

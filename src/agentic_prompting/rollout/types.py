@@ -7,7 +7,7 @@ on this object, so nothing has to be recovered from decoded text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -29,12 +29,18 @@ class SampleRequest:
             else is in the batch, so that a run does not depend on which reply happened to arrive first.
         conversation (`int`, *optional*): Which conversation this is a turn of. A sampler may keep what it computed for
             one turn and use it in the next of the same conversation.
+        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time, whatever the sampler's
+            temperature. Samplers other than [`TransformersSampler`] do not read this and the next one.
+        left (`Callable[[], bool]`, *optional*): Asked between tokens. Once it says `True` nobody waits for the
+            continuation any more, and it ends there, `finished=False`.
     """
 
     context: list[int]
     max_new_tokens: int
     seed: int
     conversation: int | None = None
+    greedy: bool = False
+    left: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..agent import PromptAgent
-from ..llm import BudgetExceeded, ChatModel, Closed, LLMError, Message, Reply, Usage
+from ..evolution import SystemPrompt
+from ..llm import BadRequest, BudgetExceeded, ChatModel, Closed, LLMError, Message, Reply, Usage
 from ..llm.futures import then
+from ..refine import RefinedChat
 from ..rollout import AgentSpec, Observation, Rollout, Sample, SampleRequest, rollout_record, run_rollouts
 from ..rollout.templates import fill_template
 from .shared_sampler import SharedSampler
@@ -24,6 +27,10 @@ _FINISH = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_
 
 class CostLimit(BudgetExceeded):
     """One request came to cost more than a request may."""
+
+
+class PromptTooLong(BadRequest):
+    """The conversation leaves the model no room for an answer."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +63,9 @@ class Work(Protocol):
 
 
 class Answers(Protocol):
-    """A model of the service. `start` does not block."""
+    """A model of the service. `start` does not block; `greedy` asks for the likeliest tokens."""
 
-    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None) -> Work: ...
+    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False) -> Work: ...
 
     def close(self) -> None: ...
 
@@ -80,8 +87,8 @@ class AgentAnswers:
         self.sampler = SharedSampler(agent.sampler, on_batch=on_batch)
         self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="agentic-prompting-episode")
 
-    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None) -> Work:
-        episode = _Episode(self.agent, self.sampler, self.max_cost_usd)
+    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False) -> Work:
+        episode = _Episode(self.agent, self.sampler, self.max_cost_usd, greedy)
         episode.future = self._threads.submit(episode.play, messages, seed, max_tokens)
         return episode
 
@@ -95,8 +102,8 @@ class _Episode:
 
     future: Future[Answer]
 
-    def __init__(self, agent: PromptAgent, sampler: SharedSampler, max_cost_usd: float | None):
-        self.agent, self.sampler, self.max_cost_usd = agent, sampler, max_cost_usd
+    def __init__(self, agent: PromptAgent, sampler: SharedSampler, max_cost_usd: float | None, greedy: bool):
+        self.agent, self.sampler, self.max_cost_usd, self.greedy = agent, sampler, max_cost_usd, greedy
         self._cancelled = threading.Event()
         self._pending: Future[Any] | None = None
 
@@ -105,7 +112,12 @@ class _Episode:
         agent = self.agent
         prompt = conversation(agent.spec, messages)
         rollout = Rollout(agent.chat_format.prompt_ids(prompt), row={"question": messages[-1]["content"]}, seed=seed)
-        limits = agent.spec.limits
+        limits = agent.limits
+        if limits.max_context is not None and len(rollout.prompt_ids) >= limits.max_context:
+            has = f"your messages result in {len(rollout.prompt_ids)} tokens"
+            return Answer(
+                error=PromptTooLong(f"This model's maximum context length is {limits.max_context} tokens, and {has}.")
+            )
         if max_tokens is not None:
             limits = replace(limits, max_tokens=min(limits.max_tokens, max_tokens))
         environment = self if agent.environment is not None else None
@@ -113,7 +125,7 @@ class _Episode:
         return _answer(rollout)
 
     def cancel(self) -> None:
-        """Stop it wherever it is: out of the sampler's queue, or out of a call to the large LLM."""
+        """Stop it wherever it is: in the sampler or its queue, or in a call to the large LLM. Nothing new is begun."""
         self._cancelled.set()
         self.future.cancel()
         if self._pending is not None:
@@ -121,17 +133,22 @@ class _Episode:
 
     def step(self, rollout: Rollout) -> Future[Observation] | None:
         """As in [`Environment`], up to the cost that a request may have."""
-        spent = sum(reply.usage.cost_usd for reply in rollout.replies)
-        if self.max_cost_usd is not None and spent >= self.max_cost_usd:
-            raise CostLimit(f"this request has cost ${spent:.4f}, and none may cost more than ${self.max_cost_usd:g}")
+        self._go_on()
+        check_cost(sum(reply.usage.cost_usd for reply in rollout.replies), self.max_cost_usd)
         assert self.agent.environment is not None
         return self._follow(self.agent.environment.step(rollout))
 
     def _sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        return [self._follow(self.sampler.submit(request)).result() for request in requests]
+        self._go_on()
+        asked = [replace(request, greedy=self.greedy, left=self._cancelled.is_set) for request in requests]
+        return [self._follow(self.sampler.submit(request)).result() for request in asked]
+
+    def _go_on(self) -> None:
+        if self._cancelled.is_set():
+            raise Closed("the request was cancelled")
 
     def _follow(self, future: Any) -> Any:
-        """Remember what is waited for. A cancellation that came just before is not lost either."""
+        """Remember what is waited for. A cancellation that came since `_go_on` is not lost either."""
         self._pending = future
         if self._cancelled.is_set() and future is not None:
             future.cancel()
@@ -139,17 +156,72 @@ class _Episode:
 
 
 class ChatAnswers:
-    """Any [`ChatModel`] as a model, ProRefine's [`RefinedChat`] for one."""
+    """Any [`ChatModel`] as a model, ProRefine's [`RefinedChat`] for one.
 
-    def __init__(self, chat: ChatModel):
-        self.chat = chat
+    Args:
+        chat ([`ChatModel`]): Who answers.
+        max_cost_usd (`float`, *optional*): For a [`RefinedChat`], which makes many calls for one answer: no further one
+            is made for a request that has cost this much. Where there is an answer by then, that is given.
+    """
 
-    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None) -> Work:
+    def __init__(self, chat: ChatModel, max_cost_usd: float | None = None):
+        self.chat, self.max_cost_usd = chat, max_cost_usd
+
+    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False) -> Work:
         sampling: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
-        return _Asked(then(self.chat.submit(messages, repeat=seed, **sampling), _of_reply))
+        if greedy:
+            sampling["temperature"] = 0.0
+        chat, spent = self._for_one_request()
+        return _Asked(then(chat.submit(messages, repeat=seed, **sampling), lambda reply: _of_reply(reply, spent.ended)))
 
     def close(self) -> None:
         """Whoever made the chat model closes it."""
+
+    def _for_one_request(self) -> tuple[ChatModel, _Spent]:
+        """The model, its calls counted together where it makes several."""
+        spent = _Spent(self.max_cost_usd)
+        if not isinstance(self.chat, RefinedChat):
+            return self.chat, spent
+        refiner = copy(self.chat.refiner)
+        refiner.models = {role: _Metered(model, spent) for role, model in refiner.models.items()}
+        return RefinedChat(refiner, self.chat.prompt), spent
+
+
+@dataclass
+class _Spent:
+    """What one request has cost, and the end of it. Its calls come one after another."""
+
+    limit: float | None
+    usd: float = 0.0
+    ended: CostLimit | None = None
+
+
+@dataclass
+class _Metered:
+    """A [`ChatModel`] whose calls count towards the limit of one request."""
+
+    chat: ChatModel
+    spent: _Spent
+
+    def submit(self, messages: Sequence[Message], **options: Any) -> Future[Reply]:
+        try:
+            check_cost(self.spent.usd, self.spent.limit)
+        except CostLimit as error:
+            self.spent.ended = error
+            ended: Future[Reply] = Future()
+            ended.set_result(Reply(error=error, attempts=0))
+            return ended
+        return then(self.chat.submit(messages, **options), self._count)
+
+    def _count(self, reply: Reply) -> Reply:
+        self.spent.usd += reply.usage.cost_usd
+        return reply
+
+
+def check_cost(spent: float, limit: float | None) -> None:
+    """Raise [`CostLimit`] where a request has cost what one may."""
+    if limit is not None and spent >= limit:
+        raise CostLimit(f"this request has cost ${spent:.4f}, and none may cost more than ${limit:g}")
 
 
 @dataclass
@@ -163,16 +235,24 @@ class _Asked:
 def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
     """What the agent is shown: the last message in the template it was trained with, what came before as it is.
 
-    The agent's own system prompt, which training may have evolved, comes first; the client's is put under it.
+    The agent's own system prompt, which training may have evolved, comes first, as in training; the client's is put
+    under it. What a client sends of either by itself is not said twice.
     """
     *earlier, last = messages
+    # An evolved prompt is in one or the other of these: `prompt_place`.
+    own = f"\n\n{spec.system_prompt or ''}\n\n{spec.prompt_template}\n\n"
     system = [message["content"] for message in earlier if message["role"] == "system"]
-    if spec.system_prompt:
-        system.insert(0, spec.system_prompt)
-    said = [message for message in earlier if message["role"] != "system"]
-    question: Message = {"role": "user", "content": fill_template(spec.prompt_template, last["content"])}
+    system = [text for text in system if f"\n\n{text.strip()}\n\n" not in own]
     head: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    return [*head, *said, question]
+    said = [message for message in earlier if message["role"] != "system"]
+    question: Message = {"role": "user", "content": _in_template(spec.prompt_template, last["content"])}
+    return SystemPrompt(spec.system_prompt or "").messages([*head, *said, question])
+
+
+def _in_template(template: str, question: str) -> str:
+    before, _, after = template.partition("{question}")
+    is_there = before.strip() and question.startswith(before) and question.endswith(after)
+    return question if is_there else fill_template(template, question)
 
 
 def _answer(rollout: Rollout) -> Answer:
@@ -186,9 +266,9 @@ def _answer(rollout: Rollout) -> Answer:
     return Answer(rollout.answer, why_none, None, _FINISH[rollout.status], usage, trajectory)
 
 
-def _of_reply(reply: Reply) -> Answer:
+def _of_reply(reply: Reply, limited: CostLimit | None = None) -> Answer:
     if reply.error is not None:
-        return Answer(error=reply.error, usage=reply.usage)
+        return Answer(error=limited or reply.error, usage=reply.usage)
     return Answer(reply.text, finish_reason=reply.finish_reason, usage=reply.usage)
 
 

@@ -3,6 +3,7 @@
 import copy
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -237,6 +238,29 @@ def test_the_outermost_numbers_draw_possible_tokens(number):
     probabilities = torch.tensor([[0.0, 0.0, 0.4, 0.6, 0.0, 0.0]])
     token = choice(torch.zeros(1, 1, dtype=torch.long), probabilities.log()).argmax()
     assert probabilities[0, token] > 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3)], ids=str)
+def test_a_greedy_request_among_others(policy, tokenizer, sampling):
+    """It gets the likeliest tokens, the others theirs."""
+    asked = requests_for(tokenizer, 8)
+    mixed = [replace(request, greedy=row % 2 == 0) for row, request in enumerate(asked)]
+    cold = replace(sampling, temperature=0)
+    got = TransformersSampler(policy, tokenizer, sampling)(mixed)
+    drawn = TransformersSampler(policy, tokenizer, sampling)(asked)
+    greedy = TransformersSampler(policy, tokenizer, cold)(asked)
+    assert got == [(greedy if request.greedy else drawn)[row] for row, request in enumerate(mixed)]
+    assert drawn != greedy
+
+
+def test_a_request_that_was_left_ends_there(policy, tokenizer):
+    asked = [SampleRequest([5, 6, 7], 20, seed) for seed in range(2)]
+    whole = TransformersSampler(policy, tokenizer, end_of_turn_ids=[len(tokenizer) - 1])(asked)
+    times = iter([False, False, True])
+    left = replace(asked[0], left=lambda: next(times, True))
+    got = TransformersSampler(policy, tokenizer, end_of_turn_ids=[len(tokenizer) - 1])([left, asked[1]])
+    assert got[0].ids == whole[0].ids[:3] and not got[0].finished and got[1] == whole[1]
+    assert len(whole[0].ids) > 3
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.7])

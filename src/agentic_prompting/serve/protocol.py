@@ -6,38 +6,29 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..llm import Message
 from .answering import Answer
 
-
-def _encodable(text: str) -> str:
-    """JSON can say half of a surrogate pair: no character, so no tokenizer takes it and no reply can repeat it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("text with half of a surrogate pair") from None
-    return text
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
+# JSON can say half of a surrogate pair, which is no character: no tokenizer takes it.
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class TextPart(BaseModel):
     """A piece of a message's content."""
 
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 class ChatMessage(BaseModel):
     """One message of a conversation. Text only."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: str | list[TextPart]
 
     def as_message(self) -> Message:
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
@@ -56,7 +47,7 @@ class ChatRequest(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    model: Text = Field(description="A name from /v1/models.")
+    model: str = Field(description="A name from /v1/models.")
     messages: list[ChatMessage] = Field(min_length=1, description="Must end with a user's message: the question.")
     stream: bool | None = Field(False, description="Send the answer in pieces, once it is there.")
     stream_options: StreamOptions | None = None
@@ -95,6 +86,8 @@ class ChatRequest(BaseModel):
         messages = [message.as_message() for message in self.messages]
         if messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
             raise Refusal(400, "`messages` must end with a user message that is not empty.", param="messages")
+        if any(_HALF_A_PAIR.search(message["content"]) for message in messages):
+            raise Refusal(400, "`messages` must be Unicode: there is half of a surrogate pair in it.", param="messages")
         return messages
 
     def ignored(self) -> list[str]:

@@ -350,7 +350,6 @@ def test_a_body_that_does_not_come(serve):
         raw.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
         said = b"".join(iter(lambda: raw.recv(4096), b""))  # to the end: the connection is closed, too
     assert said.startswith(b"HTTP/1.1 408") and b'"invalid_request_error"' in said
-    assert ask(address).choices[0].message.content == "Nairobi"
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"])

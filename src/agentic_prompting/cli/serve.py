@@ -58,8 +58,8 @@ def serve(
         environment = LLMEnvironment(chat, **sampling)
         charge(budget, environment=environment)  # a budget that cannot be kept is found before anything is spent
         environment.check()
-        roles = {role: another(chat, stack) for role in ("task", "feedback", "optimizer", "verifier")} if refine else {}
-        refined = RefinedChat(ProRefiner(**roles)) if refine else None
+        task, feedback, optimizer, verifier = (another(chat, stack) for _ in range(4))  # an account for each
+        refined = RefinedChat(ProRefiner(task, feedback, optimizer, verifier)) if refine else None
         service = agent_service(PromptAgent.from_pretrained(run, environment), config, name, refined, budget)
         print(f"http://{host}:{port}/v1  models: {', '.join(service.models)}  (Ctrl-C stops)", flush=True)
         run_service(service)

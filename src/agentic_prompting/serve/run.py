@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 10  # for the requests that are on their way when the service is told to stop
 _HEAD_SECONDS = 10.0  # for a connection to say what it wants
+_BACKLOG = 128  # asyncio takes as many connections at a time, before any can be turned away
 _SPARE_CONNECTIONS = 256  # beside those of the requests answered at once: to be refused, idle, asked for metrics
 
 
@@ -74,6 +75,7 @@ def server_of(service: Service) -> uvicorn.Server:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
+            backlog=_BACKLOG,
         )
     )
 

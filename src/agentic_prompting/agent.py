@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .llm import Message
-from .local import Sampling, end_of_turn_tokens, local_policy
+from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
-from .rollout import AgentSpec, ChatFormat, Environment, Policy, Rollout, play_all, rollout_seed
+from .rollout import AgentSpec, ChatFormat, Environment, Rollout, play_all, rollout_seed
 
 
 class PromptAgent:
@@ -32,6 +32,9 @@ class PromptAgent:
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
             Memory for keys and values kept from one turn to the next, so that a conversation is not read again from
             its beginning; 0 keeps none. See [`TransformersEngine`].
+
+    Attributes:
+        limits ([`Limits`]): The `spec`'s, with what the model can read as `max_context`, as in training.
     """
 
     def __init__(
@@ -45,9 +48,11 @@ class PromptAgent:
         prefix_cache_mb: float = 1024.0,
     ):
         self.environment, self.spec = environment, spec
+        readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
+        self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
         self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends)
-        self.policy: Policy = local_policy(
+        self.policy = local_policy(
             model.eval(),
             tokenizer,
             sampling if sampling is not None else Sampling(**spec.sampling),
@@ -159,9 +164,7 @@ class PromptAgent:
             for i, row in enumerate(rows)
         ]
         with tqdm(total=len(rows), desc="answers", delay=2, disable=not progress, leave=False) as bar:
-            play_all(
-                rollouts, self.policy, self.environment, self.chat_format, self.spec.limits, lambda _: bar.update()
-            )
+            play_all(rollouts, self.policy, self.environment, self.chat_format, self.limits, lambda _: bar.update())
         return rollouts
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:

@@ -73,6 +73,13 @@ def large_llm(
     return stack.enter_context(OpenAIChat(model or "", base_url=base_url, cache=cache, budget_usd=budget_usd))
 
 
+def another(chat: OpenAIChat, stack: ExitStack) -> OpenAIChat:
+    """A client of the same model at the same address, whose spending is booked by itself."""
+    from ..llm import OpenAIChat
+
+    return stack.enter_context(OpenAIChat(chat.model, base_url=chat.endpoint.base_url, cache=chat.cache))
+
+
 def local_chat(folder: Path):
     """A local model in float32, on the GPU where there is one, with lossless drafting.
 

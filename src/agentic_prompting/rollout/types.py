@@ -28,12 +28,15 @@ class SampleRequest:
             else is in the batch, so that a run does not depend on which reply happened to arrive first.
         conversation (`int`, *optional*): Which conversation this is a turn of. A sampler may keep what it computed for
             one turn and use it in the next of the same conversation.
+        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time, whatever the policy's
+            temperature. Read by models in this process.
     """
 
     context: list[int]
     max_new_tokens: int
     seed: int
     conversation: int | None = None
+    greedy: bool = False
 
 
 @dataclass(frozen=True)

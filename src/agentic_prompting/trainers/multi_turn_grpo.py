@@ -24,6 +24,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..data import validate_dataset
 from ..llm import Budget, BudgetExceeded, charge
+from ..local import context_length
 from ..rollout import (
     AgentSpec,
     ChatFormat,
@@ -146,8 +147,8 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         )
         backend = trainer_backend(self, spec.stop_texts)
         self.policy, self._session = backend.policy, backend.session
-        readable = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.limits = args.limits(min(filter(None, (backend.max_context, readable)), default=None))
+        readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
+        self.limits = args.limits(readable)
         self.rollout_log = RolloutLog(
             Path(args.output_dir) / "rollouts", self.accelerator.process_index, args.rollouts_max_mb
         )

@@ -91,7 +91,7 @@ def refine(
             stop_when_correct=stop_when_correct,
         )
         try:
-            results = refiner.refine_all(prompt, rows, max_in_flight, output, progress=sys.stderr.isatty())
+            results = refiner.refine_all(prompt, rows, max_in_flight, output)
         except KeyboardInterrupt:
             where = f"the same command goes on from {output}" if output else "with --output the command could go on"
             print(f"agentic-prompting: stopped; {where}", file=sys.stderr)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..llm import ChatModel, Reply
+from ..rollout.progress import progress as progress_of
 from .driver import run_all
 from .loop import Call, refinement
 from .parsing import Unit
@@ -183,7 +184,8 @@ class ProRefiner:
                 A JSON-lines file. Each result is written when it is there. Questions that are in the file are not asked
                 again, except those that ended with an error. Give the models a [`ReplayCache`] as well, and the calls
                 of questions that were not finished are not paid twice.
-            progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
+            progress (`bool`, *optional*, defaults to `True`): Show how far it is: a bar after two seconds, or in a
+                file or a pipe a line a minute.
 
         Returns:
             `list[RefinementResult]`: In the order of the questions. After a fatal failure (a wrong key, a spent budget)
@@ -208,8 +210,6 @@ class ProRefiner:
     def _refine_all(
         self, prompt: str, queries: list[Query], max_in_flight: int, file: ResultsFile | None, progress: bool
     ) -> list[RefinementResult]:
-        from tqdm.auto import tqdm
-
         keys = distinct_keys(prompt, queries)
         done = file.done if file is not None else {}
         results = {i: replace(done[key], id=queries[i].id) for i, key in enumerate(keys) if key in done}
@@ -222,8 +222,8 @@ class ProRefiner:
                     return
                 yield refinement(self.settings, prompt, queries[i], self.verifier)
 
-        bar = tqdm(total=len(queries), initial=len(results), desc="refined", delay=2, disable=not progress, leave=False)
-        with bar, closing(run_all(works(), self.submit_call, max_in_flight)) as finished:
+        bars = progress_of(len(queries), "refined", done=len(results), shown=progress)
+        with bars as bar, closing(run_all(works(), self.submit_call, max_in_flight)) as finished:
             for position, result in finished:
                 i = left[position]
                 results[i] = result

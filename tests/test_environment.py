@@ -1,6 +1,5 @@
 """The large LLM as environment: what it is sent, what the agent reads of its reply, and what becomes of failure."""
 
-import time
 from concurrent.futures import CancelledError, Future
 
 import pytest
@@ -10,6 +9,7 @@ from agentic_prompting.environments import CUT_MARK, LLMEnvironment
 from agentic_prompting.llm import Misconfigured, RateLimited, Reply, ScriptedChat, Usage
 from agentic_prompting.llm.futures import then
 from agentic_prompting.rollout import ChatFormat, Limits, Observation, Rollout, Sample, parse_turn, run_rollouts
+from all_at_once import AllAtOnce
 from tokenizers_for_tests import tokenizer_for
 
 
@@ -281,10 +281,12 @@ def test_in_the_loop_a_history_function_that_raises_fails_its_own_rollout():
 
 
 def test_step_does_not_wait():
-    started = time.perf_counter()
-    future = LLMEnvironment(ScriptedChat(["ok"], latency=0.3)).step(rollout_after(0))
-    assert time.perf_counter() - started < 0.2 and not future.done()
-    assert future.result(timeout=5).text == "ok"
+    """The reply comes when a second call is there: a step that waited for it would wait for ever."""
+    environment = LLMEnvironment(AllAtOnce(ScriptedChat(["ok"]), 2))
+    first = environment.step(rollout_after(0))
+    assert not first.done()
+    second = environment.step(rollout_after(0))
+    assert [future.result(timeout=60).text for future in (first, second)] == ["ok", "ok"]
 
 
 def test_check_asks_the_model_if_it_can_be_asked():

@@ -27,9 +27,9 @@ from agentic_prompting.data.formats import as_list, gsm8k_answer, mathqa_options
 from agentic_prompting.data.prompt_r1 import prompt_r1_meta, prompt_r1_question
 
 COLUMNS = ["id", "question", "answers", "task", "meta"]
-REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", Path(__file__).parents[2] / "shared" / "data")) / "prompt_r1"
+REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", "nowhere")) / "prompt_r1"
 needs_real_files = pytest.mark.skipif(
-    not REAL.is_dir(), reason=f"the released Prompt-R1 files are not at {REAL}; set AGENTIC_PROMPTING_DATA"
+    not REAL.is_dir(), reason=f"the released Prompt-R1 files are not at {REAL}: set AGENTIC_PROMPTING_DATA"
 )
 
 INSTRUCTION = "\nFirst, provide a simple explanation of the question, then {ask} and answer."

@@ -32,7 +32,7 @@ from servers import unused_url
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "examples" / "train_prompt_r1.py"
-DATA = Path(os.environ.get("AGENTIC_PROMPTING_DATA", ROOT.parent / "shared" / "data"))
+DATA = Path(os.environ.get("AGENTIC_PROMPTING_DATA", "nowhere"))
 HOTPOT = DATA / "prompt_r1" / "eval" / "hotpot.parquet"
 TIMEOUT = 240
 CAN_SERVE = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))

@@ -1,13 +1,13 @@
 """ProRefine, measured: lossless drafting, many queries at once, and the order of accuracies in the sandbox.
 
     OMP_NUM_THREADS=1 python benchmarks/prorefine.py --json            # under eight minutes
-    OMP_NUM_THREADS=1 python benchmarks/prorefine.py --json --quick    # about a minute: fewer and shorter cases
+    OMP_NUM_THREADS=1 python benchmarks/prorefine.py --json --quick    # a minute and a half: fewer and shorter cases
 
 Prints Markdown tables, writes `runs/prorefine/iterations.png`; with `--json` one JSON object as the last line.
 
 - (a) Drafting (`prorefine_drafting.py` says on what): equal outputs, forward passes, wall and CPU time, and what
   lower precision does. Speed-ups are plain / drafted over n = 25 steps of k = 10 tokens and the final answer.
-- (b) 64 queries whose critic and optimizer take 0.3 s a call (0.05 s in the quick run), all at once against one after
+- (b) 64 queries whose critic and optimizer take 0.3 s a call (0.1 s in the quick run), all at once against one after
   another; both are measured.
 - (c) Accuracy of the verifier settings on the sandbox's puzzles. `none` is no refinement at all (the first answer),
   `no_verifier` refines every query. Scripted models: it shows that the loop and the verifier do their work, and says
@@ -240,14 +240,14 @@ def drafting_table(found: Mapping[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="ProRefine: drafting, batching, accuracy in the sandbox.")
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter cases, about a minute")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter cases, a minute and a half")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--output", type=Path, default=Path("runs/prorefine"), help="folder for the picture")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     size, started, picture = QUICK if options.quick else FULL, time.perf_counter(), options.output / "iterations.png"
     accuracies, table = accuracy(size, picture)
-    batch = batch_speed(latency=0.05 if options.quick else 0.3)
+    batch = batch_speed(latency=0.1 if options.quick else 0.3)
     log(f"many queries: {batch}")
     found = drafting(size)
     seconds = round(time.perf_counter() - started, 1)

@@ -1,6 +1,6 @@
 """Every ratio of the other scripts in one table, with its target and whether it holds.
 
-    OMP_NUM_THREADS=1 python benchmarks/all.py --json --quick     # under eight minutes on two free cores
+    OMP_NUM_THREADS=1 python benchmarks/all.py --json --quick     # about ten minutes on two free cores
     OMP_NUM_THREADS=1 python benchmarks/all.py --json             # everything in full: about an hour and a half
     python benchmarks/all.py --only rollout.py --json --quick     # one of them
     python benchmarks/all.py --write docs/performance.md --quick  # puts the table between the page's two markers

@@ -137,6 +137,13 @@ def test_demo(run, launched, tmp_path, arguments, program, config):
     assert f"next:  agentic-prompting report {tmp_path}" in out
 
 
+def test_the_demos_threads_do_not_spin(run, launched, tmp_path, monkeypatch):
+    """One thread, and passive waiting, unless the user has said otherwise: beside other work two take far longer."""
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("OMP_")})
+    run("demo", "--output-dir", tmp_path)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("1", "passive")
+
+
 def test_an_interrupted_demo_goes_on_and_a_finished_one_is_kept(run, launched, tmp_path):
     for step in (7, 12):
         (tmp_path / f"checkpoint-{step}").mkdir()

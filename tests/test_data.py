@@ -32,9 +32,9 @@ from agentic_prompting.data.tasks import mathqa_options, prompt_r1_meta, prompt_
 from agentic_prompting.data.tasks_reasoning import DAPO_HEAD, DAPO_TAIL, gsm8k_answer
 
 COLUMNS = ["id", "question", "answers", "task", "meta"]
-REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", Path(__file__).parents[2] / "shared" / "data")) / "prompt_r1"
+REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", "nowhere")) / "prompt_r1"
 needs_real_files = pytest.mark.skipif(
-    not REAL.is_dir(), reason=f"the released Prompt-R1 files are not at {REAL}; set AGENTIC_PROMPTING_DATA"
+    not REAL.is_dir(), reason=f"the released Prompt-R1 files are not at {REAL}: set AGENTIC_PROMPTING_DATA"
 )
 
 INSTRUCTION = "\nFirst, provide a simple explanation of the question, then {ask} and answer."

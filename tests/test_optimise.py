@@ -1,6 +1,10 @@
 """The optimisers on the sandbox's scripted models: they find better prompts, within their calls, GEPA and TextGrad by
 their authors' packages."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from agentic_prompting.evaluation.optimise import OPTIMISERS, Objective, optimise_espl, optimise_opro
@@ -78,9 +82,20 @@ def test_bad_input():
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_that_is_missing_is_named(name, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, PACKAGES[name], None)
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
     with pytest.raises(ImportError, match=r"agentic-prompting\[optimizers\]"):
         OPTIMISERS[name](objective(), "p")
+
+
+def test_textgrads_log_lies_in_a_private_folder(monkeypatch):
+    """The log holds questions and answers, and a folder of a known name could be another user's."""
+    monkeypatch.setenv("TEXTGRAD_LOG_DIR", "")
+    monkeypatch.delenv("TEXTGRAD_LOG_DIR")
+    monkeypatch.setitem(sys.modules, "textgrad", None)
+    with pytest.raises(ImportError):
+        OPTIMISERS["textgrad"](objective(), "p")
+    folder = Path(os.environ["TEXTGRAD_LOG_DIR"])
+    assert folder.is_dir() and folder.stat().st_mode & 0o077 == 0
 
 
 def test_reading_an_instruction():

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import Future
 from urllib.parse import urlsplit
@@ -20,6 +19,7 @@ from agentic_prompting.llm.errors import ServerFailed
 from agentic_prompting.llm.types import Reply
 from agentic_prompting.sandbox.oracle import Oracle
 from agentic_prompting.sandbox.server import MODEL, OracleServer, main
+from all_at_once import AllAtOnce
 
 QUESTION = [{"role": "user", "content": "what is the currency of Senegal ?"}]
 ANSWER = "the answer is CFA franc ."
@@ -174,11 +174,9 @@ def test_two_hundred_requests_at_once():
             calls = [client.chat.completions.create(model=MODEL, messages=QUESTION) for _ in range(200)]
             return await asyncio.gather(*calls)
 
-    with OracleServer(Oracle(latency=0.2)) as server:
-        started = time.perf_counter()
+    with OracleServer(AllAtOnce(Oracle(), 200)) as server:  # none is answered before all have come
         completions = asyncio.run(ask(server.base_url))
         assert {completion.choices[0].message.content for completion in completions} == {ANSWER}
-        assert time.perf_counter() - started < 8  # one after the other they would take 40 s
 
 
 def test_the_seed_tells_samples_apart():

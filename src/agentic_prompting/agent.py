@@ -11,6 +11,7 @@ from .llm import Message
 from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
 from .rollout import AgentSpec, ChatFormat, Environment, Rollout, play_all, rollout_seed
+from .rollout.progress import progress as progress_of
 
 
 class PromptAgent:
@@ -151,19 +152,18 @@ class PromptAgent:
             questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`). Where a row
                 has a `refinement`, its prompt takes the place of the system prompt.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
-            progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
+            progress (`bool`, *optional*, defaults to `True`): Show how far it is: a bar after two seconds, or in a
+                file or a pipe a line a minute.
 
         Returns:
             `list[Rollout]`: In the order of the questions. One that failed has its `error` set; none raises.
         """
-        from tqdm.auto import tqdm
-
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
         rollouts = [
             Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=rollout_seed(seed, i))
             for i, row in enumerate(rows)
         ]
-        with tqdm(total=len(rows), desc="answers", delay=2, disable=not progress, leave=False) as bar:
+        with progress_of(len(rows), "answers", shown=progress) as bar:
             play_all(rollouts, self.policy, self.environment, self.chat_format, self.limits, lambda _: bar.update())
         return rollouts
 

@@ -39,8 +39,9 @@ def demo(
         print(f"\nwritten to {output_dir}: a file of results for each setting")
     else:
         program, config = _PROGRAMS[method]
-        # accelerate gives a process one thread unless told otherwise; this policy has no use for more than two.
-        os.environ.setdefault("OMP_NUM_THREADS", "2")
+        # As `make demo`: one thread, and none that spins while it waits. Beside other work two take far longer.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         options = ["--config", str(CONFIGS / config), "--output_dir", str(output_dir), *_resumed(output_dir)]
         status = launch(program, [*options, *context.args], CONFIGS / "single.yaml")
         if status:

@@ -30,7 +30,7 @@ def evaluate(
     from ..tables import load_config, run_table
 
     try:
-        run = run_table(load_config(config), sandbox, output_dir, progress=sys.stderr.isatty())
+        run = run_table(load_config(config), sandbox, output_dir)
     except EvaluationStopped as error:
         print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
         return 1

@@ -97,7 +97,7 @@ def refine(
         budget = Budget(budget_usd, budget_tokens, output and output.with_suffix(".spending.sqlite"))
         refiner.charge_to(budget)
         try:
-            results = refiner.refine_all(prompt, rows, max_in_flight, output, progress=sys.stderr.isatty())
+            results = refiner.refine_all(prompt, rows, max_in_flight, output)
         except KeyboardInterrupt:
             where = f"the same command goes on from {output}" if output else "with --output the command could go on"
             print(f"agentic-prompting: stopped; {where}", file=sys.stderr)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import TASKS, Task, find_task, is_own, load_task, validate_dataset
+from ..rollout.progress import progress as progress_of
 from .answers import Answer, Row, System, as_system
 from .records import Key, Record, RecordFile
 from .scores import Score, find_metrics
@@ -93,7 +94,8 @@ def evaluate_agent(
         output (`str` or `Path`, *optional*): Folder for `<system>.jsonl`, one line per answer. If it holds some
             already, only the others are asked for.
         encoder (`str` or [`Encoder`], *optional*): For `semantic_similarity`.
-        progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
+        progress (`bool`, *optional*, defaults to `True`): Show how far it is: a bar after two seconds, or in a file
+            or a pipe a line a minute.
 
     Returns:
         [`Evaluation`]
@@ -188,15 +190,13 @@ def _answers(
     progress: bool,
 ) -> list[Record]:
     """All records of one system, those that are on disk already among them."""
-    from tqdm.auto import tqdm
-
     file = None if path is None else RecordFile(path, system.settings)
     done = {} if file is None else file.done
     wanted = [(task, run) for task in tasks for run in range(runs)]
     records: dict[Key, Record] = {}
     total = sum(len(task.rows) for task, _ in wanted)
     try:
-        with tqdm(total=total, desc=name, delay=2, disable=not progress, leave=False) as bar:
+        with progress_of(total, name, shown=progress) as bar:
             for task, run in wanted:
                 saved = {place: done[key] for place, key in _keys(task, run) if key in done}
                 _check_same(saved, task, path)

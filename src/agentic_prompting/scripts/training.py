@@ -12,6 +12,7 @@ from trl import TrlParser
 
 from ..trainers import TrainingStopped
 from ..trainers.interrupt import TrainingInterrupted, checkpoint_on_interrupt
+from ..trainers.progress import quiet_libraries
 
 
 @dataclass
@@ -31,6 +32,7 @@ def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, 
     """One object of each kind, from the command line or from `arguments`, and from the file of `--config`."""
     # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    quiet_libraries()
     return TrlParser(kinds).parse_args_and_config(arguments)
 
 

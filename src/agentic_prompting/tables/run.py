@@ -55,7 +55,7 @@ def run_table(
         config ([`TableConfig`]): The table.
         sandbox (`bool`, *optional*, defaults to `False`): Stand-ins for models and tasks; see `sandbox.py`.
         output (`str` or `Path`, *optional*): Instead of the configuration's.
-        progress (`bool`, *optional*, defaults to `True`): Show progress bars.
+        progress (`bool`, *optional*, defaults to `True`): Show progress bars, or in a file or a pipe a line a minute.
 
     Raises:
         `ValueError`: A task, model or metric does not exist.

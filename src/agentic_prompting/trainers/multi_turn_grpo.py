@@ -18,7 +18,6 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
-from tqdm.auto import tqdm
 from transformers import ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -39,6 +38,7 @@ from ..rollout import (
     rollout_record,
     rollout_seed,
 )
+from ..rollout.progress import progress
 from .checks import check_environment, datasets_of, reject_other_loops
 from .config import MultiTurnGRPOConfig
 from .policies import PolicyUnreachable, sampling_of, trainer_backend
@@ -207,7 +207,7 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         ]
         unreachable = None
         with (
-            tqdm(total=len(rollouts), desc="rollouts", leave=False, delay=2, disable=self.args.disable_tqdm) as bar,
+            progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar,
             rank_barrier(f"the rollouts of step {self.state.global_step}") as listen,
             self._session(),
         ):

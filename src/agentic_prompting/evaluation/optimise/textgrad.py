@@ -6,10 +6,13 @@ and back to the old prompt if the new one is worse on the validation half.
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from ...llm import ChatModel, LLMError, complete, with_system
@@ -99,9 +102,18 @@ def _engines(textgrad: Any, objective: Objective) -> tuple[Any, Any]:
     return Engine(objective.chat, **objective.sampling), Engine(objective.editor)
 
 
+@cache
+def _private_folder() -> str:
+    """One that only this user can read, under a name nobody can know before; gone with the process."""
+    folder = tempfile.mkdtemp(prefix="textgrad-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def _library() -> Any:
-    # The package opens a log in a folder of this name when it is imported, in the working directory by default.
-    os.environ.setdefault("TEXTGRAD_LOG_DIR", os.path.join(tempfile.gettempdir(), "textgrad-logs"))
+    # The package opens a log of all that is asked and said when it is imported, in the working directory by default.
+    if "TEXTGRAD_LOG_DIR" not in os.environ:
+        os.environ["TEXTGRAD_LOG_DIR"] = _private_folder()
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a price list at import
     try:
         import textgrad

@@ -137,7 +137,7 @@ def _look_at_record(name: str, task: Task, split: str, source: Source) -> Source
     problems = []
     if set(source.splits) - set(task.expected_rows):
         problems.append(f"maps splits that the set does not have: {', '.join(source.splits)}")
-    if split in task.cuts and len(task.cuts[split].pick(task.cuts[split].whole)) != task.expected_rows[split]:
+    if split in task.cuts and len(task.cuts[split].numbers(task.cuts[split].whole or 0)) != task.expected_rows[split]:
         problems.append(f"its cut is not of {task.expected_rows[split]} rows")
     if not all(reader.columns for reader in task.readers):
         problems.append("a reader needs no column")
@@ -154,7 +154,7 @@ def _look_online(name: str, task: Task, split: str, source: Source) -> SourceChe
     except Exception as error:  # as in loading: no common type
         return SourceCheck(name, split, str(source), f"{type(error).__name__}: {first_line(error)}")
     count, expected = _count(rows, source.splits.get(split, split)), task.expected_rows[split]
-    whole = task.cuts[split].whole if split in task.cuts else expected
+    whole = (task.cuts[split].whole if split in task.cuts else None) or expected
     alone = len(source.parts()) == 1 and not task.unique and task.order is None
     problem = f"{count:,} rows, {whole:,} expected" if count and alone and abs(count - whole) > 0.01 * whole else ""
     return SourceCheck(name, split, check.source, problem, revision, count, tuple(first))

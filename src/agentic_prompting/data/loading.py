@@ -304,11 +304,11 @@ def _cut(name: str, task: Task, split: str, found: Found) -> Found:
     cut, rows, origin = task.cuts.get(split), found.rows, found.origin
     if cut is None:
         return found
-    if len(rows) != cut.whole:
+    if cut.whole is not None and len(rows) != cut.whole:
         raise ValueError(
             f"{name}: split {split!r} is cut by row numbers out of {cut.whole:,} rows, but {origin} has {len(rows):,}"
         )
-    numbers = cut.pick(cut.whole)
+    numbers = cut.numbers(len(rows))
     question = found.reader.read(rows[numbers[0]])[0]
     if cut.first not in question:
         raise ValueError(
@@ -357,7 +357,7 @@ def _in_order(task: Task, records: list[Record]) -> list[Record]:
     if task.unique:
         # As in the released code: the first place stays, the last answers win.
         records = list({record["question"]: record for record in records}.values())
-    return records if task.order is None else [records[number] for number in task.order(len(records))]
+    return records if task.order is None else [records[number] for number in task.order.numbers(len(records))]
 
 
 def sample_rows(name: str, records: list[Record], n: int, seed: int) -> list[Record]:

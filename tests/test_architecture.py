@@ -15,7 +15,17 @@ import pytest
 PACKAGE = "agentic_prompting"
 SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 
-ABOVE_THE_TORCH_LINE = ("llm", "rollout", "environments", "rewards", "evolution", "refine", "data", "evaluation")
+ABOVE_THE_TORCH_LINE = (
+    "records",
+    "llm",
+    "rollout",
+    "environments",
+    "rewards",
+    "evolution",
+    "refine",
+    "data",
+    "evaluation",
+)
 BELOW_THE_TORCH_LINE = ("local", "trainers", "agent", "sandbox", "tables", "report", "serve", "scripts", "cli")
 ROOMS = ABOVE_THE_TORCH_LINE + BELOW_THE_TORCH_LINE
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}

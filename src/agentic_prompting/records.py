@@ -1,0 +1,144 @@
+"""Files that survive a crash: one written all or nothing, and records appended as JSON Lines, one to a line.
+
+In the topmost room, so that every room can use it. A process that is killed while it appends leaves half a line; it is
+left out when the file is read, and taken away before the next record is appended. A compressed file (`.gz`) grows by a
+gzip member each time, so that all before a torn one can be read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+logger = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+
+
+def atomic_write(path: str | Path, content: str | bytes) -> None:
+    """Write `content` to `path` (text in UTF-8), all or nothing: a crash in the middle leaves what was there before."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    os.replace(temporary, path)
+
+
+class RecordFile:
+    """JSON Lines that a crash cannot spoil. For one writer at a time; iterate over it for what is there.
+
+    Args:
+        path (`str` or `Path`): The file, compressed if it ends in `.gz`; made, with its folders, by the first record.
+        sync (`bool`, *optional*, defaults to `False`): Records are on the disk when [`RecordFile.append`] returns,
+            rather than with the operating system: what a machine that loses its power must not lose.
+    """
+
+    def __init__(self, path: str | Path, sync: bool = False):
+        self.path, self.sync = Path(path), sync
+        self._mended = False  # whether what an earlier process left is known to end with a whole line
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write records at the end, at once. What JSON does not know is written as its text."""
+        lines = b"".join(map(_line, records))
+        if not lines:
+            return
+        if not self._mended:
+            self._mend()
+        self._mended = False  # until these are there whole: a full disk tears a line as a kill does
+        with self.path.open("ab") as file:
+            file.write(self._packed(lines))
+            if self.sync:
+                file.flush()
+                os.fsync(file.fileno())
+        self._mended = True
+
+    def keep(self, wanted: Callable[[Record], object]) -> list[Record]:
+        """Take away the records that are not wanted.
+
+        Returns:
+            `list[dict]`: Those that stay, in order.
+        """
+        records = list(self)
+        kept = [record for record in records if wanted(record)]
+        if len(kept) < len(records):
+            atomic_write(self.path, self._packed(b"".join(map(_line, kept))))
+        return kept
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records, oldest first; none where there is no file.
+
+        Raises:
+            `ValueError`: A line that was written to its end is no JSON object; names file and line.
+        """
+        number = 0
+        for text, _ in self._whole():
+            for line in text.split(b"\n")[:-1]:  # not `splitlines`: texts may hold other line separators
+                number += 1
+                yield self._record(line, number)
+
+    def _record(self, line: bytes, number: int) -> Record:
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{self.path}, line {number} is no record: {error}") from None
+        if not isinstance(record, dict):
+            raise ValueError(f"{self.path}, line {number} is no record: it holds a {type(record).__name__}")
+        return record
+
+    def _whole(self) -> Iterator[tuple[bytes, int]]:
+        """What was written to its end, in pieces of whole lines, each with where in the file it ends."""
+        if not self.path.exists():
+            return
+        end, size = 0, self.path.stat().st_size  # measured first: a run that is being watched writes on
+        with self.path.open("rb") as file:
+            for text, end in (_members if self.path.suffix == ".gz" else _lines)(file):
+                yield text, end
+        if (lost := size - end) > 0:
+            logger.warning("%s: skipped the last %d bytes, cut off while being written", self.path, lost)
+
+    def _mend(self) -> None:
+        """Take a torn end away: what is appended to it would be lost with it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            os.truncate(self.path, max((end for _, end in self._whole()), default=0))
+        self._mended = True
+
+    def _packed(self, lines: bytes) -> bytes:
+        return gzip.compress(lines, compresslevel=6) if self.path.suffix == ".gz" else lines
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    # A lone surrogate has no UTF-8; written as its backslash form it is JSON's own escape for it.
+    return json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    end = 0
+    for line in file:  # of bytes, which are split at \n alone
+        if not line.endswith(b"\n"):
+            return
+        end += len(line)
+        yield line, end
+
+
+def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Complete gzip members, each of which was written at once."""
+    data = b""
+    while True:
+        member, text = zlib.decompressobj(wbits=31), b""
+        while not member.eof:
+            data = data or file.read(2**16)
+            if not data:
+                return
+            try:
+                text += member.decompress(data)
+            except zlib.error:
+                return
+            data = member.unused_data
+        yield text, file.tell() - len(data)

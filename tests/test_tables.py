@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agentic_prompting.cli import main
-from agentic_prompting.tables import load_config, run_table
-from agentic_prompting.tables.sandbox import SANDBOX_TASKS, sandbox_task
+from paper_tables import load_config, run_table
+from paper_tables.sandbox import SANDBOX_TASKS, sandbox_task
 
 CONFIGS = sorted((Path(__file__).parents[1] / "examples" / "configs").glob("eval_*.yaml"))
 

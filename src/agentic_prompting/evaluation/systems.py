@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from ..llm import ChatModel, Message, Reply, with_system
 from ..refine import ProRefiner, RefinementResult
 from ..refine.driver import run_all
-from ..refine.loop import Call, refinement
+from ..refine.loop import refinement
 from ..refine.query import read_query
 from ..rollout import Rollout
 from ..rollout.loop import rollout_seed
 from ..rollout.recording import rollout_record
 from .answers import Answer, Row, System, answer_of_replies, read_answer
+from .asking import ask, in_parallel
 from .templates import REFLECT, REVISE
-
-Asking = Generator[Call, Reply, Answer]
 
 
 class ChatSystem(System):
@@ -45,21 +43,17 @@ class ChatSystem(System):
         }
 
     def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
-        return run_all((self.ask(row, seed) for row in rows), self._submit, self.max_in_flight)
+        return in_parallel((self.answer(row, seed) for row in rows), self.max_in_flight)
 
-    def ask(self, row: Row, seed: int) -> Asking:
+    async def answer(self, row: Row, seed: int) -> Answer:
         """The conversation about one question."""
         started = time.perf_counter()
-        messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
-        reply = yield self.call(messages, seed)
+        reply = await self.call(with_system(self.prompt, [{"role": "user", "content": row["question"]}]), seed)
         return answer_of_replies([reply], time.perf_counter() - started)
 
-    def call(self, messages: Sequence[Message], seed: int) -> Call:
-        """A call of this system."""
-        return Call("task", list(messages), self.sampling, "", seed)
-
-    def _submit(self, call: Call) -> Future[Reply]:
-        return self.chat.submit(call.messages, repeat=call.repeat, **call.sampling)
+    async def call(self, messages: Sequence[Message], seed: int) -> Reply:
+        """One call of this system; another seed is another sample."""
+        return await ask(self.chat, messages, repeat=seed, **self.sampling)
 
 
 class PromptedSystem(ChatSystem):
@@ -78,12 +72,12 @@ class PromptedSystem(ChatSystem):
 class SelfReflection(ChatSystem):
     """A model that answers, looks for its own mistakes and answers again: three calls a question."""
 
-    def ask(self, row: Row, seed: int) -> Asking:
+    async def answer(self, row: Row, seed: int) -> Answer:
         started = time.perf_counter()
         messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
         replies: list[Reply] = []
         for message in (REFLECT, REVISE, None):
-            replies.append((yield self.call(messages, seed)))
+            replies.append(await self.call(messages, seed))
             messages = [*messages, {"role": "assistant", "content": replies[-1].text}]
             if message is None or replies[-1].error is not None:
                 break

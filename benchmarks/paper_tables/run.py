@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..evaluation import (
+from agentic_prompting.evaluation import (
     Comparison,
     Evaluation,
     EvaluationTask,
@@ -19,7 +19,8 @@ from ..evaluation import (
     save_run,
     write_tables,
 )
-from ..llm import ReplayCache
+from agentic_prompting.llm import ReplayCache
+
 from .config import SystemConfig, TableConfig
 from .systems import Unavailable, Workshop, connect
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentic_prompting.data import TASKS
-from agentic_prompting.evaluation import METRICS, find_metrics, semantic_similarity
+from agentic_prompting.evaluation import METRICS, evaluate_agent, find_metrics, load_run, save_run, semantic_similarity
 from agentic_prompting.rewards import REASONING_SCORERS, exact_match, math_match, token_f1
 
 
@@ -103,6 +103,131 @@ def test_what_a_grader_cannot_tell_is_left_out_of_the_mean():
     assert unreadable is None
     found = load_metric("math_match").compute(predictions=["5", "5"], references=[["5"], ["$"]])
     assert found == {"math_match": 1.0, "n": 1, "ungraded": 1}
+
+
+# Metrics of the `evaluate` package -----------------------------------------------------------------------------------
+
+SCRIPT = """
+import datasets
+import evaluate
+
+TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
+
+
+class {name}(evaluate.Metric):
+    def _info(self):
+        pair = lambda references: datasets.Features({{"predictions": {predictions}, "references": references}})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features={features})
+
+    def _compute(self, predictions, references):
+        {body}
+"""
+SCRIPTS = {  # as the package's own: exact_match, rouge, bertscore, wer, accuracy
+    "same": ("TEXT", "pair(TEXT)", "return {'same': sum(map(str.__eq__, predictions, references)) / len(predictions)}"),
+    "overlap": (
+        "TEXT",
+        "[pair(TEXTS), pair(TEXT)]",
+        "best = max(len({*p} & {*one}) for p, r in zip(predictions, references) for one in r)\n"
+        "        return {'common': best, 'length': len(predictions[0]), 'of': ['p', 'r']}",
+    ),
+    "parts": (
+        "TEXT",
+        "pair(TEXTS)",
+        "return {'f1': [len(p) / 10 for p in predictions], 'p': [9.0 for _ in predictions], 'hash': 'x'}",
+    ),
+    "wer": ("TEXT", "pair(TEXT)", "return sum(abs(len(p) - len(r)) for p, r in zip(predictions, references)) / 1.0"),
+    "whole": ("datasets.Value('int32')", "pair(datasets.Value('int32'))", "return {'whole': 1.0}"),
+    "picky": ("TEXT", "pair(TEXTS)", "return {'picky': 1 / (predictions[0] != 'bad')}"),
+}
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """The path of one of these metrics, for `evaluate.load`."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path))
+
+    def written(name):
+        predictions, features, body = SCRIPTS[name]
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{name}.py"
+        path.write_text(SCRIPT.format(name=name.title(), predictions=predictions, features=features, body=body))
+        return str(path)
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "scores"),
+    [
+        ("same", "", [1.0, 0.0, 1.0]),  # the best of several accepted answers
+        ("overlap", ":common", [2, 1, 1]),  # all accepted answers at once, one question at a time
+        ("overlap", ":length", [2, 1, 1]),
+        ("parts", ":f1", [0.2, 0.1, 0.1]),  # a number for each answer by itself
+        ("wer", "", [0.0, 1.0, 0.0]),  # less is better, and a bare number
+    ],
+)
+def test_a_metric_of_the_package_by_its_path(name, key, scores, script):
+    metric = script(name) + key
+    (found,) = find_metrics([metric]).items()
+    assert found[0] == metric
+    assert found[1](["ab", "b", "c"], [["ab"], ["ab"], ["abc", "c"]]) == pytest.approx(scores)
+    assert found[1]([], []) == []
+
+
+def test_a_metric_of_the_package_as_an_object(script):
+    import evaluate
+
+    overlap = evaluate.load(script("overlap"))
+    found = find_metrics({"length": overlap, "mine": evaluate.load(script("same")), "token_f1": "token_f1"})
+    assert found["length"](["abc"], [["a"]]) == [3] and found["mine"](["a"], [["b"]]) == [0.0]
+    assert list(find_metrics([evaluate.load(script("same")), exact_match_of_all])) == ["same", "exact_match_of_all"]
+
+
+def exact_match_of_all(predictions, answers):
+    return [exact_match(*pair) for pair in zip(predictions, answers, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "message"),
+    [
+        ("overlap", "", "overlap gives common, length: say which, as in 'overlap:common'"),
+        ("overlap", ":rougeL", "overlap gives common, length, and no rougeL"),
+        ("whole", "", "whole does not compare texts, but"),
+    ],
+)
+def test_a_metric_that_cannot_be_used_is_told_before_anything_is_asked(name, key, message, script):
+    asked = []
+    with pytest.raises(ValueError, match=message):
+        evaluate_agent(asked.append, {"mine": ROWS}, [script(name) + key])
+    assert not asked
+
+
+ROWS = [{"question": f"what is {i}?", "answers": [str(i), "it"]} for i in range(10)]
+
+
+def test_an_evaluation_in_metrics_of_the_package(script, tmp_path):
+    import evaluate
+
+    same, wer = evaluate.load(script("same")), script("wer")
+
+    def answer(questions):
+        return [None if "9" in one else one[8:-1] for one in questions]
+
+    metrics = [same, wer, "exact_match"]
+    evaluation = evaluate_agent(answer, {"mine": ROWS}, metrics, runs=1, output=tmp_path / "out", progress=False)
+    (result,) = evaluation.results
+    assert list(result.estimates) == ["same", wer, "exact_match"]
+    assert result.values["same"] == result.values["exact_match"] == {**dict.fromkeys(range(9), 1.0), 9: 0.0}
+    assert result.values[wer][9] == 1.0  # no answer is as far off as an empty one, not as good as none wrong
+    assert result.estimates["same"].n == 10
+    save_run(tmp_path / "out", evaluation)
+    assert load_run(tmp_path / "out", metrics={"same": same}).results == evaluation.results
+
+
+def test_what_a_metric_of_the_package_cannot_score_is_ungraded(script):
+    scores = find_metrics([script("picky")])
+    assert next(iter(scores.values()))(["good", "bad"], [["a"], ["b"]]) == [1.0, None]
 
 
 class CountingEncoder:

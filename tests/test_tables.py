@@ -118,7 +118,22 @@ def test_the_evaluate_command(tmp_path, capsys):
     capsys.readouterr()
     assert status("evaluate", "--compare", *folders) == 0
     assert "| cot (a) | cot (b) | +0.000" in capsys.readouterr().out
+    assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1], "--metric", "token_f1") == 0
+    assert "| task | system | token_f1 | answered" in capsys.readouterr().out
     assert status("evaluate") == 2 and "--config FILE, or --compare" in capsys.readouterr().err
+
+
+def test_outside_of_a_clone_the_command_says_what_to_do(tmp_path, monkeypatch, capsys):
+    from agentic_prompting.cli import evaluate
+
+    config = str(written(tmp_path, SMALL))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate, "__file__", str(tmp_path / "lib" / "agentic_prompting" / "cli" / "evaluate.py"))
+    assert status("evaluate", "--config", config, "--sandbox") == 2
+    said = capsys.readouterr().err
+    assert "run this command inside a clone" in said and "evaluate_agent" in said
+    monkeypatch.chdir(CONFIGS[0].parent)  # a clone, though the package is installed elsewhere
+    assert status("evaluate", "--config", config, "--sandbox", "--output", str(tmp_path / "out")) == 0
 
 
 def test_the_data_command(capsys):

@@ -19,8 +19,8 @@ class AnswerMetric(evaluate.Metric):
     """A mean score of answers. `compute(predictions=[...], references=[[...], ...])`; references are accepted answers.
 
     Its `config_name`, the second argument of `evaluate.load`, says which of [`METRICS`]. Gives the mean under this
-    name, `n`, the answers it is over, and `ungraded`, those that could not be scored and are left out. Further arguments
-    of `compute` go to the metric (`encoder`, for `semantic_similarity`).
+    name, `n`, the answers it is over, and `ungraded`, those that could not be scored and are left out. What else
+    `compute` is given goes to the metric (`encoder`, for `semantic_similarity`).
 
     Raises:
         `ValueError`: There is no such metric.

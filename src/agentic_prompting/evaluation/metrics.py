@@ -115,7 +115,7 @@ def _score(name: str, metric: Metric) -> Score:
 
     base, key = re.fullmatch(r"(.+?)(?::(\w+))?", metric, re.DOTALL).groups()  # type: ignore[union-attr]
     try:
-        return EvaluateScore(evaluate.load(base), key, hint=name)
+        return EvaluateScore(evaluate.load(base), key, hint=name if name != metric else Path(base).stem)
     except FileNotFoundError as error:
         known = ", ".join(METRICS)
         raise ValueError(f"unknown metric {metric!r}; known: {known}; `evaluate` has none either: {error}") from None
@@ -151,7 +151,7 @@ class EvaluateScore:
     def _probed(self, key: str | None, hint: str | None) -> tuple[str, bool]:
         """Which number counts, and whether it is one for all answers: seen in what it says of two."""
         references = [["a b"], ["a b"]] if self.takes_all else ["a b", "a b"]
-        said = self.module.compute(predictions=["a b", "a c"], references=references)
+        said = self._computed(["a b", "a c"], references)
         numbers = [name for name, value in said.items() if _is_number(value) or _are_numbers(value, 2)]
         usual = (hint, self.module.name, self.module.config_name, "score", *(numbers if len(numbers) == 1 else ()))
         for name in (key,) if key else usual:
@@ -175,14 +175,18 @@ class EvaluateScore:
 
     def _numbers(self, predictions: list[str], references: list[Any]) -> Iterator[float | None]:
         if predictions and not self.one_by_one:
-            yield from map(_finite, self.module.compute(predictions=predictions, references=references)[self.key])
+            yield from map(_finite, self._computed(predictions, references)[self.key])
             return
         for prediction, reference in zip(predictions, references, strict=True):
             try:
-                yield _finite(self.module.compute(predictions=[prediction], references=[reference])[self.key])
+                yield _finite(self._computed([prediction], [reference])[self.key])
             except Exception as error:  # others' code: what it cannot tell is no zero
                 logger.warning("the metric %s cannot score %.80r: %s", self.module.name, prediction, error)
                 yield None
+
+    def _computed(self, predictions: list[str], references: list[Any]) -> Mapping[str, Any]:
+        said = self.module.compute(predictions=predictions, references=references)
+        return said if isinstance(said, Mapping) else {self.module.name: said}  # `wer` gives a bare number
 
 
 def _is_text(feature: Any) -> bool:

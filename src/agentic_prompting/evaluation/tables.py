@@ -11,10 +11,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from ..records import atomic_write
 from .harness import Evaluation, read_records
-from .metrics import find_metrics
+from .metrics import Metric, find_metrics
 from .scoring import summarise
 from .similarity import Encoder
 from .statistics import Estimate, PairedDifference, paired_difference
@@ -50,8 +51,15 @@ def save_run(folder: str | Path, evaluation: Evaluation) -> None:
     atomic_write(Path(folder) / _SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
-def load_run(folder: str | Path, encoder: str | Encoder | None = None) -> Evaluation:
+def load_run(
+    folder: str | Path, encoder: str | Encoder | None = None, metrics: Mapping[str, Metric] = MappingProxyType({})
+) -> Evaluation:
     """An evaluation from its folder, scored anew; nothing is asked.
+
+    Args:
+        folder (`str` or `Path`): Where [`save_run`] and the answers are.
+        encoder (`str` or [`Encoder`], *optional*): For `semantic_similarity`.
+        metrics (`dict`, *optional*): By name, those that cannot be loaded by their names: functions and objects.
 
     Raises:
         `FileNotFoundError`: The folder holds no finished evaluation.
@@ -62,17 +70,20 @@ def load_run(folder: str | Path, encoder: str | Encoder | None = None) -> Evalua
         raise FileNotFoundError(f"{folder} holds no finished evaluation: there is no {_SUMMARY}")
     summary = json.loads(path.read_text(encoding="utf-8"))
     records = read_records(sorted(Path(folder).rglob("*.jsonl")))
-    metrics = {task: find_metrics(names, encoder) for task, names in summary["metrics"].items()}
+    by_task = {
+        task: find_metrics({name: metrics.get(name, name) for name in names}, encoder)
+        for task, names in summary["metrics"].items()
+    }
     results = [
         summarise(
             system,
             task,
             [record for record in records if (record["system"], record["task"]) == (system, task)],
-            metrics[task],
+            by_task[task],
             fit_calls,
         )
         for system, fit_calls in summary["fit_calls"].items()
-        for task in metrics
+        for task in by_task
     ]
     return Evaluation([result for result in results if result.answers], records)
 

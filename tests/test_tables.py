@@ -14,6 +14,7 @@ SMALL = """
 title: Small
 tasks: [prompt_r1/test/hotpot]
 baseline: cot
+left_out: {the 8B column: a run of its own}
 n: 8
 calls_budget: 60
 systems:
@@ -112,7 +113,10 @@ def test_the_evaluate_command(tmp_path, capsys):
     config = str(written(tmp_path, SMALL))
     folders = [str(tmp_path / name) for name in ("a", "b")]
     assert status("evaluate", "--config", config, "--sandbox", "--output", folders[0]) == 0
-    assert "| sandbox_sorting | cot |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| sandbox_sorting | cot |" in shown
+    assert "left out: the 8B column: a run of its own\n" in shown
+    assert "left out: prompt_r1/test/hotpot: no data sets in the sandbox; sandbox_sorting, " in shown
     Path(config).write_text(SMALL.replace("prompt: direct", "prompt: Be quick."))
     assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1]) == 0
     capsys.readouterr()

@@ -35,12 +35,14 @@ class TableRun:
         evaluation ([`Evaluation`]): Results and answers.
         comparisons (`list[Comparison]`): With the baseline.
         skipped (`dict[str, str]`): Systems that could not be made, and why.
+        left_out (`dict[str, str]`): What else of the paper's table is not there, and why.
         files (`dict[str, Path]`): The tables by kind.
     """
 
     evaluation: Evaluation
     comparisons: list[Comparison]
     skipped: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
 
 
@@ -63,11 +65,14 @@ def run_table(
     """
     config = config.in_sandbox() if sandbox else config
     folder = Path(output or config.output)
-    run = TableRun(Evaluation(), [])
+    run = TableRun(Evaluation(), [], left_out=dict(config.left_out))
     with ExitStack() as stack:
         cache = ReplayCache(folder / "replies.sqlite")
         stack.callback(cache.close)
         tasks, train, models = _sandbox_parts(config, folder) if sandbox else _real_parts(config, cache, stack)
+        if sandbox:
+            names = ", ".join(task.name for task in tasks)
+            run.left_out[", ".join(config.tasks)] = f"no data sets in the sandbox; {names} stand in for them"
         for system in config.systems:
             for task in tasks:
                 workshop = Workshop(config, models, train[task.name], _metric(task), folder / _safe(task.name), cache)

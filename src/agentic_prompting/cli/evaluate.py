@@ -45,10 +45,10 @@ def evaluate(
     if as_json:
         found = json.loads(run.files["json"].read_text(encoding="utf-8"))
         files = {kind: str(path) for kind, path in run.files.items()}
-        print(json.dumps({**found, "skipped": run.skipped, "files": files}, ensure_ascii=False))
+        print(json.dumps({**found, "skipped": {**run.skipped, **run.left_out}, "files": files}, ensure_ascii=False))
         return 0
     print(run.files["md"].read_text(encoding="utf-8"))
-    for name, reason in run.skipped.items():
+    for name, reason in {**run.skipped, **run.left_out}.items():
         print(f"left out: {name}: {reason}")
     print("written to " + ", ".join(str(path) for path in run.files.values()))
     return 0

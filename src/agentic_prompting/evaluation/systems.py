@@ -16,7 +16,7 @@ from ..rollout import Rollout
 from ..rollout.loop import rollout_seed
 from ..rollout.recording import rollout_record
 from .answers import Answer, Row, System, answer_of_replies, read_answer
-from .asking import ask, in_parallel
+from .asking import ask
 from .templates import REFLECT, REVISE
 
 
@@ -42,11 +42,7 @@ class ChatSystem(System):
             "sampling": self.sampling,
         }
 
-    def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
-        return in_parallel((self.answer(row, seed) for row in rows), self.max_in_flight)
-
     async def answer(self, row: Row, seed: int) -> Answer:
-        """The conversation about one question."""
         started = time.perf_counter()
         reply = await self.call(with_system(self.prompt, [{"role": "user", "content": row["question"]}]), seed)
         return answer_of_replies([reply], time.perf_counter() - started)

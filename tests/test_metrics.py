@@ -184,6 +184,13 @@ def test_a_metric_of_the_package_as_an_object(script):
     assert list(find_metrics([evaluate.load(script("same")), exact_match_of_all])) == ["same", "exact_match_of_all"]
 
 
+def test_a_combination_is_given_one_by_one(script):
+    import evaluate
+
+    with pytest.raises(ValueError, match="one by one"):
+        find_metrics({"both": evaluate.combine([script("same"), script("overlap")])})
+
+
 def exact_match_of_all(predictions, answers):
     return [exact_match(*pair) for pair in zip(predictions, answers, strict=True)]
 

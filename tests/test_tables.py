@@ -95,6 +95,25 @@ def test_a_system_that_cannot_be_made_is_left_out_with_its_reason(tmp_path, monk
     assert "gepa" not in {result.system for result in run.evaluation.results}
 
 
+def test_agents_of_a_table(asking_policy, tmp_path):
+    import paper_tables.sandbox_policies
+    from paper_tables.sandbox import sandbox_models
+    from paper_tables.systems import Unavailable, Workshop
+
+    agents = (
+        f"agent: {{folder: {asking_policy}, environment: oracle}}\n  untrained: {{kind: agent, folder: {tmp_path}}}"
+    )
+    config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
+    systems = {system.name: system for system in config.systems}
+    models = {name: (model, {}) for name, model in sandbox_models().items()}
+    workshop = Workshop(config, models, [], "exact_match", tmp_path, None)
+    (answer,) = workshop.make(systems["agent"])([sandbox_task("sandbox_countries", 1).rows[0]])
+    assert answer.error is None and answer.calls == 1 and answer.trajectory["turns"]
+    with pytest.raises(Unavailable, match="holds no trained agent: train it first"):
+        workshop.make(systems["untrained"])
+    assert callable(paper_tables.sandbox_policies.policy_for)
+
+
 def test_training_and_test_questions_differ():
     for name in SANDBOX_TASKS:
         parts = [{row["question"] for row in sandbox_task(name, 30, split=split).rows} for split in ("train", "test")]

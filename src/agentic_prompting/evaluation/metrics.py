@@ -140,6 +140,8 @@ class EvaluateScore:
     """
 
     def __init__(self, module: Any, key: str | None = None, hint: str | None = None):
+        if not hasattr(module, "features"):
+            raise ValueError("a combination of metrics is given one by one, each with a name of its own")
         self.module = module
         formats = module.features if isinstance(module.features, list) else [module.features]
         ours = [one for one in formats if set(one) == {"predictions", "references"} and _is_text(one["predictions"])]

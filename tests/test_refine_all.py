@@ -21,6 +21,7 @@ from agentic_prompting.llm import (
     ServerFailed,
     complete,
 )
+from agentic_prompting.llm.asking import in_parallel
 from agentic_prompting.refine import (
     LabelVerifier,
     ProRefiner,
@@ -31,7 +32,6 @@ from agentic_prompting.refine import (
     refine,
     summarize,
 )
-from agentic_prompting.refine._ask import in_parallel
 from agentic_prompting.refine.refiner import ResultsFile
 from agentic_prompting.refine.types import Failure, RoleUsage
 from agentic_prompting.rewards import exact_match

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
+from ..llm.asking import in_parallel, is_chat_model
 from ..llm.loop import background_loop
 from ..records import RecordFile
 from ..rollout.progress import progress as progress_of
-from ._ask import in_parallel, is_chat_model
 from .loop import LabelVerifier, RefineSettings, Verifier, check_verifier, refine
 from .templates import DEFAULT_PROMPT
 from .types import Failure, Query, RefinementResult, check_prompt, read_query

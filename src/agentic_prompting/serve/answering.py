@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from ..agent import PromptAgent
 from ..evolution import SystemPrompt
 from ..llm import BadRequest, BudgetExceeded, ChatModel, Closed, LLMError, Message, Reply, Usage
+from ..llm.asking import ask
 from ..refine import RefinedChat
-from ..refine._ask import ask
 from ..rollout import (
     AgentSpec,
     Environment,

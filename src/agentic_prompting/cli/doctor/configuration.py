@@ -99,11 +99,15 @@ def values(setup: Setup) -> Iterator[Finding]:
 
 def _table(setup: Setup) -> Finding:
     """A table of `agentic-prompting evaluate` checks itself."""
-    from ...tables import load_config
+    from ..evaluate import paper_tables
 
     assert setup.config is not None
     try:
-        load_config(setup.config)
+        tables = paper_tables()
+    except FileNotFoundError as error:
+        return Finding("warning", f"{setup.config} is no configuration of a training run", str(error))
+    try:
+        tables.load_config(setup.config)
     except ValueError as error:
         return Finding("problem", str(error), f"correct it in {setup.config}")
     return Finding("ok", f"{setup.config}: a table for `agentic-prompting evaluate`")

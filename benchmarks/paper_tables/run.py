@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..evaluation import (
+from agentic_prompting.evaluation import (
     Comparison,
     Evaluation,
     EvaluationStopped,
@@ -20,7 +20,8 @@ from ..evaluation import (
     save_run,
     write_tables,
 )
-from ..llm import Budget, LLMError, ReplayCache, charge
+from agentic_prompting.llm import Budget, LLMError, ReplayCache, charge
+
 from .config import SystemConfig, TableConfig
 from .systems import Unavailable, Workshop, connect
 
@@ -35,12 +36,14 @@ class TableRun:
         evaluation ([`Evaluation`]): Results and answers.
         comparisons (`list[Comparison]`): With the baseline.
         skipped (`dict[str, str]`): Systems that could not be made, and why.
+        left_out (`dict[str, str]`): What else of the paper's table is not there, and why.
         files (`dict[str, Path]`): The tables by kind.
     """
 
     evaluation: Evaluation
     comparisons: list[Comparison]
     skipped: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
 
 
@@ -63,11 +66,14 @@ def run_table(
     """
     config = config.in_sandbox() if sandbox else config
     folder = Path(output or config.output)
-    run = TableRun(Evaluation(), [])
+    run = TableRun(Evaluation(), [], left_out=dict(config.left_out))
     with ExitStack() as stack:
         cache = ReplayCache(folder / "replies.sqlite")
         stack.callback(cache.close)
         tasks, train, models = _sandbox_parts(config, folder) if sandbox else _real_parts(config, cache, stack)
+        if sandbox:
+            names = ", ".join(task.name for task in tasks)
+            run.left_out[", ".join(config.tasks)] = f"no data sets in the sandbox; {names} stand in for them"
         budget = Budget(config.budget_usd, config.budget_tokens, folder / "spending.sqlite")
         charge(budget, **{name: chat for name, (chat, _) in models.items()})
         try:

@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from ..llm import LLMError, Message, Reply, ServerFailed
-from ..llm.loop import background_loop, on_background_thread
+from .errors import LLMError, ServerFailed
+from .loop import background_loop, on_background_thread
+from .types import Message, Reply
 
 T = TypeVar("T")
 
@@ -27,6 +28,8 @@ async def ask(model: Any, messages: Sequence[Message], **options: Any) -> Reply:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # it is the caller that is cancelled, not the model's own future
+        if isinstance(error, asyncio.CancelledError):
+            return Reply(error=ServerFailed("the call was cancelled"))
         return Reply(error=ServerFailed(f"the model raised {type(error).__name__}: {str(error)[:200]}"))
 
 
@@ -53,9 +56,15 @@ def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> 
         raise RuntimeError("this runs on the event loop of the models' calls and would wait for itself: use `await`")
     waiting, finished = enumerate(works), SimpleQueue[Future[T]]()
     running: dict[Future[T], int] = {}
+    began = 0
     try:
         while True:
-            while len(running) < max_in_flight and finished.empty() and (begun := next(waiting, None)) is not None:
+            while (
+                len(running) < max_in_flight
+                and (began < max_in_flight or finished.empty())
+                and (begun := next(waiting, None)) is not None
+            ):
+                began += 1
                 future = asyncio.run_coroutine_threadsafe(begun[1], background_loop())
                 running[future] = begun[0]
                 future.add_done_callback(finished.put)

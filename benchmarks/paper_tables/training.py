@@ -12,10 +12,10 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..evaluation.answers import Row
-from ..rewards import token_f1_reward
-from ..rollout import SPEC_FILE, AgentSpec, ChatFormat, FreeText, Limits, rollout_from_trace
-from ..trainers import MultiTurnGRPOTrainer, PromptR1Config, warm_start
+from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.rewards import token_f1_reward
+from agentic_prompting.rollout import SPEC_FILE, AgentSpec, ChatFormat, FreeText, Limits, rollout_from_trace
+from agentic_prompting.trainers import MultiTurnGRPOTrainer, PromptR1Config, warm_start
 
 
 def plain_spec(template: str = "{question}", max_tokens: int = 1024) -> AgentSpec:

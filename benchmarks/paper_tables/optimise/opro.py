@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import re
 
-from ...llm import LLMError
+from agentic_prompting.llm import LLMError
+
 from ..templates import OPRO_META
 from .common import Found, Objective, mean_score
 

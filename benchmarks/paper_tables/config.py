@@ -50,7 +50,7 @@ class TableConfig:
         systems (`list[SystemConfig]`): Its rows.
         tasks (`list[str]`): Names that [`load_task`] knows, with a split behind a slash where it matters.
         models (`dict`): By the names that systems use: `name` at its endpoint, `base_url`, `budget_usd`, `sampling`.
-        metrics (`list[str]`, *optional*): For all tasks; each task's own by default.
+        metrics (`list[str]`, *optional*): For all tasks, as [`find_metrics`] takes them; each task's own by default.
         n (`int`, *optional*, defaults to `128`), runs (`int`, *optional*, defaults to `3`), seed (`int`, *optional*,
             defaults to `0`): See [`evaluate_agent`].
         baseline (`str`, *optional*): The system that the others are compared with.
@@ -61,6 +61,7 @@ class TableConfig:
             restarts included; what was spent is kept in the folder's `spending.sqlite`. A model's own limit holds too.
         encoder (`str`, *optional*): For `semantic_similarity`.
         output (`str`, *optional*): Folder for answers and tables.
+        left_out (`dict`, *optional*): What the paper's table has and this one has not, and why; said with the table.
         sandbox (`dict`, *optional*): Values of the above that `--sandbox` puts in their place.
     """
 
@@ -80,6 +81,7 @@ class TableConfig:
     budget_tokens: int | None = None
     encoder: str | None = None
     output: str = "runs/evaluation"
+    left_out: Mapping[str, str] = field(default_factory=dict)
     sandbox: Mapping[str, Any] = field(default_factory=dict)
 
     def in_sandbox(self) -> TableConfig:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...llm import ChatModel, LLMError, ReplayCache, complete, with_system
-from ..answers import Answer, Row
-from ..meter import CallCount, MeteredChat
-from ..scores import find_metrics
-from ..scoring import score_records
-from ..systems import PromptedSystem
+from agentic_prompting.evaluation import Answer, CallCount, MeteredChat, PromptedSystem, find_metrics, score_records
+from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.llm import ChatModel, LLMError, ReplayCache, complete, with_system
+
 from ..templates import CRITIQUE_FEEDBACK
 
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..evaluation import EvaluationTask
-from ..llm import ChatModel, Message, Reply, ScriptedChat
-from ..llm.futures import then
-from ..sandbox.oracle import Oracle, value_of
-from ..sandbox.puzzle_models import (
+from agentic_prompting.evaluation import EvaluationTask
+from agentic_prompting.llm import ChatModel, Message, Reply, ScriptedChat
+from agentic_prompting.llm.futures import then
+from agentic_prompting.sandbox.oracle import Oracle, value_of
+from agentic_prompting.sandbox.puzzle_models import (
     BE_CAREFUL,
     FAULTS,
     KEEP_SHORT,
@@ -29,8 +29,9 @@ from ..sandbox.puzzle_models import (
     PuzzleSolver,
     PuzzleVerifier,
 )
-from ..sandbox.puzzles import COUNTING, SORTING, make_puzzles, read_puzzle
-from ..sandbox.questions import as_rows, make_split
+from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, make_puzzles, read_puzzle
+from agentic_prompting.sandbox.questions import as_rows, make_split
+
 from .config import KINDS, SystemConfig
 
 SANDBOX_TASKS = ("sandbox_sorting", "sandbox_counting", "sandbox_countries")

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...evolution import SystemPrompt, evolve
-from ...evolution.evolve_config import EvolveConfig
-from ...rollout import FreeText, Rollout
-from ..answers import Answer, read_answer
+from agentic_prompting.evaluation.answers import Answer, read_answer
+from agentic_prompting.evolution import SystemPrompt, evolve
+from agentic_prompting.evolution.evolve_config import EvolveConfig
+from agentic_prompting.rollout import FreeText, Rollout
+
 from .common import Found, Objective
 
 _MANY_STEPS = 10_000  # the calls end it, not the steps

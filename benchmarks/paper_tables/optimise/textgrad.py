@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from ...llm import ChatModel, LLMError, complete, with_system
-from ..answers import Row
+from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.llm import ChatModel, LLMError, complete, with_system
+
 from .common import Found, Objective, mean_score
 
 _ROLE = "the system prompt of a language model that answers questions"

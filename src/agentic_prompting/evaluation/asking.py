@@ -1,14 +1,16 @@
-"""Any large LLM with a count of its calls, an end to them, and a recording to repeat them from."""
+"""A chat model whose calls are counted and recorded."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from ..llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply
-from ..llm.futures import then
+from ..llm.asking import ask
+from ..llm.loop import background_loop
 
 
 class CallCount:
@@ -50,27 +52,21 @@ class MeteredChat:
         self.chat, self.cache, self.count = chat, cache, count or CallCount()
         self.model = getattr(chat, "model", type(chat).__name__)
 
-    def submit(
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
+    ) -> Reply:
         """See [`ChatModel`]."""
         if not self.count.take():
-            return _done(Reply(error=BudgetExceeded(f"all {self.count.most} calls are used", attempts=0)))
+            return Reply(error=BudgetExceeded(f"all {self.count.most} calls are used", attempts=0))
         if self.cache is None:
-            return self.chat.submit(messages, repeat=repeat, session=session, **sampling)
-        cache, key = self.cache, self.cache.key(str(self.model), messages, sampling, repeat)
-        recorded = cache.get(key)
-        if recorded is not None:
-            return _done(recorded)
+            return await ask(self.chat, messages, repeat=repeat, session=session, **sampling)
+        key = self.cache.key(str(self.model), messages, sampling, repeat)
+        reply = self.cache.get(key)
+        if reply is None:
+            reply = await ask(self.chat, messages, repeat=repeat, session=session, **sampling)
+            self.cache.put(key, reply)
+        return reply
 
-        def keep(reply: Reply) -> Reply:
-            cache.put(key, reply)
-            return reply
-
-        return then(self.chat.submit(messages, repeat=repeat, session=session, **sampling), keep)
-
-
-def _done(reply: Reply) -> Future[Reply]:
-    future: Future[Reply] = Future()
-    future.set_result(reply)
-    return future
+    def submit(self, messages: Sequence[Message], **options: Any) -> Future[Reply]:
+        """The same for who asks with `submit`."""
+        return asyncio.run_coroutine_threadsafe(self(messages, **options), background_loop())

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..answers import Row
+from agentic_prompting.evaluation.answers import Row
+
 from .common import Found, Objective, Trial
 
 _PART = "system_prompt"  # the one text that is optimised, by the name that GEPA's reflection sees

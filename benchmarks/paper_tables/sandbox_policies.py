@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..environments import LLMEnvironment
-from ..rollout import SPEC_FILE, AgentSpec
-from ..sandbox.oracle import Oracle
-from ..sandbox.setup import Sandbox, prepare_sandbox
-from ..trainers import PromptR1Config, PromptR1Trainer
+from agentic_prompting.environments import LLMEnvironment
+from agentic_prompting.rollout import SPEC_FILE, AgentSpec
+from agentic_prompting.sandbox.oracle import Oracle
+from agentic_prompting.sandbox.setup import Sandbox, prepare_sandbox
+from agentic_prompting.trainers import PromptR1Config, PromptR1Trainer
+
 from .training import plain_spec, train_sft, train_single_turn
 
 _SMALL: dict[str, Any] = {  # those of examples/configs/sandbox.yaml

@@ -10,19 +10,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from ..environments import LLMEnvironment
-from ..evaluation import AgentSystem, PromptedSystem, ProRefineSystem, SelfReflection, System
-from ..evaluation.answers import Row
-from ..evaluation.meter import MeteredChat
-from ..evaluation.optimise import OPTIMISERS, Found, Objective
-from ..evaluation.records import digest
-from ..evaluation.templates import CHAIN_OF_THOUGHT, DIRECT
-from ..llm import ChatModel, OpenAIChat, ReplayCache
-from ..llm.files import write_whole
-from ..refine import ProRefiner
-from ..rewards import exact_match, integer_match, letter_match, word_sorting_match
-from ..rollout import SPEC_FILE, AgentSpec, prompt_r1_template
+from agentic_prompting.environments import LLMEnvironment
+from agentic_prompting.evaluation import (
+    AgentSystem,
+    MeteredChat,
+    PromptedSystem,
+    ProRefineSystem,
+    SelfReflection,
+    System,
+)
+from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.evaluation.harness import digest
+from agentic_prompting.evaluation.templates import CHAIN_OF_THOUGHT, DIRECT
+from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
+from agentic_prompting.records import atomic_write
+from agentic_prompting.refine import ProRefiner
+from agentic_prompting.rewards import exact_match, integer_match, letter_match, word_sorting_match
+from agentic_prompting.rollout import SPEC_FILE, AgentSpec, prompt_r1_template
+
 from .config import SystemConfig, TableConfig
+from .optimise import OPTIMISERS, Found, Objective
 
 PROMPTS = {"direct": DIRECT, "cot": CHAIN_OF_THOUGHT}
 """Prompts that a configuration can name; anything else is a file, or the prompt itself."""
@@ -129,7 +136,7 @@ class Workshop:
                 chat, editor, self.train, self.metric, self.config.calls_budget, self.config.seed, **sampling
             )
             found = OPTIMISERS[system.kind](objective, prompt)
-            write_whole(path, json.dumps(asdict(found), indent=2) + "\n")
+            atomic_write(path, json.dumps(asdict(found), indent=2) + "\n")
         return PromptedSystem(chat, found.prompt, found.calls, **sampling)
 
     def _prorefine(self, settings: Mapping[str, Any]) -> System:
@@ -148,7 +155,8 @@ class Workshop:
         return ProRefineSystem(refiner, self._prompt(settings))
 
     def _agent(self, system: SystemConfig) -> System:
-        from ..agent import PromptAgent
+        from agentic_prompting.agent import PromptAgent
+
         from .training import TRAINED, plain_spec
 
         settings, environment = dict(system.settings), None

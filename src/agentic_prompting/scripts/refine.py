@@ -15,7 +15,7 @@ from typing import Any
 from ..data import load_task
 from ..llm import OpenAIChat, ReplayCache
 from ..refine import START_PROMPTS, LabelVerifier, ProRefiner
-from ..report.refinement import accuracy_of, accuracy_table, iterations_of, plot_iterations
+from ..report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
 from ..rewards import REASONING_SCORERS
 from ..sandbox.puzzle_models import puzzle_models
 from ..sandbox.puzzles import SORTING, make_puzzles

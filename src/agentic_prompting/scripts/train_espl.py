@@ -18,14 +18,13 @@ from ..data import load_task
 from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
 from ..evolution import SystemPrompt
 from ..llm import ChatModel, OpenAIChat, ReplayCache
-from ..report.house_run import report_house_run
 from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
 from ..rollout import Environment, prompt_r1_template
 from ..sandbox.house import HouseReflector
 from ..sandbox.house.setup import ROOT, HouseSandbox, prepare_house
+from ..sandbox.results import report_house_run
 from ..trainers import ESPLConfig, ESPLTrainer
-from .running import run_script
-from .training import DataAndEnvironment, end, parse, train
+from .running import DataAndEnvironment, end, parse, run_script, train
 
 REWARDS = {
     "prompt_r1": PromptR1Reward(),

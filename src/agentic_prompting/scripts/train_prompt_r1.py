@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,13 @@ from trl import ModelConfig, get_peft_config
 from ..data import load_task
 from ..environments import LLMEnvironment
 from ..llm import OpenAIChat, ReplayCache
-from ..report.sandbox_run import report_sandbox_run
+from ..report import plot_reward
 from ..sandbox import Oracle
+from ..sandbox.results import report_sandbox_run
 from ..sandbox.server import MODEL, OracleServer
 from ..sandbox.setup import Sandbox, prepare_sandbox
 from ..trainers import PromptR1Config, PromptR1Trainer
-from .running import run_script
-from .training import DataAndEnvironment, end, parse, train
+from .running import DataAndEnvironment, end, parse, run_script, train
 
 
 @dataclass
@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train(trainer)
         trainer.save_model(args.output_dir)
         if sandbox and trainer.accelerator.is_main_process:
+            with suppress(ImportError):  # matplotlib comes with an extra: without it no picture, but all the rest
+                plot_reward(trainer.state.log_history, f"{args.output_dir}/reward.png", "Prompt-R1 in the sandbox")
             report_sandbox_run(sandbox, environment, trainer, time.perf_counter() - started)
         end(trainer)
 

@@ -199,7 +199,7 @@ def test_the_command(tmp_path, capsys):
     assert ended.value.code == 2 and "does not exist" in capsys.readouterr().err
 
 
-# --- what training used ------------------------------------------------------------------------------------------------
+# --- what training used ----------------------------------------------------------------------------------------------
 
 
 def test_the_reward_is_the_weighted_total_that_training_used(tmp_path):

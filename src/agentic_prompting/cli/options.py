@@ -1,21 +1,21 @@
 """How options of the command are declared, and the models that they name.
 
-An option that a program, a check or several commands have is a field of a dataclass and declared there alone: TRL's parser
-reads it for the programs of `scripts/`, [`command`] for Typer. Heavy imports are in the functions; see `main.py`.
+An option that a program, a check or several commands have is a field of a dataclass and declared there alone: TRL's
+parser reads it for the programs of `scripts/`, [`command`] for Typer. Heavy imports are in the functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from ..scripts.running import EnvironmentModel
+from ..scripts.running import EnvironmentModel, setting
 
 if TYPE_CHECKING:
     from ..llm import ChatModel, OpenAIChat
@@ -42,11 +42,9 @@ OutputDir = Annotated[
 class LargeLLM(EnvironmentModel):
     """The large LLM that a trained agent asks."""
 
-    environment_max_tokens: int | None = field(default=None, metadata={"help": "Of each of its replies."})
-    sandbox: bool = field(
-        default=False, metadata={"help": "The sandbox's oracle is the large LLM: no key, no network."}
-    )
-    budget_usd: float | None = field(default=None, metadata={"help": "Stop asking when so much is spent."})
+    environment_max_tokens: int | None = setting("Of each of its replies.")
+    sandbox: bool = setting("The sandbox's oracle is the large LLM: no key, no network.", False)
+    budget_usd: float | None = setting("Stop asking when so much is spent.")
 
 
 def show_help(context: typer.Context) -> None:
@@ -56,7 +54,7 @@ def show_help(context: typer.Context) -> None:
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
-    """A function as Typer takes it: in the place of a parameter that is a dataclass there is an option for each field."""
+    """A function as Typer takes it: where a parameter is a dataclass there is an option for each of its fields."""
     hints = get_type_hints(function, include_extras=True)
     settings = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters: list[Parameter] = []
@@ -65,10 +63,9 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
         parameters += _options_of(settings[name]) if name in settings else own
 
     def called(**given: Any) -> int:
-        made = {
-            name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in settings.items()
-        }
-        return function(**made, **given)
+        for name, kind in settings.items():
+            given[name] = kind(**{one.name: given.pop(one.name) for one in fields(kind)})
+        return function(**given)
 
     called.__name__, called.__doc__ = function.__name__, function.__doc__
     called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
@@ -76,16 +73,18 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     return called
 
 
-def _options_of(kind: type) -> list[Parameter]:
-    hints = get_type_hints(kind)
+def _options_of(settings: type) -> list[Parameter]:
+    hints = get_type_hints(settings)
 
     def parameter(one: Field[Any]) -> Parameter:
         # A switch has no --no-...: what it is without is the default.
         names = [f"--{one.name.replace('_', '-')}"] if hints[one.name] is bool else []
-        declared = Annotated[hints[one.name], option(one.metadata["help"], None, *names)]
+        default = f" Default: {one.default}." if one.default or (one.default == 0 and not names) else ""
+        kind: Any = Annotated  # of a type that is known only now
+        declared = kind[hints[one.name], option(one.metadata["help"] + default, None, *names)]
         return Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=declared)
 
-    return [parameter(one) for one in fields(kind)]
+    return [parameter(one) for one in fields(settings)]
 
 
 def connect_roles(

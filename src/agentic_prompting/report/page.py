@@ -1,4 +1,4 @@
-"""`agentic-prompting report`: a run as one HTML file, our own page, style and script with the run's data in inert blocks.
+"""A run as one HTML file: our own page, style and script, and the run's data in inert blocks.
 
 Two independent reasons why nothing that a model wrote can run: data is packed and shown with `textContent` only, and
 the page's content security policy allows our own script by its hash, no other, and no network.
@@ -47,14 +47,14 @@ def write_report(
     """Write the report of a run.
 
     It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
-    `population.json` (or the checkpoint of [`evolve`]) as an evolutionary tree, ProRefine's results (`*.jsonl`) as diffs
-    of its prompts, `summary.json` as the held-out result.
+    `population.json` (or the checkpoint of [`evolve`]) as an evolutionary tree, ProRefine's results (`*.jsonl`) as
+    diffs of its prompts, `summary.json` as the held-out result.
 
     Args:
         run (`str` or `Path`): A run's output folder, or a single file of results or of a population.
         output (`str` or `Path`, *optional*): Folder to write to; `report` in the run's folder by default.
-        max_trajectories (`int`, *optional*, defaults to `20000`): A run with more of them shows this many, drawn evenly;
-            the curves are of all.
+        max_trajectories (`int`, *optional*, defaults to `20000`): A run with more of them shows this many, drawn
+            evenly; the curves are of all.
         pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs matplotlib.
 
     Returns:
@@ -93,7 +93,7 @@ def _hash(text: str) -> str:
 
 
 def pack(data: Any) -> str:
-    """Data as base64 of compressed JSON: no `<`, quote or ampersand in it, whatever a model wrote, so nothing to escape.
+    """Data as base64 of compressed JSON: no `<`, quote or ampersand, whatever a model wrote, so nothing to escape.
 
     It is also a tenth of the size, and the browser unpacks a piece only when somebody looks at it. Lone surrogates
     survive, as JSON's escapes.

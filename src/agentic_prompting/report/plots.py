@@ -1,7 +1,7 @@
-"""Pictures and tables of a run as files: curves over the training steps, and what ProRefine's paper shows of its results.
+"""Pictures and tables of a run: curves over the training steps, and what ProRefine's paper shows of its results.
 
-Curves are drawn from the trainer's log history or from [`history_of`] its records; accuracy is laid out as in ProRefine's
-Table 1, iterations as in its Figure 4.
+Curves are drawn from the trainer's log history or from [`history_of`] its records; accuracy is laid out as in
+ProRefine's Table 1, iterations as in its Figure 4.
 """
 
 from __future__ import annotations

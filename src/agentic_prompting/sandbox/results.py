@@ -161,7 +161,6 @@ def _publish(trainer: Any, summary: dict[str, Any], what: str, lines: Sequence[s
     write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
     files = ", ".join(name for name in _FILES if (folder / name).exists())
-    print(
-        "\n".join(["", f"{what}; says nothing about real models)", "", *lines, "", f"written to {folder}: {files}", ""])
-    )
+    head, foot = f"{what}; says nothing about real models)", f"written to {folder}: {files}"
+    print("\n".join(["", head, "", *lines, "", foot, ""]))
     return summary

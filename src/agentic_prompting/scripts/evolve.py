@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .running import run_script
+from .running import Recording, TaskRows, run_script, setting
 
 if TYPE_CHECKING:
     from ..evolution import EvolveConfig, EvolveResult, StepLog
@@ -19,48 +19,34 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ScriptArguments:
+class ScriptArguments(TaskRows, Recording):
     """Which models, on what, with which reward."""
 
-    policy_model: str | None = field(default=None, metadata={"help": "The model that solves, by its name."})
-    policy_base_url: str | None = field(default=None, metadata={"help": "Its OpenAI-compatible endpoint."})
-    reference_model: str | None = field(default=None, metadata={"help": "The model that reflects and edits."})
-    reference_base_url: str | None = field(default=None, metadata={"help": "Its endpoint."})
-    replay_cache: Path | None = field(
-        default=None, metadata={"help": "SQLite file of recorded replies: those in it are not paid twice."}
-    )
-    budget_usd: float | None = field(default=None, metadata={"help": "For each model: stop when so much is spent."})
-    sandbox: bool = field(default=False, metadata={"help": "A tiny agent and a scripted reflector: no key."})
-    task: str = field(
-        default="gsm8k", metadata={"help": "What it is to solve: gsm8k. `agentic-prompting data list` has all."}
-    )
-    task_split: str = field(default="train", metadata={"help": "Its split: train."})
-    task_rows: int | None = field(default=None, metadata={"help": "Sample this many rows; all by default."})
-    data_files: str | None = field(default=None, metadata={"help": "Local files instead of the hub."})
-    reward: Literal["exact_match", "math"] = field(
-        default="exact_match", metadata={"help": "How answers are judged: exact_match."}
-    )
-    initial_prompt: str = field(default="", metadata={"help": "Where to begin; lines [G0]. ... are its principles."})
-    warm_start_steps: int = field(default=450, metadata={"help": "Sandbox: supervised steps of the tiny agent: 450."})
-    output_dir: Path = field(
-        default=Path("runs/evolve"), metadata={"help": "Folder for state and best prompt: runs/evolve."}
-    )
+    policy_model: str | None = setting("The model that solves, by its name.")
+    policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
+    reference_model: str | None = setting("The model that reflects and edits.")
+    reference_base_url: str | None = setting("Its endpoint.")
+    budget_usd: float | None = setting("For each model: stop when so much is spent.")
+    sandbox: bool = setting("A tiny agent and a scripted reflector: no key.", False)
+    task: str = setting("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
+    reward: Literal["exact_match", "math"] = setting("How answers are judged.", "exact_match")
+    initial_prompt: str = setting("Where to begin; lines [G0]. ... are its principles.", "")
+    warm_start_steps: int = setting("Sandbox: supervised steps of the tiny agent.", 450)
+    output_dir: Path = setting("Folder for state and best prompt.", Path("runs/evolve"))
 
 
 @dataclass
 class EvolveArguments:
     """The settings of the evolution: those of [`EvolveConfig`] that have names on a command line, with its defaults."""
 
-    steps: int = field(default=20, metadata={"help": "Steps in all: 20."})
-    mode: Literal["evolution", "reflection"] = field(
-        default="evolution", metadata={"help": "reflection: one prompt, mutation alone."}
-    )
-    prompts_per_step: int = field(default=3, metadata={"help": "M of the paper: 3."})
-    problems_per_step: int = field(default=10, metadata={"help": "b of the paper: 10."})
-    num_generations: int = field(default=5, metadata={"help": "N of the paper: 5."})
-    crossover_probability: float = field(default=0.2, metadata={"help": "How often prompts cross over: 0.2."})
-    window: int = field(default=10, metadata={"help": "K of the paper: 10."})
-    seed: int = field(default=0, metadata={"help": "Of everything that is drawn: 0."})
+    steps: int = setting("Steps in all.", 20)
+    mode: Literal["evolution", "reflection"] = setting("reflection: one prompt, mutation alone.", "evolution")
+    prompts_per_step: int = setting("M of the paper.", 3)
+    problems_per_step: int = setting("b of the paper.", 10)
+    num_generations: int = setting("N of the paper.", 5)
+    crossover_probability: float = setting("How often prompts cross over.", 0.2)
+    window: int = setting("K of the paper.", 10)
+    seed: int = setting("Of everything that is drawn.", 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

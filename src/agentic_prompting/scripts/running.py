@@ -20,27 +20,40 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 
 
+def setting(help: str, default: Any = None) -> Any:
+    """An option of a program or of the command: a dataclass's field with its help."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass
-class EnvironmentModel:
+class Recording:
+    """Where replies are kept."""
+
+    replay_cache: Path | None = setting("SQLite file of recorded replies: those in it are not paid twice.")
+
+
+@dataclass
+class EnvironmentModel(Recording):
     """The large LLM in the environment."""
 
-    environment_model: str | None = field(
-        default=None, metadata={"help": "The large LLM, by its name at its endpoint."}
-    )
-    environment_base_url: str | None = field(default=None, metadata={"help": "Its OpenAI-compatible endpoint."})
-    replay_cache: Path | None = field(
-        default=None, metadata={"help": "SQLite file of recorded replies: those in it are not paid twice."}
-    )
+    environment_model: str | None = setting("The large LLM, by its name at its endpoint.")
+    environment_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
 
 
 @dataclass
-class DataAndEnvironment(EnvironmentModel):
+class TaskRows:
+    """What is taken of a task's data set."""
+
+    task_split: str = setting("Its split.", "train")
+    task_rows: int | None = setting("Sample this many rows; all by default.")
+    data_files: str | None = setting("Local files instead of the hub.")
+
+
+@dataclass
+class DataAndEnvironment(TaskRows, EnvironmentModel):
     """What is trained on, and the large LLM in the environment."""
 
-    task_split: str = field(default="train", metadata={"help": "Its split."})
-    task_rows: int | None = field(default=None, metadata={"help": "Sample this many rows; all by default."})
-    data_files: str | None = field(default=None, metadata={"help": "Local files instead of the hub."})
-    n_test: int = field(default=256, metadata={"help": "Sandbox: held-out questions."})
+    n_test: int = setting("Sandbox: held-out questions.", 256)
 
 
 def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, ...]:

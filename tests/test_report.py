@@ -205,7 +205,7 @@ def test_the_command(tmp_path, capsys):
 def test_the_reward_is_the_weighted_total_that_training_used(tmp_path):
     """Where it was recorded: with `reward_weights` the plain sum is another number."""
     weighted = one(rewards={"a": -1.0, "b": -0.5}, reward=-1.25)
-    html = write_report(write_run(tmp_path, [weighted, one(step=1, reward=None)]), pictures=False).read_text()
+    html = write_report(write_run(tmp_path, [weighted, one(step=1, reward=float("nan"))]), pictures=False).read_text()
     assert [entry.get("reward") for entry in block(html, "history")["modes"]["train"]] == [-1.25, None]
     assert block(html, "trajectories")["columns"]["reward"] == [-1.25, None]
     shown, _ = block(html, "trajectories-0")

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
-from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -147,16 +146,10 @@ def report(
     return 0
 
 
-class Action(StrEnum):
-    """What to do."""
-
-    list = "list"
-    show = "show"
-    check = "check"
-
-
 def data(
-    action: Annotated[Action, typer.Argument(help="list all, show one in full, or check the records.")],
+    action: Annotated[
+        Literal["list", "show", "check"], typer.Argument(help="list all, show one in full, or check the records.")
+    ],
     names: Annotated[list[str] | None, typer.Argument(help="Data sets; check takes all by default.")] = None,
     online: Annotated[
         bool, typer.Option("--online", help="check: ask the hub; streams one row of each split.")
@@ -166,10 +159,10 @@ def data(
     """List the data sets, show one, or check them against their sources."""
     from ..data import TASKS, check_sources, check_table, describe_task, list_tasks
 
-    if action.value == "list":
+    if action == "list":
         print(_sets_as_json(TASKS) if as_json else list_tasks())
         return 0
-    if action.value == "show":
+    if action == "show":
         if not names:
             raise ValueError("say which data set: agentic-prompting data show NAME; `data list` shows their names")
         print(_sets_as_json(names) if as_json else "\n\n".join(map(describe_task, names)))

@@ -166,7 +166,7 @@ def current_records(records: Iterable[Record]) -> list[Record]:
 def total_reward(record: Record) -> float | None:
     """What training used: `reward`, the weighted sum, where it was recorded, else the plain one; `None`: not scored."""
     if "reward" in record:
-        return record["reward"]
+        return record["reward"] if _finite(record["reward"]) else None
     scored = [reward for reward in (record.get("rewards") or {}).values() if reward is not None]
     return sum(scored) if scored else None
 
@@ -191,7 +191,7 @@ def reward_parts(record: Record) -> list[tuple[str, float | None]]:
         parts.append((name, value))
         parts += _prompt_r1_parts(record, value) if name == "prompt_r1_reward" and value is not None else []
     if "reward" in record and list(rewards.values()) != [record["reward"]]:
-        parts.append(("total, as weighted in training", record["reward"]))
+        parts.append(("total, as weighted in training", total_reward(record)))
     matched = exact_match_of_record(record)
     if matched is not None:
         parts += [("exact match", matched), ("token F1", token_f1(record.get("answer") or "", record["answers"]))]

@@ -127,7 +127,7 @@ def evolve(script: evolving.ScriptArguments, options: evolving.EvolveArguments, 
 def report(
     run: Annotated[Path, typer.Argument(help="A run's folder, or one file: refinement results, or a population.")],
     output_dir: OutputDir = None,
-    max_trajectories: Annotated[int, typer.Option(help="Of more, so many are shown, drawn over the run.")] = 20_000,
+    max_trajectories: Annotated[int, typer.Option(help="Show at most this many, drawn evenly over the run.")] = 20_000,
     pictures: Annotated[bool, typer.Option(help="Write PNGs as well.")] = True,
     as_json: AsJson = False,
 ) -> int:

@@ -38,7 +38,7 @@ def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]
     from agentic_prompting.sandbox.server import MODEL
     from agentic_prompting.sandbox.setup import prepare_sandbox
     from agentic_prompting.scripts import train_prompt_r1 as program
-    from agentic_prompting.scripts.training import parse
+    from agentic_prompting.scripts.running import parse
 
     options = [
         "--config",

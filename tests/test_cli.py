@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from agentic_prompting.cli.launch import CONFIGS, launch
 from agentic_prompting.cli.main import COMMANDS, app
+from agentic_prompting.cli.train import CONFIGS, launch
 from servers import Answer, LoopbackServer, unused_url
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +50,12 @@ def test_every_command_and_option_has_help(name):
     assert command.help
     silent = [one.name for one in command.params if not getattr(one, "help", None)]
     assert not silent, f"{name}: no help for {silent}"
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"]])
+def test_a_command_alone_prints_its_help(run, arguments):
+    status, out, err = run(*arguments)
+    assert (status, err) == (0, "") and out == run(*arguments, "--help")[1] and "Commands:" in out
 
 
 def flags_of(name):
@@ -108,7 +114,7 @@ def launched(monkeypatch):
 
     start.status = 0
     start.calls = calls
-    monkeypatch.setattr("agentic_prompting.cli.demo.launch", start)
+
     monkeypatch.setattr("agentic_prompting.cli.train.launch", start)
     return start
 
@@ -372,6 +378,8 @@ def test_ask_with_bad_input_is_one_line(run, asking_policy, arguments, status, m
 
 
 def test_evolve_has_the_options_and_defaults_of_the_program():
+    """Whose defaults are those of the Python API."""
+    from agentic_prompting.evolution import EvolveConfig
     from agentic_prompting.scripts import evolve
 
     ours = {one.name: one.default for one in all_commands()["evolve"].params if one.name not in ("as_json", "help")}
@@ -380,6 +388,7 @@ def test_evolve_has_the_options_and_defaults_of_the_program():
     }
     assert MISSING not in theirs.values()
     assert {name: str(value) for name, value in ours.items()} == {name: str(value) for name, value in theirs.items()}
+    assert EvolveConfig(**vars(evolve.EvolveArguments())) == EvolveConfig()
 
 
 def test_evolve_through_endpoints(run, tmp_path):

@@ -75,7 +75,7 @@ class Run:
 FORKER = """
 import json, os, runpy, sys, time
 import matplotlib.figure
-import agentic_prompting.llm.openai_http, agentic_prompting.report.sandbox_run, agentic_prompting.sandbox.setup
+import agentic_prompting.llm.openai_http, agentic_prompting.sandbox.results, agentic_prompting.sandbox.setup
 from trl import GRPOTrainer, ModelConfig, SFTTrainer, TrlParser
 script, jobs, seconds = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3])
 children = {}

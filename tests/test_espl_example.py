@@ -73,6 +73,8 @@ def test_the_sandbox_end_to_end(script, warm, monkeypatch, capsys):
     summary = json.loads((warm / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["questions"] == 8 and len(summary["exact_match"]) == 4
     assert (warm / "system_prompt.txt").read_text().startswith("these are the rules of the house")
+    log = json.loads((warm / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2], "for the report, without any checkpoint"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .models import connect_roles
-from .options import option
+from .options import connect_roles, option
 from .show import show
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .models import another, large_llm
-from .options import option
+from .options import another, large_llm, option
 
 
 def serve(

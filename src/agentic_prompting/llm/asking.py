@@ -29,7 +29,7 @@ async def ask(model: Any, messages: Sequence[Message], **options: Any) -> Reply:
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise  # it is the caller that is cancelled, not the model's own future
         if isinstance(error, asyncio.CancelledError):
-            return Reply(error=ServerFailed("the call was cancelled"))
+            return Reply(error=ServerFailed("the model raised CancelledError: the call was cancelled"))
         return Reply(error=ServerFailed(f"the model raised {type(error).__name__}: {str(error)[:200]}"))
 
 

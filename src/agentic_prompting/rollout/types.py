@@ -7,7 +7,7 @@ on this object, so nothing has to be recovered from decoded text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -89,11 +89,12 @@ class Observation:
 class Environment(Protocol):
     """What the agent talks to.
 
-    `step` is awaited after each turn that asks something (`rollout.turns[-1].kind == "act"`). `None` declares the
-    episode over. A plain `def step` works too: it runs in a thread, several of them at once, and may block.
+    `step` is an `async def`, awaited after each turn that asks something (`rollout.turns[-1].kind == "act"`). It gives
+    an [`Observation`] (or its text); `None` declares the episode over. A plain `def` works too: it runs in a thread,
+    several of them at once, and may block.
     """
 
-    async def step(self, rollout: Rollout) -> Observation | None: ...
+    def step(self, rollout: Rollout) -> Awaitable[Observation | str | None] | Observation | str | None: ...
 
 
 @dataclass

@@ -144,7 +144,7 @@ class ChatAnswers:
         if not isinstance(self.chat, RefinedChat):
             return self.chat, spent
         refiner = self.chat.refiner
-        metered = {role: _MeteredChat(model, spent) for role, model in refiner.models.items()}
+        metered: dict[str, Any] = {role: _MeteredChat(model, spent) for role, model in refiner.models.items()}
         return RefinedChat(replace(refiner, **metered), self.chat.prompt), spent
 
 

@@ -12,7 +12,7 @@ import typer
 from .conversation import Conversation
 from .models import large_llm
 from .options import option
-from .show import busy
+from .show import busy, say
 
 if TYPE_CHECKING:
     from ..rollout import Rollout
@@ -63,7 +63,7 @@ def ask(
         rollout = agent.answer(question, seed)
         watched.end(rollout)
     if as_json:
-        print(json.dumps(_as_json(question, rollout), ensure_ascii=False))
+        say(json.dumps(_as_json(question, rollout), ensure_ascii=False))
     return int(rollout.answer is None)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from .options import option
+from .show import say
 
 Reward = Literal["exact_match", "math"]
 Mode = Literal["evolution", "reflection"]
@@ -56,9 +57,9 @@ def evolve(
     if as_json:
         usage = {name: asdict(used) for name, used in result.usage.items()}
         shown = {"prompt": result.best.text, "steps": len(result.steps), "usage": usage, "stopped": result.stopped}
-        print(json.dumps({**shown, "output_dir": str(output_dir)}, ensure_ascii=False))
+        say(json.dumps({**shown, "output_dir": str(output_dir)}, ensure_ascii=False))
     else:
-        print(script.as_text(result, output_dir))
+        say(script.as_text(result, output_dir))
     if result.stopped:
         print(f"agentic-prompting: stopped early: {result.stopped}; the same command goes on", file=sys.stderr)
     return int(bool(result.stopped))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .models import connect_roles
 from .options import option
-from .show import show
+from .show import say, show
 
 if TYPE_CHECKING:
     from ..refine import RefinementResult
@@ -146,7 +146,7 @@ def _report(results: list[RefinementResult], rows: list[Any], compare: Any, outp
     if as_json:
         shown: dict[str, Any] = {"summary": summary}
         shown |= {"output": str(output)} if output else {"results": [result.to_dict() for result in results]}
-        print(json.dumps(shown, ensure_ascii=False))
+        say(json.dumps(shown, ensure_ascii=False))
     else:
         show(results, summary)
     failed = [result.error for result in results if result.error is not None]

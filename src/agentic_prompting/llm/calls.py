@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -19,10 +20,10 @@ from .endpoint import Endpoint
 from .errors import BadRequest, Closed, LLMError, Misconfigured
 from .ledger import Ledger
 from .types import Message, Reply
-from .wire import Call, with_details
+from .wire import Call, secrets_in, with_details
 
 if TYPE_CHECKING:
-    import openai
+    from .openai_http import Http
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +50,12 @@ class Calls:
         self._slots = asyncio.Semaphore(endpoint.max_concurrency)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._asking: WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = WeakValueDictionary()
-        self._client: openai.AsyncOpenAI | None = None
+        self._http: Http | None = None
 
     async def answer(self, request: Request) -> Reply:
         """The reply to one request. Raises nothing but the cancellation of the caller's own future."""
         call, reply = (
-            Call(request.timeout, self.endpoint.patience, self.endpoint.price),
+            Call(request.timeout, request.max_retries, self.endpoint.patience, self.endpoint.price),
             Reply(error=Closed("cancelled")),
         )
         task = asyncio.current_task()
@@ -83,9 +84,9 @@ class Calls:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
 
     async def _recorded_or_asked(self, request: Request, call: Call) -> Reply:
         if self.cache is None or request.key is None:
@@ -97,29 +98,37 @@ class Calls:
             reply = await asyncio.to_thread(self.cache.get, request.key)
             if reply is None:
                 reply = await self._ask(request, call)
-                await asyncio.to_thread(self._record, request.key, replace(reply, usage=call.usage))
             return reply
 
     async def _ask(self, request: Request, call: Call) -> Reply:
         async with self._slots:
             if self.closed:
                 raise Closed("the client is closed")
-            self.ledger.stop_when_spent()
+            await self._in_thread(self.ledger.stop_when_spent)
             from . import openai_http  # 0.7 s, at the first call only
 
-            client = self._client = self._client or openai_http.connect(self.endpoint, self._key())
-            if request.max_retries != self.endpoint.max_retries:
-                client = client.with_options(max_retries=request.max_retries)
-            return await openai_http.request_completion(
-                client, call, self.endpoint.model, request.messages, request.sampling
-            )
+            self._http = self._http or openai_http.Http(self.endpoint, self._key())
+            try:
+                reply = await self._http.ask(request.messages, request.sampling, call)
+            finally:
+                self.ledger.pay(call.usage)
+            await self._in_thread(self._keep, request.key, replace(reply, usage=call.usage))
+            return reply
 
-    def _record(self, key: CacheKey, reply: Reply) -> None:
-        assert self.cache is not None
-        try:
-            self.cache.put(key, reply)
-        except Exception:  # a full disk must not take away a reply that is here and paid for
-            logger.exception("a reply could not be recorded in %r", self.cache)
+    async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
+        """What may wait for a disk, off the loop: there it would hold up every call of every client."""
+        if self.cache is None and self.ledger.budget.path is None:
+            function(*args)  # nothing that waits
+        else:
+            await asyncio.to_thread(function, *args)
+
+    def _keep(self, key: CacheKey | None, reply: Reply) -> None:
+        if self.cache is not None and key is not None:
+            try:
+                self.cache.put(key, reply)
+            except Exception:  # a reply that is here and paid for is not taken away
+                logger.exception("a reply could not be recorded in %r", self.cache)
+        self.ledger.budget.settle()
 
     def _key(self) -> str:
         key = self.endpoint.find_key()
@@ -133,6 +142,7 @@ class Calls:
     def _complete(self, reply: Reply, call: Call, started: float) -> Reply:
         error = reply.error
         if error is not None:
-            error = with_details(error, self.endpoint.where, call.attempts, self.endpoint.find_key())
+            secrets = [self.endpoint.find_key(), *secrets_in(self.endpoint.base_url)]
+            error = with_details(error, self.endpoint.where, call.attempts, *secrets)
         seconds = time.perf_counter() - started
         return replace(reply, error=error, usage=call.usage, attempts=call.attempts, seconds=seconds)

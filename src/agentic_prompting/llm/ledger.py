@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field, replace
 
 from .budget import Budget, Limit
@@ -39,6 +40,7 @@ class Ledger:
     def __init__(self, account: str, limit: Limit = Limit()):
         self.account, self.limit = account, limit
         self.budget = Budget()  # in memory, without a total: until it is told where to book
+        self.answered_at: float | None = None  # when the endpoint last gave a text, on the monotonic clock
         self._lock = threading.Lock()
         self._stats = ChatStats()
 
@@ -55,7 +57,7 @@ class Ledger:
                 return
             before = self.budget.spent(self.account) if self.budget.path is None else Usage()
             self.budget, self.account = budget, account
-            budget.add(account, before)
+        budget.add(account, before)
 
     def add(self, reply: Reply) -> None:
         """Count one call that has ended."""
@@ -66,11 +68,14 @@ class Ledger:
             stats.failed += reply.error is not None
             stats.retries += max(0, reply.attempts - 1)
             stats.usage += reply.usage
-            self.budget.add(self.account, reply.usage)
+            if reply.error is None and not reply.cached:
+                self.answered_at = time.monotonic()
+
+    def pay(self, usage: Usage) -> None:
+        """Book what one call has used; [`Budget.settle`] writes it down."""
+        with self._lock:
+            self.budget.note(self.account, usage)
 
     def stop_when_spent(self) -> None:
-        """Raise [`BudgetExceeded`] if the client's own limit or the total of its budget is reached."""
-        with self._lock:
-            if self.limit:
-                self.limit.stop_when_reached(self.budget.spent(self.account), f" by {self.account!r}")
-            self.budget.stop_when_spent()
+        """Raise if the client's own limit or the total of its budget is reached, or could not be kept."""
+        self.budget.stop_when_spent(self.account, self.limit)

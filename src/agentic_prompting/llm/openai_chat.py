@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 _OPENAI_URL = "https://api.openai.com/v1"
 _CHECK_SECONDS = 30.0
+_CHECKED_SECONDS = 600.0  # that a call which succeeded stands for a check
 _CLOSE_SECONDS = 5.0
 
 
@@ -156,18 +157,25 @@ class OpenAIChat:
         self._ledger.charge_to(budget, account)
 
     def check(self) -> None:
-        """Ask the endpoint for one word, the way every call does but for the cache. Nothing to check in replay mode.
+        """Ask the endpoint for one word, the way every call does but for the cache.
+
+        Not where a call has succeeded in the last ten minutes, nor in replay mode.
 
         Raises:
             [`LLMError`]: A call would fail: wrong key, unknown model, no server at this address, ...
         """
+        answered = self._ledger.answered_at
+        if answered is not None and time.monotonic() - answered < _CHECKED_SECONDS:
+            return
         if self.cache is not None and self.cache.mode == "replay":
             return
         messages: list[Message] = [{"role": "user", "content": "Reply with the word: ok"}]
         retries, timeout = min(self.endpoint.max_retries, 1), min(self.endpoint.timeout, _CHECK_SECONDS)
         reply = self._start(Request(messages, self.sampling, None, retries, timeout)).result()
         # A model that would have gone on thinking beyond max_tokens is there and works.
-        if reply.error is not None and not (isinstance(reply.error, BadReply) and reply.finish_reason == "length"):
+        if isinstance(reply.error, BadReply) and reply.finish_reason == "length":
+            self._ledger.answered_at = time.monotonic()
+        elif reply.error is not None:
             raise reply.error
 
     @property

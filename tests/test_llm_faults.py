@@ -163,7 +163,7 @@ def test_it_recovers_by_itself():
         time.sleep(0.01)
         server.come_back()
         assert waiting.result(10).text == "reply to waiting"
-        breaker = chat._calls._http.breaker
+        breaker = chat._http.breaker
         assert (breaker.pause, breaker.pauses) == (0.0, 1)
 
 
@@ -175,7 +175,7 @@ def test_being_refused_is_not_being_dead():
     with MisbehavingServer(by_name) as server, OpenAIChat("m", server.base_url, max_retries=0) as chat:
         for name in alive:
             assert ask(chat, name).result(10).attempts == 1
-            assert chat._calls._http.breaker.pause == 0
+            assert chat._http.breaker.pause == 0
 
 
 def test_the_breaker_lets_one_through_at_a_time_with_growing_pauses(monkeypatch):

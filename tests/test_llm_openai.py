@@ -1,5 +1,6 @@
 """`OpenAIChat` against a real HTTP server on the loopback interface that misbehaves on purpose."""
 
+import asyncio
 import copy
 import email.utils
 import gc
@@ -31,6 +32,8 @@ from agentic_prompting.llm import (
     TimedOut,
     Unreachable,
     complete,
+    run,
+    start,
 )
 from agentic_prompting.llm.pricing import find_price
 from agentic_prompting.llm.wire import clean, shown_url, visible
@@ -625,7 +628,7 @@ def test_connections_of_a_forgotten_client_are_closed(serve):
     server, _ = serve()
     chat = OpenAIChat("m", server.base_url)
     complete(chat, "x")
-    client = chat._calls._http.client
+    client = chat._http.client
     del chat
     gc.collect()
     until(client.is_closed)
@@ -681,3 +684,64 @@ def test_importing_is_fast_and_light():
     heavy = "{'openai', 'torch', 'transformers', 'trl'}"
     code = f"import sys, agentic_prompting.llm; print(sorted({heavy} & set(sys.modules)))"
     assert run_python(code).stdout == "[]\n"
+
+
+# Other people's event loops
+
+
+def test_it_is_awaited_in_anybodys_loop_and_again_in_the_next(serve):
+    server, chat = serve(lambda request, n: request["messages"][0]["content"])
+
+    async def ask(text):
+        replies = await asyncio.gather(*(chat(user(f"{text} {i}")) for i in range(8)))
+        return [reply.text for reply in replies]
+
+    for text in ("first", "second"):
+        assert asyncio.run(ask(text)) == [f"{text} {i}" for i in range(8)]
+    assert run(ask("ours")) == [f"ours {i}" for i in range(8)]
+    assert len(server.requests) == 24
+
+
+def test_cancelled_in_a_loop_of_ones_own_it_is_cancelled(serve):
+    server, chat = serve(always(Answer(delay=20)), max_concurrency=1)
+
+    async def give_up():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await chat(user("slow"))
+
+    asyncio.run(give_up())
+    until(lambda: not chat._tasks)
+    server.script = always("ok")
+    assert complete(chat, "x").text == "ok", "its place is free again"
+
+
+def test_close_ends_what_an_episode_awaits_not_the_episode(serve):
+    server, chat = serve(always(Answer(delay=20)))
+    heard = []
+
+    async def episode():
+        reply = await chat(user("slow"))
+        heard.append(type(reply.error))
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    ending = start(episode())
+    until(lambda: server.requests)
+    chat.close()
+    assert ending.result(5) == "went on" and heard == [Closed]
+
+
+def test_an_interpreter_ends_with_waits_of_all_kinds(serve):
+    server, _ = serve(always(Answer(delay=20)))
+    code = """
+import asyncio, sys
+from agentic_prompting.llm import OpenAIChat, ScriptedChat, start
+chat = OpenAIChat("m", sys.argv[1])
+async def episode(): return await chat([{"role": "user", "content": "x"}])
+futures = [start(episode()), start(asyncio.sleep(60)), start(ScriptedChat(["x"], latency=60)([{"content": "x"}]))]
+"""
+    started = time.perf_counter()
+    ended = run_python(code, server.base_url)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert time.perf_counter() - started < 15

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .database import OWING, Connection, open_for_writing
 from .errors import BudgetExceeded, BudgetUnavailable
+from .files import OWING, Connection, open_for_writing
 from .types import Usage
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from .database import BUSY_SECONDS, OWING, Connection, open_for_writing
 from .errors import Misconfigured
+from .files import BUSY_SECONDS, OWING, Connection, open_for_writing
 from .types import Message, Reply
 
 logger = logging.getLogger(__name__)

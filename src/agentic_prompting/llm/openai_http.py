@@ -16,12 +16,13 @@ import logging
 import random
 import time
 import zlib
-from typing import Any
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
+import httpx2 as httpx
 import openai
 
 from .breaker import Breaker
-from .endpoint import Endpoint
 from .errors import (
     BadReply,
     BadRequest,
@@ -32,11 +33,14 @@ from .errors import (
     TimedOut,
     Unreachable,
 )
-from .http_pools import Pools, httpx
 from .types import Reply
-from .wire import Call, read_completion, said_by, shown_url, worth_retrying
+from .wire import read_completion, said_by, shown_url, worth_retrying
+
+if TYPE_CHECKING:
+    from .openai_chat import Call, OpenAIChat
 
 _CONNECT_SECONDS = 10.0
+_CONNECTIONS = 32  # in each pool
 _OF_THE_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
 _MOST_BYTES = 32 << 20  # of a reply, unpacked
 _MOST_ERROR_BYTES = 64 << 10  # of an error, whose beginning is all that is shown
@@ -92,35 +96,61 @@ async def _read(response: Any, most: int) -> tuple[bytes, bool]:
     return bytes(body), False
 
 
+class _Pools(httpx.AsyncBaseTransport):
+    """Many small connection pools behind one transport; requests are dealt out in turn.
+
+    httpx's pool goes through all of its connections whenever a request begins or ends. With a thousand calls in flight
+    that is two thirds of the processor time of a call.
+
+    Args:
+        connections (`int`): Requests on their way at once at most.
+    """
+
+    def __init__(self, connections: int):
+        verify = httpx.create_ssl_context()  # one for all: making one takes longer than a pool
+        # A pool may get more than its share for a moment, when the others' requests end early.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_CONNECTIONS)
+        number = -(-connections // _CONNECTIONS)
+        self._pools = [httpx.AsyncHTTPTransport(verify=verify, limits=limits) for _ in range(number)]
+        self._next = cycle(self._pools)
+
+    async def handle_async_request(self, request: Any) -> Any:
+        return await next(self._next).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(pool.aclose() for pool in self._pools))
+
+
 class Http:
     """The connections of one client in one process. To be made and used on the background loop.
 
     Args:
-        endpoint ([`Endpoint`]): Where and how to ask.
+        chat ([`OpenAIChat`]): Its settings, which are read here and not kept: it must not be held.
         key (`str`): The API key.
     """
 
-    def __init__(self, endpoint: Endpoint, key: str):
-        self.endpoint, self.breaker = endpoint, Breaker()
+    def __init__(self, chat: OpenAIChat, key: str):
+        self.model, self.price, self.breaker = chat.model, chat.price, Breaker()
         # Connecting gets less: a host that is there answers fast.
-        timeouts = httpx.Timeout(endpoint.timeout, connect=min(endpoint.timeout, _CONNECT_SECONDS))
+        timeouts = httpx.Timeout(chat.timeout, connect=min(chat.timeout, _CONNECT_SECONDS))
         # Mounted, not passed as the transport, which would turn off the proxies that the environment names.
         client = _BoundedClient(
-            mounts={"all://": Pools(endpoint.max_concurrency)},
+            mounts={"all://": _Pools(chat.max_concurrency)},
             timeout=timeouts,
             follow_redirects=False,
             headers={"accept-encoding": "gzip"},
         )
         self.client = openai.AsyncOpenAI(
-            api_key=key, base_url=endpoint.base_url, timeout=timeouts, max_retries=0, http_client=client
+            api_key=key, base_url=chat.base_url, timeout=timeouts, max_retries=0, http_client=client
         )
-        self._interval = 60 / endpoint.requests_per_minute if endpoint.requests_per_minute else 0.0
+        self._interval = 60 / chat.requests_per_minute if chat.requests_per_minute else 0.0
         self._next_start = 0.0
 
-    async def ask(self, messages: Any, sampling: dict[str, Any], call: Call) -> Reply:
+    async def ask(self, call: Call) -> Reply:
         """Ask, retries included. What went wrong is in the reply, not yet cleaned of secrets."""
         # As a part of the body every parameter reaches the endpoint, also one that only vLLM knows (`top_k`, `min_p`).
-        body = {"model": self.endpoint.model, "messages": messages, **sampling, **(sampling.get("extra_body") or {})}
+        extra = call.sampling.get("extra_body") or {}
+        body = {"model": self.model, "messages": call.messages, **call.sampling, **extra}
         body.pop("extra_body", None)
         while True:
             reply, wait = await self._attempt(body, call)
@@ -147,13 +177,13 @@ class Http:
         if isinstance(answer, LLMError):
             return Reply(error=answer), _backoff(call.attempts)
         if not answer.is_success:
-            failed = Reply(error=_from_status(answer, self.endpoint))
+            failed = Reply(error=_from_status(answer, self.model))
             passes = answer.status_code in (408, 409, 429) or answer.status_code >= 500
             final = not passes or b"insufficient_quota" in answer.content  # waiting does not fill an account
             return failed, None if final else _wait_before_retry(call.attempts, answer)
         if answer.extensions["cut"]:
             return Reply(error=BadReply(f"the endpoint's answer has more than {_MOST_BYTES >> 20} MiB")), None
-        reply = read_completion(answer.content, call.price)
+        reply = read_completion(answer.content, self.price)
         call.usage += reply.usage
         return reply, _backoff(call.attempts) if worth_retrying(reply) else None
 
@@ -213,9 +243,9 @@ def _asked_wait(headers: Any) -> float:
     return email.utils.mktime_tz(date) - time.time() if date else 0.0
 
 
-def _from_status(response: Any, endpoint: Endpoint) -> LLMError:
+def _from_status(response: Any, model: str) -> LLMError:
     """The error of ours that says what a status means for the user."""
-    status, model, said = response.status_code, endpoint.model, said_by(_decoded(response))
+    status, said = response.status_code, said_by(_decoded(response))
     if status == 429 and b"insufficient_quota" in response.content:
         return Misconfigured("the account is out of credit: add credit or use another key", status=status)
     if status == 401:  # what the server says here may quote the key

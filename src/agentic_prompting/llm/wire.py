@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 from urllib.parse import urlsplit
 
-from .errors import BadReply, LLMError, Refused
+from .errors import BadReply, Refused
 from .pricing import Price, priced
 from .types import Reply, Usage
 
@@ -27,27 +26,6 @@ _LONGEST_QUOTE = 300
 _LONGEST_REASON = 40
 _MOST_TOKENS = 10**9  # in one call; a count above it, or below 0, is no count, and would upset every sum it got into
 _LONGEST_READ = 5000  # far more than is shown: a text is cut only after the key is out, or half a key would stay
-
-
-@dataclass
-class Call:
-    """The account of one call over all its attempts, kept by the HTTP half.
-
-    Args:
-        timeout (`float`): Seconds for each attempt.
-        max_retries (`int`): Further attempts after a failed one.
-        patience (`float`): Seconds that it may still wait for an endpoint that is down.
-        price (`tuple[float, float]`, *optional*): See [`OpenAIChat`].
-        attempts (`int`, *optional*, defaults to `0`): Requests sent so far.
-        usage ([`Usage`], *optional*): Of all attempts: an answer that was no use is paid for too.
-    """
-
-    timeout: float
-    max_retries: int
-    patience: float
-    price: Price | None = None
-    attempts: int = 0
-    usage: Usage = field(default_factory=Usage)
 
 
 def read_completion(body: bytes, price: Price | None = None) -> Reply:
@@ -157,11 +135,6 @@ def secrets_in(url: str) -> list[str]:
         return []
     pieces = [*parts.path.split("/"), parts.username, parts.password, *parts.query.split("&")]
     return [piece for piece in pieces if piece and piece not in _KNOWN]
-
-
-def with_details(error: LLMError, where: str, attempts: int, *secrets: str | None) -> LLMError:
-    """A copy of `error` that says where and how often, free of secrets, of its traceback and of its cause."""
-    return type(error)(clean(error.what, *secrets), where, attempts, error.status)
 
 
 def _bad(what: str, usage: Usage | None = None, finish_reason: str = "error") -> Reply:

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -253,13 +254,11 @@ class OpenAIChat(Submits):
         self._closed = True
         if self._pid != os.getpid():
             return
-        try:
+        with suppress(RuntimeError):  # the interpreter is shutting down and the loop is gone
             closing = start(self._shut_down())
-        except RuntimeError:  # the interpreter is shutting down and the loop is gone
-            return
-        if not on_background_thread():
-            wait([closing], _CLOSE_SECONDS)
-            self._budget.settle(at_once=True)
+            if not on_background_thread():
+                wait([closing], _CLOSE_SECONDS)
+                self._budget.settle(at_once=True)
 
     def __enter__(self) -> Self:
         return self
@@ -306,8 +305,10 @@ class OpenAIChat(Submits):
         """What a copy in another process has of its own."""
         self._literal_key = literal_key
         self._lock = threading.Lock()
-        self._stats, self._answered_at = ChatStats(), None
-        self._budget, self._account = Budget(), self.model  # in memory, without a total: until told where to book
+        self._stats = ChatStats()
+        self._answered_at: float | None = None  # when the endpoint last gave a text
+        self._budget = Budget()  # in memory, without a total: until told where to book
+        self._account: str = self.model
         self._closed = False
         self._left_by_fork: list[Any] = []
         self._begin_process()
@@ -438,7 +439,8 @@ def _cancelled() -> bool:
 def _let_go(http: Http, pid: int) -> None:
     """Close the connections of a client that nobody holds any more; without this they stay open on the loop."""
     if pid == os.getpid():
-        start(http.close())
+        with suppress(RuntimeError):  # the interpreter is shutting down
+            start(http.close())
 
 
 def _variable_with(key: str) -> str | None:

@@ -110,17 +110,17 @@ def test_a_closed_model_needs_models(evolve_script, monkeypatch, tmp_path):
 
 def test_a_visit_is_the_same_whoever_shares_its_batch(warm):
     from agentic_prompting import LLMEnvironment, PromptAgent
+    from agentic_prompting.llm import complete
+    from agentic_prompting.rollout import gather, lend
     from agentic_prompting.sandbox.house.setup import ROOT as PROMPT
     from agentic_prompting.sandbox.house.visitor import Transcript, Visitor
 
     house = prepare_house(warm, 0, 8)
     agent = PromptAgent.from_pretrained(house.model, LLMEnvironment(house.oracle))
     talks = [PROMPT.messages(house.spec.messages(row)) for row in house.test]
-    with Visitor(agent, 3) as visitor:
-        together = [future.result().text for future in [visitor.submit(talk, repeat=1) for talk in talks]]
-        alone = [visitor.submit(talk, repeat=1).result().text for talk in talks]
-        other = [visitor.submit(talk, repeat=2).result().text for talk in talks]
-    assert together == alone != other
-    assert visitor.submit(talks[0]).result().error is not None, "it has left"
+    visitor = Visitor(agent, 3)
+    together = lend(agent.policy, gather(visitor(talk, repeat=1) for talk in talks))
+    alone, other = ([complete(visitor, talk, repeat=repeat).text for talk in talks] for repeat in (1, 2))
+    assert [reply.text for reply in together] == alone != other
     assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
                               "<think> d </think> <answer> e </answer>").answer == "e"  # fmt: skip

@@ -22,6 +22,7 @@ from agentic_prompting.llm import (
     ScriptedChat,
     Usage,
     charge,
+    start,
 )
 from misbehaving import MisbehavingServer
 
@@ -40,7 +41,7 @@ def chat_at(server, **settings):
 
 
 def ask(chat, text="x"):
-    return chat.submit([{"role": "user", "content": text}]).result(10)
+    return start(chat([{"role": "user", "content": text}])).result(10)
 
 
 def test_a_book_adds_up(tmp_path):
@@ -79,7 +80,7 @@ def test_calls_on_their_way_end_and_are_booked(server):
     with chat_at(server, budget_tokens=1) as chat:
         budget = Budget()
         charge(budget, environment=chat)
-        futures = [chat.submit([{"role": "user", "content": str(i)}]) for i in range(5)]
+        futures = [start(chat([{"role": "user", "content": str(i)}])) for i in range(5)]
         assert [future.result().error for future in futures] == [None] * 5
         assert isinstance(ask(chat).error, BudgetExceeded) and budget.spent().tokens == 75
 
@@ -100,7 +101,7 @@ def test_replies_from_the_cache_cost_nothing(server, tmp_path):
     for _ in range(3):
         with chat_at(server, cache=cache) as chat:
             charge(budget, environment=chat)
-            assert chat.submit([{"role": "user", "content": "x"}], repeat=0).result(5).error is None
+            assert start(chat([{"role": "user", "content": "x"}], repeat=0)).result(5).error is None
     assert budget.spent().tokens == 15
 
 
@@ -168,7 +169,7 @@ def test_a_locked_book_holds_up_and_loses_nothing(server, locked, _quickly, limi
     with chat_at(server) as booked, chat_at(server) as free:
         budget = Budget(path=path, **limit)
         charge(budget, judge=booked)
-        futures = [booked.submit([{"role": "user", "content": str(i)}]) for i in range(3)]
+        futures = [start(booked([{"role": "user", "content": str(i)}])) for i in range(3)]
         assert ask(free).error is None
         assert [future.result(10).error for future in futures] == [None] * 3
         assert "judge $45.0000 (45 tokens)" in str(budget), "what is not in the book yet counts all the same"
@@ -216,7 +217,7 @@ def test_a_limit_without_a_book_stops_in_one_clear_line(server, tmp_path, _quick
         budget = Budget(path=path, **limit)
         charge(budget, environment=chat)
         ask(chat)
-        paid = chat.submit([{"role": "user", "content": "on its way"}])
+        paid = start(chat([{"role": "user", "content": "on its way"}]))
         while len(server.requests) < 2:
             time.sleep(0.005)
         damage(path)
@@ -274,7 +275,7 @@ import sys
 from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, charge
 with OpenAIChat("m", sys.argv[1], max_concurrency=2) as chat:
     charge(Budget(tokens=3000, path=sys.argv[2]), environment=chat)
-    futures = [chat.submit([{"role": "user", "content": str(i)}]) for i in range(400)]
+    futures = [start(chat([{"role": "user", "content": str(i)}])) for i in range(400)]
     replies = [future.result() for future in futures]
     assert {type(reply.error) for reply in replies} <= {type(None), BudgetExceeded}
     print(sum(reply.error is None for reply in replies))

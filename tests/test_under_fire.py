@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 import killed_runs
 from agentic_prompting import LLMEnvironment, OpenAIChat, ReplayCache, ScriptedChat, TrainingStopped
-from agentic_prompting.llm import Budget, BudgetExceeded
+from agentic_prompting.llm import Budget, BudgetExceeded, start
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rewards import AccuracyJudge
 from agentic_prompting.rollout import BatchEngine, read_rollouts
@@ -199,7 +199,7 @@ class Judged:
 
     def __call__(self, rollout, answers, **kwargs):
         pairs = zip(rollout, answers, strict=True)
-        asked = [self.judge.submit(one.row["question"], one.answer or "", golds) for one, golds in pairs]
+        asked = [start(self.judge(one.row["question"], one.answer or "", golds)) for one, golds in pairs]
         return [future.result() for future in asked]
 
 

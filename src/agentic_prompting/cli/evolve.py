@@ -36,7 +36,7 @@ def evolve(
     prompts_per_step: Annotated[int, option("M of the paper: 3.", _LOOP)] = 3,
     problems_per_step: Annotated[int, option("b of the paper: 10.", _LOOP)] = 10,
     num_generations: Annotated[int, option("N of the paper: 5.", _LOOP)] = 5,
-    crossover_probability: Annotated[float, option("How often prompts cross over: 0.2.", _LOOP)] = 0.2,
+    p_crossover: Annotated[float, option("How often prompts cross over: 0.2.", _LOOP)] = 0.2,
     window: Annotated[int, option("K of the paper: 10.", _LOOP)] = 10,
     seed: Annotated[int, option("Of everything that is drawn: 0.", _LOOP)] = 0,
     warm_start_steps: Annotated[int, option("Sandbox: supervised steps of the tiny agent: 450.", _LOOP)] = 450,
@@ -48,7 +48,9 @@ def evolve(
     from ..scripts import evolve as script
 
     settings = script.ScriptArguments(**{name: given[name] for name in script.ScriptArguments.__dataclass_fields__})
-    options = script.EvolveArguments(**{name: given[name] for name in script.EvolveArguments.__dataclass_fields__})
+    options = script.EvolveArguments(
+        **{name: given[name] for name in script.EvolveArguments.__dataclass_fields__ if name in given}
+    )
     try:
         result = script.evolve_prompt(settings, options, None if as_json else script.show)
     except KeyboardInterrupt:

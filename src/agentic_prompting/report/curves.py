@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..evolution.palette import LINES, figure_class
+from ..evolution.plotting import LINES, figure_class
 
 Log = Sequence[Mapping[str, Any]]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..evolution.lineage import Lineage, Node
-from ..evolution.palette import LINES
+from ..evolution.plotting import LINES
 from .curves import PANELS, panels_in
 from .diffs import word_diff
 from .packing import chunk_blocks, data_block

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..evolution.journal import JOURNAL_FILE
+from ..evolution.lineage import JOURNAL_FILE
 from ..refine import RefinementResult
 from .diffs import word_diff
 from .packing import chunk_blocks, data_block

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data import load_task
-from ..evolution import EvolveConfig, EvolveResult, Reflection, StepLog, SystemPrompt, evolve
+from ..evolution import ESPLSettings, EvolveConfig, EvolveResult, StepLog, SystemPrompt, evolve
 from ..llm import Budget, ChatModel, OpenAIChat, ReplayCache
-from ..llm.files import write_whole
+from ..records import atomic_write
 from ..rewards import exact_match_reward, math_reward
 
 REWARDS = {"exact_match": exact_match_reward, "math": math_reward}
@@ -40,16 +40,12 @@ class ScriptArguments:
 
 
 @dataclass
-class EvolveArguments:
+class EvolveArguments(ESPLSettings):
     """The settings of the evolution: those of [`EvolveConfig`] that have names on a command line."""
 
     steps: int = field(default=20, metadata={"help": "Steps in all."})
     mode: Literal["evolution", "reflection"] = field(default="evolution", metadata={"help": "reflection: one prompt."})
-    prompts_per_step: int = field(default=3, metadata={"help": "M."})
     problems_per_step: int = field(default=10, metadata={"help": "b."})
-    num_generations: int = field(default=5, metadata={"help": "N."})
-    crossover_probability: float = field(default=0.2, metadata={"help": "How often prompts cross over."})
-    window: int = field(default=10, metadata={"help": "K."})
     seed: int = field(default=0, metadata={"help": "Of everything that is drawn."})
 
 
@@ -89,7 +85,7 @@ def evolve_prompt(
         folder.mkdir(parents=True, exist_ok=True)
         budget = Budget(script.budget_usd, script.budget_tokens, folder / "spending.sqlite")
         result = evolve(**run, on_step=on_step, checkpoint=folder / "state.json", budget=budget)
-    write_whole(folder / "system_prompt.txt", result.best.text)
+    atomic_write(folder / "system_prompt.txt", result.best.text)
     return result
 
 
@@ -134,7 +130,7 @@ def in_sandbox(script: ScriptArguments, config: EvolveConfig, stack: ExitStack) 
         "rows": list(house.train),
         "reward": exact_match_reward,
         "prompt": ROOT,
-        "config": replace(config, reflection=Reflection("imperfect"), **own),
+        "config": replace(config, reflect_on="imperfect", **own),
     }
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...evolution import SystemPrompt, evolve
-from ...evolution.evolve_config import EvolveConfig
+from ...evolution import EvolveConfig, SystemPrompt, evolve
 from ...rollout import FreeText, Rollout
 from ..answers import Answer, read_answer
 from .common import Found, Objective

@@ -15,13 +15,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_AR
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo     train Prompt-R1 in the sandbox, print before and after, write runs/demo/"
+	@echo "make demo     train Prompt-R1 in the sandbox, print before and after, write runs/demo/ (one from before is kept"
+	@echo "              as runs/demo.previous)"
 	@echo "make test     run the whole test suite"
-	@echo "make test-min the fast tests with the lowest versions that pyproject.toml allows, in .venv-min (long, not in CI)"
 	@echo "make lint     ruff: rules and format"
 	@echo "make types    mypy on src/"
 	@echo "make docs     build the documentation site into site/, every warning an error"
-	@echo "make ci       all of the above, as CI does (.ci/run)"
+	@echo "make ci       demo, test, lint, types and docs, as CI does (.ci/run)"
+	@echo "make test-min the fast tests with the lowest versions that pyproject.toml allows, in .venv-min (long, not in CI)"
 	@echo "make install  only create $(VENV) with the package in it"
 	@echo "make clean    remove $(VENV), caches and build files; runs/ stays"
 
@@ -41,7 +42,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	@echo "Installing agentic-prompting and its test tools (once) ..."
-	$(PIP) -e ".[test,report,math,search,deepspeed]"
+	$(PIP) -e ".[test,report,math,search,deepspeed,optimizers]"
 	@touch $@ $(VENV)/.demo  # what the demo needs is in it
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml
@@ -51,17 +52,19 @@ $(VENV)/.docs: $(VENV)/.torch pyproject.toml
 
 install: $(VENV)/.demo
 
-# Two threads: accelerate would take one, and a policy this small has no use for more.
+# The run of before is kept, under another name. One thread, and none that spins while it waits: beside other work two
+# that wait for each other take many times as long (benchmarks/demo_under_load.py).
 demo: $(VENV)/.demo
-	@rm -rf runs/demo
-	OMP_NUM_THREADS=2 $(BIN)/accelerate launch --quiet --config_file examples/accelerate/single.yaml \
+	@if [ -e runs/demo ]; then rm -rf runs/demo.previous; mv runs/demo runs/demo.previous; \
+	  echo "runs/demo of before is now runs/demo.previous, in the place of what was there."; fi
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/accelerate launch --quiet --config_file examples/accelerate/single.yaml \
 	  examples/train_prompt_r1.py --config examples/configs/sandbox.yaml
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 # Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
-FAST := -m "not slow and not gpu and not vllm" $(foreach name,docs doctor distributed vllm notebooks \
+FAST := -m "not slow and not vllm" $(foreach name,docs doctor distributed vllm notebooks \
   serve_description,--ignore=tests/test_$(name).py)
 MIN := .venv-min
 

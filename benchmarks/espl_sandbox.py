@@ -161,7 +161,7 @@ def warm_start(seed: int, folder: Path, threads: int = 1, **options: Any) -> Non
 
 def run_mode(seed: int, folder: Path, name: str, steps: int) -> SeedResult:
     """Train one mode on a seed and look at it from outside; the seed's warm start is in `folder`."""
-    from agentic_prompting.report.house_run import house_exact_match
+    from agentic_prompting.sandbox.results import house_exact_match
 
     started, sandbox = time.perf_counter(), _prepare(seed, folder)
     trainer = _train(sandbox, seed, folder / re.sub(r"[ ,]+", "-", name), name, max_steps=steps)
@@ -226,7 +226,7 @@ def _train(sandbox: Any, seed: int, folder: Path, name: str, reference: Any = No
 
 
 def _rated(sandbox: Any, trainer: Any) -> list[tuple[float, float, int]]:
-    from agentic_prompting.report.house_run import house_exact_match
+    from agentic_prompting.sandbox.results import house_exact_match
 
     return [
         (member.rating.mu, house_exact_match(sandbox, trainer.args.output_dir, member.prompt).mean, number)
@@ -257,7 +257,7 @@ def measure_overhead(seed: int, folder: Path, rounds: int, steps: int) -> dict[s
 
 def try_settings(mode: str, settings: Mapping[str, float], seed: int, folder: Path, steps: int) -> float:
     """Held-out exact match of a mode with these settings, on a seed that is not reported."""
-    from agentic_prompting.report.house_run import house_exact_match
+    from agentic_prompting.sandbox.results import house_exact_match
 
     sandbox, name = _prepare(seed, folder), "-".join([mode, *map(str, settings.values())])
     trainer = _train(sandbox, seed, folder / name, mode, max_steps=steps, **settings)

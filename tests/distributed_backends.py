@@ -77,13 +77,12 @@ def stated(trainer):
     }
 
 
-def launch(script, processes, settings, timeout=280, check=True):
+def launch(script, processes, settings, timeout=280, check=True, torchrun=False):
     """Run a script of this folder, with `settings` as JSON, in so many processes. Returns the finished launcher."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     command = [sys.executable, str(HERE / script), json.dumps(settings)]
-    if processes > 1:  # else torchrun would make a process group of one
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command[1:1] = torchrun
+    if processes > 1 or torchrun:  # of one process torchrun makes a group, too, which only DeepSpeed wants
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0 or not check, done.stderr[-5000:]
     return done

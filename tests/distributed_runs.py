@@ -18,6 +18,7 @@ from agentic_prompting import ESPLTrainer, LLMEnvironment, PromptR1Reward, Promp
 from agentic_prompting.rollout import Sample
 from agentic_prompting.sandbox import Oracle, as_rows, make_split
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
+from agentic_prompting.trainers.roll_call import PeerFailed
 from test_espl_trainer import EDIT, Reference, arguments as espl_arguments
 from test_trainer import arguments as prompt_r1_arguments
 
@@ -125,24 +126,44 @@ def resumed(settings, method, lora):
 
 
 def planted(settings):
-    """The last process fails in its second batch."""
+    """The last process fails in its second batch. Under DDP it stays until the other has heard: once it is gone, the
+    launcher ends the rest, heard or not. (Under ZeRO-3 the other is in a collective by then, which only this end ends.)
+    """
     trainer = trainer_for(settings, "planted", "prompt_r1", shuffle_dataset=False)
     step = trainer.policy.step
 
     def failing(arrived):
         if trainer.accelerator.process_index == settings["processes"] - 1 and trainer.state.global_step == 1:
-            (Path(settings["folder"]) / "planted_at").write_text(str(time.time()))
             raise ArithmeticError("planted in the sampler")
         step(arrived)
 
     trainer.policy.step = failing
-    trainer.train()
+    heard = Path(settings["folder"]) / "heard"
+    try:
+        trainer.train()
+    except PeerFailed:
+        heard.touch()
+        raise
+    except ArithmeticError:
+        while settings["backend"] == "ddp" and not heard.exists():  # for ever, if nobody hears: the launch has a limit
+            time.sleep(0.05)
+        raise
+
+
+def fewer(settings):
+    """Go on with a checkpoint of a job of another size."""
+    trainer = trainer_for(settings, "fewer", "prompt_r1", rows=4, num_iterations=2, max_steps=7, save_strategy="no")
+    trainer.train(resume_from_checkpoint=settings["checkpoint"])
+    assert trainer.state.global_step == 7
 
 
 def main(settings):
     backends.prepare(settings["backend"], settings["folder"])
     if settings.get("planted"):
         planted(settings)
+    if settings.get("checkpoint"):
+        fewer(settings)
+        backends.leave(settings["folder"], {})
     methods = [("prompt_r1", False), ("prompt_r1", True), ("espl", False), ("espl", True)]
     seen = {f"{method}-{'lora' if lora else 'full'}": plain(settings, method, lora) for method, lora in methods}
     if settings["resume"]:

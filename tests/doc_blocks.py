@@ -10,12 +10,13 @@ import ast
 import re
 import textwrap
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 from openai import OpenAI
 
@@ -97,15 +98,23 @@ def docstring_blocks() -> Iterator[Block]:
                 yield from blocks_of(text, path.relative_to(ROOT).as_posix(), node.body[0].lineno)
 
 
-def docstring_names(where: str) -> dict[str, Any]:
+def docstring_names(block: Block) -> dict[str, Any]:
     """What the example in a docstring may take for granted: all public names, its module's, and some objects."""
     import agentic_prompting
     from agentic_prompting import OpenAIChat
 
-    module = import_module(where.removeprefix("src/").removesuffix(".py").replace("/", "."))
+    module = import_module(block.where.removeprefix("src/").removesuffix(".py").replace("/", "."))
     models = {name: OpenAIChat("gpt-4o-mini") for name in ("critic", "rewriter", "judge")}
     public = {name: getattr(agentic_prompting, name) for name in agentic_prompting.__all__}
-    return {**public, "OpenAI": OpenAI, **vars(module), **models, "trainer": mock.MagicMock(), "__name__": "__main__"}
+    names = {**public, "OpenAI": OpenAI, **vars(module), **models, "__name__": "__main__"}
+    if re.search(r"\btrainer\b(?! =)", block.code) and "trainer = " not in block.code:
+        names["trainer"] = agentic_prompting.PromptR1Trainer(
+            model=MODELS[0],
+            environment=agentic_prompting.LLMEnvironment(models["critic"]),
+            args=agentic_prompting.PromptR1Config(output_dir="runs/docstring"),
+            train_dataset=agentic_prompting.load_task("hotpotqa", split="train", n=8),
+        )
+    return names
 
 
 def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) -> dict[str, str]:
@@ -114,6 +123,7 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
     Returns:
         `dict[str, str]`: For [`Block.run`].
     """
+    from huggingface_hub import HfApi
     from trl import GRPOConfig
 
     from agentic_prompting import evolve
@@ -137,6 +147,12 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
     questions = [{**row, "task": "sandbox", "meta": {}} for row in as_rows(make_split(0, n_test=12)[1])]
     monkeypatch.setattr(loading, "_load_hub", lambda name, task, split, revision: _checked(questions, task, split))
     monkeypatch.setattr(loading, "sample_rows", lambda name, records, n, seed: records[:n])
+
+    # The last step before the network: what would be uploaded has been looked for by then.
+    done: Future[None] = Future()
+    done.set_result(None)
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **options: done)
 
     steps = EvolveConfig(steps=2)
     monkeypatch.setattr(evolve, "__defaults__", (steps, *(evolve.__defaults__ or ())[1:]))

@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
-
 from agentic_prompting.agent import PromptAgent
 from agentic_prompting.environments import LLMEnvironment
-from agentic_prompting.rollout import Sample
-from agentic_prompting.serve import Metrics, ServeConfig, Service, make_app
+from agentic_prompting.rollout import BatchEngine, Sample
+from agentic_prompting.serve import Metrics, ServeConfig, Service
 from agentic_prompting.serve.answering import AgentAnswers
+from agentic_prompting.serve.run import server_of
 
 ASK = (
     "<think> ask the whole question </think> <interaction_prompt> what is the capital of Kenya ? </interaction_prompt>"
@@ -43,14 +42,13 @@ class Scripted:
 def scripted_agent(policy, chat, turns=None, seconds=0.0) -> PromptAgent:
     """An agent whose every episode is: ask `chat` once, answer Nairobi."""
     agent = PromptAgent.from_pretrained(policy, LLMEnvironment(chat))
-    agent.sampler = Scripted(agent, turns, seconds)
+    agent.policy = BatchEngine(Scripted(agent, turns, seconds))
     return agent
 
 
 def service_of(agent, **limits) -> Service:
-    config, metrics = ServeConfig(port=0, **limits), Metrics()
-    answers = AgentAnswers(agent, config.max_cost_usd, config.max_concurrency, metrics.batches.observe)
-    return Service({"agent": answers}, config, metrics)
+    config = ServeConfig(port=0, **limits)
+    return Service({"agent": AgentAnswers(agent, config.max_cost_usd)}, config, Metrics())
 
 
 @contextmanager
@@ -59,7 +57,7 @@ def running(service: Service) -> Iterator[str]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen(1024)
-    server = uvicorn.Server(uvicorn.Config(make_app(service), log_level="warning", access_log=False))
+    server = service.server = server_of(service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     deadline = time.monotonic() + 10

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from agentic_prompting.cli.launch import CONFIGS, launch
 from agentic_prompting.cli.main import COMMANDS, app
+from agentic_prompting.cli.train import CONFIGS, launch
 from servers import Answer, LoopbackServer, unused_url
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +50,12 @@ def test_every_command_and_option_has_help(name):
     assert command.help
     silent = [one.name for one in command.params if not getattr(one, "help", None)]
     assert not silent, f"{name}: no help for {silent}"
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"]])
+def test_a_command_alone_prints_its_help(run, arguments):
+    status, out, err = run(*arguments)
+    assert (status, err) == (0, "") and out == run(*arguments, "--help")[1] and "Commands:" in out
 
 
 def flags_of(name):
@@ -108,7 +114,7 @@ def launched(monkeypatch):
 
     start.status = 0
     start.calls = calls
-    monkeypatch.setattr("agentic_prompting.cli.demo.launch", start)
+
     monkeypatch.setattr("agentic_prompting.cli.train.launch", start)
     return start
 
@@ -135,6 +141,13 @@ def test_demo(run, launched, tmp_path, arguments, program, config):
     options = ["--config", str(CONFIGS / config), "--output_dir", str(tmp_path), "--max-steps", "5"]
     assert (status, launched.calls) == (0, [(program, options, CONFIGS / "single.yaml")])
     assert f"next:  agentic-prompting report {tmp_path}" in out
+
+
+def test_the_demos_threads_do_not_spin(run, launched, tmp_path, monkeypatch):
+    """One thread, and passive waiting, unless the user has said otherwise: beside other work two take far longer."""
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("OMP_")})
+    run("demo", "--output-dir", tmp_path)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("1", "passive")
 
 
 def test_an_interrupted_demo_goes_on_and_a_finished_one_is_kept(run, launched, tmp_path):
@@ -219,7 +232,7 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
         )
     try:
         deadline = time.monotonic() + 400
-        while "step 2:" not in log.read_text():
+        while "step 1:" not in log.read_text():
             assert running.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
             time.sleep(0.1)
         running.send_signal(signal.SIGINT)
@@ -233,7 +246,7 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
     assert "finishing this step, then saving a checkpoint" in said
     assert said.rstrip().endswith(f"run the same command with --resume_from_checkpoint {checkpoint}")
     state = json.loads((checkpoint / "trainer_state.json").read_text())
-    assert 2 <= state["global_step"] < 500 and checkpoint.name == f"checkpoint-{state['global_step']}"
+    assert 1 <= state["global_step"] < 500 and checkpoint.name == f"checkpoint-{state['global_step']}"
     assert not (folder / "summary.json").exists(), "an interrupted run is not reported as a finished one"
 
 
@@ -365,6 +378,8 @@ def test_ask_with_bad_input_is_one_line(run, asking_policy, arguments, status, m
 
 
 def test_evolve_has_the_options_and_defaults_of_the_program():
+    """Whose defaults are those of the Python API."""
+    from agentic_prompting.evolution import EvolveConfig
     from agentic_prompting.scripts import evolve
 
     ours = {one.name: one.default for one in all_commands()["evolve"].params if one.name not in ("as_json", "help")}
@@ -373,6 +388,7 @@ def test_evolve_has_the_options_and_defaults_of_the_program():
     }
     assert MISSING not in theirs.values()
     assert {name: str(value) for name, value in ours.items()} == {name: str(value) for name, value in theirs.items()}
+    assert EvolveConfig(**vars(evolve.EvolveArguments())) == EvolveConfig()
 
 
 def test_evolve_through_endpoints(run, tmp_path):

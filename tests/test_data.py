@@ -32,9 +32,9 @@ from agentic_prompting.data.tasks import mathqa_options, prompt_r1_meta, prompt_
 from agentic_prompting.data.tasks_reasoning import DAPO_HEAD, DAPO_TAIL, gsm8k_answer
 
 COLUMNS = ["id", "question", "answers", "task", "meta"]
-REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", Path(__file__).parents[2] / "shared" / "data")) / "prompt_r1"
+REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", "nowhere")) / "prompt_r1"
 needs_real_files = pytest.mark.skipif(
-    not REAL.is_dir(), reason=f"the released Prompt-R1 files are not at {REAL}; set AGENTIC_PROMPTING_DATA"
+    not REAL.is_dir(), reason=f"the released Prompt-R1 files are not at {REAL}: set AGENTIC_PROMPTING_DATA"
 )
 
 INSTRUCTION = "\nFirst, provide a simple explanation of the question, then {ask} and answer."
@@ -568,6 +568,7 @@ def test_data_of_ones_own_in_one_line(kind, tmp_path):
 
 def test_columns_that_are_called_as_ours_need_no_map(tmp_path):
     several, one = [{"question": "q", "answers": ["a", 3]}], [{"question": "q", "answer": "[1, 2]"}]
+    assert load_task([*several, {"question": "r"}]).num_rows == 1, "no answer: dropped, as in a file"
     assert load_task(several)["answers"][:] == [["a", "3"]] and load_task(several)["id"][:] == ["data-0"]
     assert load_task(one)["answers"][:] == [["[1, 2]"]], "one answer is what it is"
     assert load_task([{"q": "q", "answers": "[1, 2]"}], columns={"question": "q"})["answers"][:] == [["1", "2"]]
@@ -612,6 +613,8 @@ def test_a_frame_as_pandas_has_it():
         ([{"question": "x", "answer": "y"}, {"question": 3, "answer": "y"}], {}, "row 1 of the list cannot be read"),
         ([{"question": "x", "answer": "y"}, {"question": "x", "answer": True}], {}, "row 1 of the list.*got bool"),
         ([], {}, "has no rows"),
+        ([{"question": "x", "answer": "y"}, ["x", "y"]], {}, "row 1 should be a dict, got list"),
+        (17, {}, "got int"),
         ([{"question": "x", "answer": ""}], {}, "none of the 1 rows of the list has an accepted answer"),
         ("rows.csv", {"data_files": "other.csv"}, "for the sets that have a name"),
         ("hotpotqa", {"columns": {"question": "q"}}, "'hotpotqa' is a set that is known"),

@@ -5,12 +5,12 @@ time limit of its own; every test looks at what the launch says it was.
 """
 
 import shutil
-import time
 
 import numpy as np
 import pytest
 
 from distributed_backends import TYPES, launch, read
+from distributed_runs import fewer
 
 PARTS = ["prompt_r1-full", "prompt_r1-lora", "espl-full", "espl-lora"]
 SHARDED = {"zero3", "fsdp2"}
@@ -19,7 +19,7 @@ SHARDED = {"zero3", "fsdp2"}
 @pytest.fixture(scope="module")
 def play(tiny_policy, tmp_path_factory):
     """What each process saw, by back end and number of processes; each launched once, when first asked for."""
-    seen = {}
+    seen, kept = {}, tmp_path_factory.mktemp("kept")
 
     def runs(backend, processes=2):
         if (backend, processes) not in seen:
@@ -27,9 +27,12 @@ def play(tiny_policy, tmp_path_factory):
             settings = {"policy": str(tiny_policy), "folder": str(folder), "backend": backend, "processes": processes}
             launch("distributed_runs.py", processes, {**settings, "resume": backend != "zero2"})
             seen[backend, processes] = read(folder, processes)
+            if backend != "zero2" and processes == 2:
+                shutil.move(folder / "whole-prompt_r1" / "checkpoint-5", kept / backend)
             shutil.rmtree(folder)  # checkpoints of twelve runs
         return seen[backend, processes]
 
+    runs.checkpoint = lambda backend: (runs(backend), kept / backend)[1]  # of two processes
     return runs
 
 
@@ -91,12 +94,27 @@ def test_resumed_run_is_the_uninterrupted_one(play, backend, processes, method):
 
 @pytest.mark.parametrize("backend", ["ddp", "zero3"])
 def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backend):
-    """An exception in a rollout on one of two processes: both end within 30 s, and both say where and what."""
+    """An exception in a rollout on one of two processes: both end, and both say where and what."""
     settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}
-    done = launch("distributed_runs.py", 2, {**settings, "planted": True}, check=False)
-    assert done.returncode != 0 and time.time() - float((tmp_path / "planted_at").read_text()) < 30
+    done = launch("distributed_runs.py", 2, {**settings, "planted": True}, check=False, timeout=120)
+    assert done.returncode != 0
     assert "[rank1]: ArithmeticError: planted in the sampler" in done.stderr
     assert "process 1 of 2" in done.stderr and "failed in the rollouts of step 1; the other processes" in done.stderr
-    heard = "PeerFailed: process 1 of 2 "
-    # The launcher may end the other one before it has heard.
-    assert heard in done.stderr or "Signal 15 (SIGTERM)" in done.stderr
+    if backend == "ddp":  # under ZeRO-3 the launcher may end it before it has heard; without an end the launch fails
+        assert "[rank0]: agentic_prompting.trainers.roll_call.PeerFailed: process 1 of 2 " in done.stderr
+
+
+def test_on_another_number_of_processes_it_goes_on(play, tiny_policy, tmp_path, caplog):
+    """From weights and optimizer, and says what is no longer exact."""
+    settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "processes": 1}
+    with caplog.at_level("WARNING", logger="agentic_prompting"):
+        fewer({**settings, "checkpoint": str(play.checkpoint("ddp"))})
+    assert "the checkpoint is of 2 processes, this job has 1: weights" in caplog.text
+
+
+def test_deepspeed_on_another_number_of_processes_is_refused_in_one_line(play, tiny_policy, tmp_path):
+    settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": "zero3", "processes": 1}
+    settings["checkpoint"] = str(play.checkpoint("zero3"))
+    done = launch("distributed_runs.py", 1, settings, check=False, torchrun=True)
+    said = [line for line in done.stderr.splitlines() if "cut by DeepSpeed for 2 processes, this job has 1: co" in line]
+    assert done.returncode != 0 and said and all("ValueError: " in line for line in said), done.stderr[-3000:]

@@ -48,7 +48,7 @@ def test_python_of_a_page_runs(page, world):
 
 @pytest.mark.parametrize("block", [block for block in DOCSTRINGS if block.runs], ids=lambda one: one.where)
 def test_python_of_a_docstring_runs(block, world):
-    block.run(docstring_names(block.where), world)
+    block.run(docstring_names(block), world)
 
 
 def test_few_blocks_are_not_run():

@@ -11,10 +11,8 @@ import pytest
 import yaml
 
 from agentic_prompting.cli import main
-from agentic_prompting.cli.doctor import installation
-from agentic_prompting.cli.doctor.command import look
-from agentic_prompting.cli.doctor.finding import Finding, Setup
-from agentic_prompting.cli.doctor.table import CHECKS
+from agentic_prompting.cli.doctor import Finding, Setup, look
+from agentic_prompting.cli.doctor_checks import CHECKS, EXTRAS
 from agentic_prompting.sandbox.server import MODEL, OracleServer
 from servers import Answer, LoopbackServer, unused_url
 
@@ -311,7 +309,7 @@ def test_a_run_that_was_interrupted(doctor, tmp_path):
 def test_extras_are_those_of_the_package():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for_users = {name for name in declared if name not in ("test", "docs", "notebooks", "all")}
-    assert set(installation.EXTRAS) == for_users
+    assert set(EXTRAS) == for_users
 
 
 def test_a_check_that_breaks_is_a_finding():

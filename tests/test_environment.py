@@ -18,6 +18,7 @@ from agentic_prompting.rollout import (
     parse_turn,
     play_all,
 )
+from all_at_once import AllAtOnce
 from tokenizers_for_tests import tokenizer_for
 
 
@@ -252,6 +253,16 @@ def test_in_the_loop_a_history_function_that_raises_fails_its_own_rollout():
     rollouts = play(LLMEnvironment(ScriptedChat(["ok"]), history=summary), n=2)
     assert [rollout.status for rollout in rollouts] == ["failed", "answered"]
     assert "ZeroDivisionError" in str(rollouts[0].error)
+
+
+def test_step_does_not_wait():
+    """The reply comes when a second call is there: a step that waited for it would wait for ever."""
+    environment = LLMEnvironment(AllAtOnce(ScriptedChat(["ok"]), 2))
+
+    async def two():
+        return await asyncio.gather(*(environment.step(rollout_after(0)) for _ in range(2)))
+
+    assert [observation.text for observation in asyncio.run(two())] == ["ok", "ok"]
 
 
 def test_check_asks_the_model_if_it_can_be_asked():

@@ -1,5 +1,6 @@
 """`examples/train_espl.py` and `examples/evolve_closed_model.py` as a user runs them, and their configurations."""
 
+import asyncio
 import json
 import runpy
 import sys
@@ -73,6 +74,8 @@ def test_the_sandbox_end_to_end(script, warm, monkeypatch, capsys):
     summary = json.loads((warm / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["questions"] == 8 and len(summary["exact_match"]) == 4
     assert (warm / "system_prompt.txt").read_text().startswith("these are the rules of the house")
+    log = json.loads((warm / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in log if "loss" in entry] == [1, 2], "for the report, without any checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -114,11 +117,12 @@ def test_a_visit_is_the_same_whoever_shares_its_batch(warm):
     house = prepare_house(warm, 0, 8)
     agent = PromptAgent.from_pretrained(house.model, LLMEnvironment(house.oracle))
     talks = [PROMPT.messages(house.spec.messages(row)) for row in house.test]
-    with Visitor(agent, 3) as visitor:
-        together = [future.result().text for future in [visitor.submit(talk, repeat=1) for talk in talks]]
-        alone = [visitor.submit(talk, repeat=1).result().text for talk in talks]
-        other = [visitor.submit(talk, repeat=2).result().text for talk in talks]
-    assert together == alone != other
-    assert visitor.submit(talks[0]).result().error is not None, "it has left"
+    visitor = Visitor(agent, 3)
+
+    async def visits(repeat):
+        return [reply.text for reply in await asyncio.gather(*(visitor(talk, repeat=repeat) for talk in talks))]
+
+    together, other = asyncio.run(visits(1)), asyncio.run(visits(2))
+    assert together == [asyncio.run(visitor(talk, repeat=1)).text for talk in talks] != other
     assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
                               "<think> d </think> <answer> e </answer>").answer == "e"  # fmt: skip

@@ -1,13 +1,17 @@
 """The harness on scripted models: what is asked, what is saved, what is counted, and how a killed run goes on."""
 
+import asyncio
 import json
+from concurrent.futures import Future
 from math import comb
+from threading import Event
 
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from agentic_prompting.evaluation import (
+    Answer,
     CallCount,
     EvaluationStopped,
     EvaluationTask,
@@ -15,6 +19,7 @@ from agentic_prompting.evaluation import (
     PromptedSystem,
     ProRefineSystem,
     SelfReflection,
+    System,
     compare_runs,
     compare_systems,
     evaluate_agent,
@@ -31,7 +36,8 @@ from agentic_prompting.evaluation import (
     write_tables,
 )
 from agentic_prompting.evaluation.scoring import format_scores, score_records
-from agentic_prompting.llm import BudgetExceeded, ReplayCache, ScriptedChat, ServerFailed
+from agentic_prompting.llm import BudgetExceeded, ReplayCache, Reply, ScriptedChat, ServerFailed
+from agentic_prompting.llm.asking import in_parallel
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.sandbox.puzzle_models import puzzle_models
 from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles
@@ -199,6 +205,68 @@ def test_a_function_that_raises_fails_its_questions():
     evaluation = evaluate_agent(lambda questions: 1 / 0, [TASK], runs=1, progress=False)
     assert evaluation.results[0].failed == 20 and evaluation.results[0].estimates["exact_match"] is None
     assert "ZeroDivisionError" in evaluation.records[0]["error"] and "–" in to_markdown(results_table(evaluation))
+
+
+def test_a_system_is_one_coroutine_so_many_at_a_time():
+    most = on_their_way = 0
+
+    class Slow(System):
+        max_in_flight = 3
+
+        async def answer(self, row, seed):
+            nonlocal most, on_their_way
+            on_their_way += 1
+            most = max(most, on_their_way)
+            for _ in range(5):  # others have their turn
+                await asyncio.sleep(0)
+            on_their_way -= 1
+            if row["id"] == "r7":
+                raise RuntimeError("no idea")
+            return Answer(row["answers"][0])
+
+    result = evaluate_agent(Slow(), [TASK], runs=2, progress=False).results[0]
+    assert (most, result.answers, result.failed, result.estimates["exact_match"].mean) == (3, 40, 2, 1.0)
+    with pytest.raises(NotImplementedError, match="neither `answer` nor"):
+        asyncio.run(System().answer(ROWS[0], 0))
+
+
+def test_a_model_is_asked_by_awaiting_it_too():
+    async def model(messages, *, repeat=None, session=None, **sampling):
+        if "7 + 7" in messages[-1]["content"]:
+            raise RuntimeError("broken")
+        return Reply(add(messages))
+
+    records = evaluate_agent(PromptedSystem(MeteredChat(model), None), [TASK], runs=1, progress=False).records
+    assert [record["answer"] for record in records[:4]] == ["no idea", "2", "4", "6"]
+    assert "the model raised RuntimeError: broken" in records[7]["error"]
+
+
+def test_a_call_that_its_model_cancels_is_a_failed_call():
+    class Closing:
+        def submit(self, messages, **options):
+            future = Future()
+            future.cancel()
+            return future
+
+    (record,) = evaluate_agent(PromptedSystem(Closing(), None), {"a": ROWS[:1]}, runs=1, progress=False).records
+    assert "the call was cancelled" in record["error"]
+
+
+def test_leaving_early_cancels_what_is_on_its_way():
+    cancelled = Event()
+
+    async def work(number):
+        try:
+            await asyncio.sleep(0 if number == 0 else 60)
+        finally:
+            if number:
+                cancelled.set()
+        return number
+
+    finished = in_parallel(map(work, range(2)), 2)
+    assert next(finished) == (0, 0)
+    finished.close()
+    assert cancelled.wait(30)
 
 
 # Systems ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What LLMs really send, read into edits."""
 
 import json
-import time
 
 import pytest
 from hypothesis import given, strategies as st
@@ -180,9 +179,8 @@ def test_good_json_is_read_as_it_is(texts, around):
 
 @pytest.mark.parametrize("piece", ["[{", "[['", '["\\', '{"a":', "[/*", '[{"op":"add","text":"a"},', "x' y ", "```[\n"])
 def test_hostile_replies_take_no_time(piece):
-    started = time.perf_counter()
-    parse_edits(piece * 10_000)
-    assert time.perf_counter() - started < 2
+    """Up to 2.4 MB: where the time grows with the square, longer than any test may take."""
+    parse_edits(piece * 100_000)
 
 
 def test_halves_of_surrogate_pairs_are_replaced():

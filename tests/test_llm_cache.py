@@ -185,7 +185,7 @@ def test_nothing_is_lost_by_kill_9(path):
     assert get(cache, repeat=-1).text == "more"
 
 
-def test_look_up_is_fast_in_a_large_file(path):
+def test_look_up_in_a_large_file_goes_by_the_key(path):
     cache = ReplayCache(path)
     rows = ((os.urandom(32), 0, "m", "text" * 20, "stop", 1, 1, 0.0) for _ in range(100_000))
     connection = cache._file()
@@ -194,9 +194,7 @@ def test_look_up_is_fast_in_a_large_file(path):
     connection.execute("COMMIT")
     plan = connection.execute("EXPLAIN QUERY PLAN SELECT text FROM replies WHERE key = ? AND repeat = ?", (b"", 0))
     assert "PRIMARY KEY" in plan.fetchone()[3]
-    started = time.perf_counter()
     assert all(get(cache, repeat=i) is None for i in range(1000))
-    assert time.perf_counter() - started < 1
 
 
 # Under OpenAIChat

@@ -87,7 +87,7 @@ def run_python(code, *args, **kwargs):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         **kwargs,
     )
 
@@ -250,14 +250,12 @@ def test_a_server_that_hangs_meets_the_timeout(serve):
     assert isinstance(reply.error, TimedOut)
     assert "0.2 s" in str(reply.error)
     assert reply.attempts == len(server.requests) == 2
-    assert reply.seconds < 2
 
 
 def test_a_server_that_trickles_meets_the_timeout_too(serve):
     _, chat = serve(always(Answer(trickle=0.05)), timeout=0.4, max_retries=0)
     reply = complete(chat, "x")
-    assert isinstance(reply.error, TimedOut)
-    assert reply.seconds < 1.5
+    assert isinstance(reply.error, TimedOut), "the time of the whole reply counts, not that of each piece"
 
 
 def test_nobody_there():
@@ -281,15 +279,13 @@ def test_the_client_goes_on_after_failures_and_interrupts(serve):
 # Many at once
 
 
-def test_200_calls_take_about_one_latency(serve):
-    server, chat = serve(always(Answer(delay=0.5)), max_concurrency=200)
-    complete(chat, "warm up")
-    started = time.perf_counter()
+def test_200_calls_are_made_at_once(serve):
+    """None is answered before all are there: neither `submit` nor a call may wait for another's answer."""
+    everybody = threading.Barrier(200)
+    server, chat = serve(lambda request, n: (everybody.wait(120), "ok")[1], max_concurrency=200, timeout=120)
     futures = [chat.submit(user(str(i))) for i in range(200)]
-    assert time.perf_counter() - started < 0.4, "submit must not wait"
     assert all(future.result().text == "ok" for future in futures)
-    assert time.perf_counter() - started < 3, "one after another they take 100 s"
-    assert server.most_at_once > 100
+    assert server.most_at_once == 200
 
 
 def test_max_concurrency_holds_and_waiting_for_a_place_is_not_waiting_for_the_server(serve):
@@ -466,10 +462,8 @@ def test_close_ends_calls_in_flight_and_later_ones(serve):
     server, chat = serve(always(Answer(delay=20)), max_concurrency=2)
     futures = [chat.submit(user(str(i))) for i in range(4)]
     until(lambda: len(server.requests) == 2)
-    started = time.perf_counter()
     chat.close()
-    assert time.perf_counter() - started < 2
-    assert all(isinstance(future.result(1).error, Closed) for future in futures)
+    assert all(isinstance(future.result(1).error, Closed) for future in futures), "it did not wait for their answers"
     assert isinstance(complete(chat, "x").error, Closed)
     chat.close()
 
@@ -505,11 +499,9 @@ if sys.argv[2] == "raise":
 
 @pytest.mark.parametrize("way", ["return", "raise"])
 def test_interpreter_exit_with_calls_in_flight(serve, way):
-    hangs = lambda request, n: Answer(delay=20) if request["messages"][0]["content"] == "hang" else "ok"  # noqa: E731
+    hangs = lambda request, n: Answer(delay=600) if request["messages"][0]["content"] == "hang" else "ok"  # noqa: E731
     server, _ = serve(hangs)
-    started = time.perf_counter()
-    ended = run_python(EXIT, server.base_url, way)
-    assert time.perf_counter() - started < 8
+    ended = run_python(EXIT, server.base_url, way)  # which gives up long before the server answers
     if way == "return":
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     else:

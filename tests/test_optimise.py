@@ -1,14 +1,18 @@
 """The optimisers on the sandbox's scripted models: they find better prompts, within their calls, GEPA and TextGrad by
 their authors' packages."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
-from agentic_prompting.evaluation.optimise import OPTIMISERS, Objective, optimise_espl, optimise_opro
-from agentic_prompting.evaluation.optimise.opro import read_instruction
 from agentic_prompting.evaluation.templates import CHAIN_OF_THOUGHT
 from agentic_prompting.evolution import EvolveConfig
 from agentic_prompting.llm import LLMError, ReplayCache, ScriptedChat, ServerFailed
-from agentic_prompting.tables.sandbox import sandbox_models, sandbox_task
+from paper_tables.optimise import OPTIMISERS, Objective, optimise_espl, optimise_opro
+from paper_tables.optimise.opro import read_instruction
+from paper_tables.sandbox import sandbox_models, sandbox_task
 
 ROWS = sandbox_task("sandbox_counting", 16, split="train").rows
 PACKAGES = {"gepa": "gepa", "textgrad": "textgrad"}
@@ -75,9 +79,20 @@ def test_bad_input():
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_package_that_is_missing_is_named(name, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, PACKAGES[name], None)
+    monkeypatch.setitem(sys.modules, PACKAGES[name], None)
     with pytest.raises(ImportError, match=r"agentic-prompting\[optimizers\]"):
         OPTIMISERS[name](objective(), "p")
+
+
+def test_textgrads_log_lies_in_a_private_folder(monkeypatch):
+    """The log holds questions and answers, and a folder of a known name could be another user's."""
+    monkeypatch.setenv("TEXTGRAD_LOG_DIR", "")
+    monkeypatch.delenv("TEXTGRAD_LOG_DIR")
+    monkeypatch.setitem(sys.modules, "textgrad", None)
+    with pytest.raises(ImportError):
+        OPTIMISERS["textgrad"](objective(), "p")
+    folder = Path(os.environ["TEXTGRAD_LOG_DIR"])
+    assert folder.is_dir() and folder.stat().st_mode & 0o077 == 0
 
 
 def test_reading_an_instruction():

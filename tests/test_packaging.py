@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -166,3 +167,23 @@ def test_the_installed_front_door_is_light(installed, tmp_path):
     runs = [ran(installed, "-c", code, cwd=tmp_path, env=clean()).split() for _ in range(3)]
     assert all(len(run) == 1 for run in runs), f"loaded by the bare import: {runs[0][1:]}"
     assert min(float(run[0]) for run in runs) < 0.3
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_demo_keeps_the_run_of_before(tmp_path):
+    """Aside and said so, never removed without a word; compute threads do not spin while they wait."""
+    for name in ("constraints.txt", "pyproject.toml"):  # first: the stamps have to be newer
+        (tmp_path / name).touch()
+    accelerate = tmp_path / ".venv" / "bin" / "accelerate"
+    accelerate.parent.mkdir(parents=True)
+    accelerate.write_text("#!/bin/sh\nmkdir -p runs/demo && echo threads $OMP_NUM_THREADS $OMP_WAIT_POLICY\n")
+    accelerate.chmod(0o755)
+    for stamp in (".torch", ".demo"):
+        (tmp_path / ".venv" / stamp).touch()
+    said = []
+    for run in ("first", "second", "third"):
+        said.append(subprocess.check_output(["make", "-f", ROOT / "Makefile", "demo"], cwd=tmp_path, text=True))
+        (tmp_path / "runs" / "demo" / "summary.json").write_text(run)
+    assert "runs/demo.previous" not in said[0] and "runs/demo.previous" in said[1]
+    assert (tmp_path / "runs" / "demo.previous" / "summary.json").read_text() == "second"
+    assert "threads 1 passive" in said[2]

@@ -1,7 +1,6 @@
 """Episodes: every outcome of an episode, token accounting, and concurrency, without a model."""
 
 import asyncio
-import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -19,6 +18,7 @@ from agentic_prompting.rollout import (
     play_all,
     turn_seed,
 )
+from all_at_once import AllAtOnce
 from tokenizers_for_tests import FAMILIES, tokenizer_for
 
 ASK = "<think> what now </think> <interaction_prompt> Which country? </interaction_prompt>"
@@ -275,11 +275,10 @@ def test_nobody_waits_for_the_slowest():
 
 def test_calls_of_a_turn_are_concurrent():
     chat_format = ChatFormat(tokenizer_for("chatml"))
-    started = time.perf_counter()
     rollouts = fresh(chat_format, 20)
-    chat = ScriptedChat(["It is Kenya."], latency=0.2)
+    chat = AllAtOnce(ScriptedChat(["It is Kenya."]), 20)
     play_all(rollouts, ScriptedSampler(chat_format, [ASK, END]), LLMEnvironment(chat), chat_format, Limits())
-    assert time.perf_counter() - started < 20 * 0.2 / 2
+    assert {rollout.status for rollout in rollouts} == {"answered"}
 
 
 def test_a_sampler_that_raises_cancels_what_is_in_flight():

@@ -23,9 +23,9 @@ from agentic_prompting.rewards import (
     word_sorting_match,
 )
 
-REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", Path(__file__).parents[2] / "shared" / "data")) / "prorefine"
+REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", "nowhere")) / "prorefine"
 needs_real_files = pytest.mark.skipif(
-    not REAL.is_dir(), reason=f"ProRefine's data files are not at {REAL}; set AGENTIC_PROMPTING_DATA"
+    not REAL.is_dir(), reason=f"ProRefine's data files are not at {REAL}: set AGENTIC_PROMPTING_DATA"
 )
 FILES = {
     "bbh_object_counting": REAL / "object_counting.json",

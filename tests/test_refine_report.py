@@ -10,7 +10,7 @@ import pytest
 
 from agentic_prompting.evaluation import wilson_interval
 from agentic_prompting.refine import ProRefiner
-from agentic_prompting.report.refinement import accuracy_of, accuracy_table, iterations_of, plot_iterations
+from agentic_prompting.report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
 from agentic_prompting.rewards import exact_match
 from refine_models import PROMPT, Log, answer, models
 

@@ -15,10 +15,8 @@ from agentic_prompting.cli import main
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.lineage import lanes
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
-from agentic_prompting.report.diffs import word_diff
-from agentic_prompting.report.history import current_records
-from agentic_prompting.report.packing import pack
-from agentic_prompting.report.trajectories import reward_parts, sample_evenly
+from agentic_prompting.report.page import pack, sample_evenly, word_diff
+from agentic_prompting.report.summary import current_records, reward_parts
 from browser import evolved, record, write_run
 
 RNG = random.Random(0)
@@ -208,3 +206,52 @@ def test_the_command(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["report", str(tmp_path / "nowhere")])
     assert ended.value.code == 2 and "does not exist" in capsys.readouterr().err
+
+
+# --- what training used ----------------------------------------------------------------------------------------------
+
+
+def test_the_reward_is_the_weighted_total_that_training_used(tmp_path):
+    """Where it was recorded: with `reward_weights` the plain sum is another number."""
+    weighted = one(rewards={"a": -1.0, "b": -0.5}, reward=-1.25)
+    html = write_report(write_run(tmp_path, [weighted, one(step=1, reward=float("nan"))]), pictures=False).read_text()
+    assert [entry.get("reward") for entry in block(html, "history")["modes"]["train"]] == [-1.25, None]
+    assert block(html, "trajectories")["columns"]["reward"] == [-1.25, None]
+    shown, _ = block(html, "trajectories-0")
+    assert shown["parts"][:3] == [["a", -1.0], ["b", -0.5], ["total, as weighted in training", -1.25]]
+
+
+def test_the_trainers_log_is_drawn(tmp_path):
+    """Of the longest training in the folder; what JSON cannot hold, and other entries, are left out."""
+    log = [{"step": 1, "loss": 0.5, "kl": float("nan"), "lr": 1}, {"step": 2, "entropy": 2.0, "grad_norm": 0.1}]
+    for folder, state in (
+        ("checkpoint-2", {"global_step": 2, "log_history": [*log, {"step": 2, "train_runtime": 3.0}]}),
+        ("checkpoint-1", {"global_step": 1, "log_history": log[:1]}),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "trainer_state.json").write_text(json.dumps(state))
+    write_run(tmp_path, [one()])
+    history = block(write_report(tmp_path, pictures=False).read_text(), "history")
+    assert history["modes"]["optimisation"] == [{"step": 1, "loss": 0.5}, {"step": 2, "entropy": 2.0, "grad_norm": 0.1}]
+    assert {"loss", "grad_norm", "entropy"} < {panel["name"] for panel in history["panels"]}
+    (tmp_path / "trainer_state.json").write_text("{broken")
+    assert block(write_report(tmp_path, pictures=False).read_text(), "history") == history
+
+
+@pytest.mark.parametrize(
+    ("summary", "shown"),
+    [
+        (
+            {"exact_match_before": 0.3, "interval_before": [0.2, 0.4], "exact_match_after": 0.9,
+             "interval_after": [0.8, 1.0]},
+            [["before", 0.3, 0.2, 0.4], ["after", 0.9, 0.8, 1.0]],
+        ),
+        ({"exact_match": {"policy after, best prompt": [0.9, 0.8, 1.0], "x": [None, 0, 1]}},
+         [["policy after, best prompt", 0.9, 0.8, 1.0]]),
+        ([1], []),
+    ],
+)  # fmt: skip
+def test_the_held_out_result_of_every_method_is_shown(tmp_path, summary, shown):
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    html = write_report(write_run(tmp_path, [one()]), pictures=False).read_text()
+    assert block(html, "run")["heldOut"] == shown

@@ -1,5 +1,6 @@
 """The report in a real headless Chromium: it draws without an error, filters work, hostile text runs nothing."""
 
+import json
 import random
 from dataclasses import replace
 
@@ -68,6 +69,22 @@ def test_it_draws_everything_without_an_error(browser, report, width, scheme):
     assert page.locator("#training figure").count() == 5 and page.locator("#evolution .node[role=button]").count() > 20
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "nothing sticks out at the side"
     assert watched.noted == []
+
+
+def test_the_log_and_the_held_out_results(browser, tmp_path):
+    """E-SPL's own, hostile names included: the log's curves beside the others, a table of policies and prompts."""
+    log = [{"step": step, "loss": 0.5 / step, "kl": 0.1, "grad_norm": 1.0, "entropy": 2.0} for step in (1, 2, 3)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 3, "log_history": log}))
+    table = {f"policy {name}": [0.1 * number, 0.0, 0.9] for number, name in enumerate(["before", ATTACKS[1], "after"])}
+    (tmp_path / "summary.json").write_text(json.dumps({"sandbox": True, "exact_match": table}))
+    run = write_run(tmp_path, [record(number, random.Random(0), 3) for number in range(200)])
+    watched = Watched(browser, write_report(run, pictures=False))
+    training = watched.page.locator("#training")
+    titles = training.locator("figcaption span").all_text_contents()
+    assert titles[-4:] == ["loss", "KL divergence", "gradient norm", "entropy"]
+    assert training.locator("tr", has_text=ATTACKS[1]).inner_text().split()[-1] == "0–0.900"
+    assert "0.200" in training.locator(".tiles div", has_text="held-out exact match").inner_text()
+    assert watched.page.title().endswith("agentic-prompting") and watched.noted == []
 
 
 def test_filters(browser, report):

@@ -4,6 +4,7 @@ drawn, where a turn ends. The engine's own affairs are in test_engine.py."""
 import copy
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -266,6 +267,19 @@ def test_the_outermost_numbers_draw_possible_tokens(number):
     probabilities = torch.tensor([[0.0, 0.0, 0.4, 0.6, 0.0, 0.0]])
     tokens, _ = Sampling().choose(probabilities.log(), torch.tensor([number], dtype=torch.double))
     assert probabilities[0, tokens[0]] > 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_k=5, repetition_penalty=1.3)], ids=str)
+def test_a_greedy_request_among_others(policy, tokenizer, sampling):
+    """It gets the likeliest tokens, the others theirs."""
+    asked = requests_for(tokenizer, 8)
+    mixed = [replace(request, greedy=row % 2 == 0) for row, request in enumerate(asked)]
+    cold = replace(sampling, temperature=0)
+    got = TransformersSampler(policy, tokenizer, sampling)(mixed)
+    drawn = TransformersSampler(policy, tokenizer, sampling)(asked)
+    greedy = TransformersSampler(policy, tokenizer, cold)(asked)
+    assert got == [(greedy if request.greedy else drawn)[row] for row, request in enumerate(mixed)]
+    assert drawn != greedy
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.7])

@@ -107,11 +107,10 @@ def test_noise_is_drawn_anew_for_each_repeat_and_each_conversation():
 
 
 def test_latency_does_not_block():
-    oracle = Oracle(latency=0.1)
-    started = time.perf_counter()
-    futures = [oracle.submit([user("what is the currency of Kenya ?")]) for _ in range(50)]
-    assert not any(future.done() for future in futures) and time.perf_counter() - started < 0.1
-    assert {future.result(2).text for future in futures} == {"the answer is shilling ."}
+    question = [user("what is the currency of Kenya ?")]
+    waiting = [Oracle(latency=3600).submit(question) for _ in range(50)]
+    assert not any(future.done() for future in waiting) and all(future.cancel() for future in waiting)
+    assert Oracle(latency=0.1).submit(question).result(60).text == "the answer is shilling ."
     assert Oracle().submit([user("hello")]).done()
 
 

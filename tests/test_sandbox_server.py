@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from concurrent.futures import Future
 from urllib.parse import urlsplit
@@ -19,7 +18,8 @@ import pytest
 from agentic_prompting.llm.errors import ServerFailed
 from agentic_prompting.llm.types import Reply
 from agentic_prompting.sandbox.oracle import Oracle
-from agentic_prompting.sandbox.server import MODEL, OracleServer
+from agentic_prompting.sandbox.server import MODEL, OracleServer, main
+from all_at_once import AllAtOnce
 
 QUESTION = [{"role": "user", "content": "what is the currency of Senegal ?"}]
 ANSWER = "the answer is CFA franc ."
@@ -105,6 +105,34 @@ def test_a_bad_body_is_a_400(server, body):
     assert answer["error"]["type"] == "invalid_request_error" and answer["error"]["message"]
 
 
+@pytest.mark.parametrize("length", ["1048577", "999999999999", "9" * 5000])
+def test_a_body_too_large_is_refused_unread(server, length):
+    address = urlsplit(server.base_url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as raw:
+        raw.sendall(
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n".encode()
+        )
+        said = b"".join(iter(lambda: raw.recv(4096), b""))  # to the end: the connection is closed
+    assert said.startswith(b"HTTP/1.1 413") and b"request_too_large" in said
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org", ""])
+def test_no_key_no_listening_elsewhere(host, capsys, monkeypatch):
+    monkeypatch.delenv("AGENTIC_PROMPTING_API_KEY", raising=False)
+    with pytest.raises(ValueError, match="needs a key"):
+        OracleServer(host=host)
+    with pytest.raises(SystemExit):
+        main(["--host", host, "--port", "0"])
+    assert "needs a key" in capsys.readouterr().err
+
+
+def test_with_a_key_it_listens_elsewhere():
+    with OracleServer(host="0.0.0.0", api_key="k") as server:
+        here = server.base_url.replace("0.0.0.0", "127.0.0.1")
+        with openai.OpenAI(base_url=here, api_key="k", max_retries=0) as client:
+            assert client.chat.completions.create(model=MODEL, messages=QUESTION).choices[0].message.content == ANSWER
+
+
 def test_a_body_without_a_length_is_refused(server):
     assert post(server, iter([b"{}"]), {"Transfer-Encoding": "chunked"})[0] == 411
 
@@ -146,11 +174,9 @@ def test_two_hundred_requests_at_once():
             calls = [client.chat.completions.create(model=MODEL, messages=QUESTION) for _ in range(200)]
             return await asyncio.gather(*calls)
 
-    with OracleServer(Oracle(latency=0.2)) as server:
-        started = time.perf_counter()
+    with OracleServer(AllAtOnce(Oracle(), 200)) as server:  # none is answered before all have come
         completions = asyncio.run(ask(server.base_url))
         assert {completion.choices[0].message.content for completion in completions} == {ANSWER}
-        assert time.perf_counter() - started < 8  # one after the other they would take 40 s
 
 
 def test_the_seed_tells_samples_apart():

@@ -7,9 +7,9 @@ import pytest
 
 from agentic_prompting.cli import main
 from agentic_prompting.evaluation import EvaluationTask
-from agentic_prompting.tables import load_config, run_table
-from agentic_prompting.tables.sandbox import SANDBOX_TASKS, sandbox_task
 from misbehaving import MisbehavingServer
+from paper_tables import load_config, run_table
+from paper_tables.sandbox import SANDBOX_TASKS, sandbox_task
 
 CONFIGS = sorted((Path(__file__).parents[1] / "examples" / "configs").glob("eval_*.yaml"))
 
@@ -17,6 +17,7 @@ SMALL = """
 title: Small
 tasks: [prompt_r1/test/hotpot]
 baseline: cot
+left_out: {the 8B column: a run of its own}
 n: 8
 calls_budget: 60
 systems:
@@ -97,6 +98,25 @@ def test_a_system_that_cannot_be_made_is_left_out_with_its_reason(tmp_path, monk
     assert "gepa" not in {result.system for result in run.evaluation.results}
 
 
+def test_agents_of_a_table(asking_policy, tmp_path):
+    import paper_tables.sandbox_policies
+    from paper_tables.sandbox import sandbox_models
+    from paper_tables.systems import Unavailable, Workshop
+
+    agents = (
+        f"agent: {{folder: {asking_policy}, environment: oracle}}\n  untrained: {{kind: agent, folder: {tmp_path}}}"
+    )
+    config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
+    systems = {system.name: system for system in config.systems}
+    models = {name: (model, {}) for name, model in sandbox_models().items()}
+    workshop = Workshop(config, models, [], "exact_match", tmp_path, None)
+    (answer,) = workshop.make(systems["agent"])([sandbox_task("sandbox_countries", 1).rows[0]])
+    assert answer.error is None and answer.calls == 1 and answer.trajectory["turns"]
+    with pytest.raises(Unavailable, match="holds no trained agent: train it first"):
+        workshop.make(systems["untrained"])
+    assert callable(paper_tables.sandbox_policies.policy_for)
+
+
 def test_training_and_test_questions_differ():
     for name in SANDBOX_TASKS:
         parts = [{row["question"] for row in sandbox_task(name, 30, split=split).rows} for split in ("train", "test")]
@@ -109,7 +129,7 @@ def test_training_and_test_questions_differ():
 def test_the_budget_of_a_table_is_that_of_all_its_models(dear, tmp_path, capsys, monkeypatch):
     """15 tokens a call; of the systems ProRefine alone asks the large model."""
     task = EvaluationTask("puzzles", [{"question": f"How many in {i}?", "answers": ["7"]} for i in range(30)])
-    monkeypatch.setattr("agentic_prompting.tables.run.load_evaluation_task", lambda *_: task)
+    monkeypatch.setattr("paper_tables.run.load_evaluation_task", lambda *_: task)
     with MisbehavingServer(say=lambda request: "Answer: 3") as server:
         text = f"""
 title: Dear
@@ -142,13 +162,31 @@ def test_the_evaluate_command(tmp_path, capsys):
     config = str(written(tmp_path, SMALL))
     folders = [str(tmp_path / name) for name in ("a", "b")]
     assert status("evaluate", "--config", config, "--sandbox", "--output", folders[0]) == 0
-    assert "| sandbox_sorting | cot |" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "| sandbox_sorting | cot |" in shown
+    assert "left out: the 8B column: a run of its own\n" in shown
+    assert "left out: prompt_r1/test/hotpot: no data sets in the sandbox; sandbox_sorting, " in shown
     Path(config).write_text(SMALL.replace("prompt: direct", "prompt: Be quick."))
     assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1]) == 0
     capsys.readouterr()
     assert status("evaluate", "--compare", *folders) == 0
     assert "| cot (a) | cot (b) | +0.000" in capsys.readouterr().out
+    assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1], "--metric", "token_f1") == 0
+    assert "| task | system | token_f1 | answered" in capsys.readouterr().out
     assert status("evaluate") == 2 and "--config FILE, or --compare" in capsys.readouterr().err
+
+
+def test_outside_of_a_clone_the_command_says_what_to_do(tmp_path, monkeypatch, capsys):
+    from agentic_prompting.cli import evaluate
+
+    config = str(written(tmp_path, SMALL))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate, "__file__", str(tmp_path / "lib" / "agentic_prompting" / "cli" / "evaluate.py"))
+    assert status("evaluate", "--config", config, "--sandbox") == 2
+    said = capsys.readouterr().err
+    assert "run this command inside a clone" in said and "evaluate_agent" in said
+    monkeypatch.chdir(CONFIGS[0].parent)  # a clone, though the package is installed elsewhere
+    assert status("evaluate", "--config", config, "--sandbox", "--output", str(tmp_path / "out")) == 0
 
 
 def test_the_data_command(capsys):

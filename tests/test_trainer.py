@@ -3,12 +3,17 @@
 import json
 import os
 import sqlite3
+from functools import partial
 
+import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
+import transformers
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 
 from agentic_prompting import (
     AgentSpec,
@@ -23,9 +28,10 @@ from agentic_prompting import (
     TrainingStopped,
 )
 from agentic_prompting.llm import Misconfigured, ServerFailed
-from agentic_prompting.rollout import BatchEngine, Sample, read_rollouts
+from agentic_prompting.rollout import BatchEngine, ChatFormat, Sample, read_rollouts, rollout_from_trace
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
+from agentic_prompting.trainers import progress, warm_start
 
 ASK = "<think> first find the country </think> <interaction_prompt> which country ? </interaction_prompt>"
 END = "<think> done </think> <answer> {} </answer>"
@@ -478,3 +484,44 @@ def test_a_folder_that_is_no_agent(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({}))
     with pytest.raises(FileNotFoundError, match="was not saved by a trainer of this library"):
         PromptAgent.from_pretrained(tmp_path)
+
+
+@pytest.fixture
+def quiet_libraries():
+    progress.quiet_libraries()
+    yield
+    for library in (datasets, huggingface_hub.utils):
+        library.enable_progress_bars()
+    transformers.utils.logging.enable_progress_bar()
+
+
+def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(tiny_policy, rows, tmp_path, capfd, quiet_libraries):
+    """Of the steps' lines the first, then one a minute, and the last; of a warm start, nothing before a minute."""
+    spec, tokenizer = AgentSpec.load(tiny_policy), AutoTokenizer.from_pretrained(tiny_policy)
+    trace = {"question": "which country ?", "turns": [END.format("yen")], "observations": []}
+    rollout = rollout_from_trace(trace, spec, ChatFormat(tokenizer))
+    settings = {"use_cpu": True, "bf16": False, "max_steps": 2, "gradient_checkpointing": False}
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy)
+    warm_start(model, tokenizer, [rollout] * 8, tmp_path / "sft", **settings)
+    trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=4, disable_tqdm=False)
+    trainer.train()
+    said = capfd.readouterr()
+    steps = [line.partition(":")[0] for line in said.out.splitlines() if line.startswith("step ")]
+    assert steps == ["step 1", "step 4"]
+    assert "%|" not in said.out + said.err and "\r" not in said.out + said.err
+
+
+def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress, "Seldom", partial(progress.Seldom, clock=lambda: now[0]))
+    callback, state = progress.OneLineProgress(), TrainerState(max_steps=10)
+    callback.on_train_begin(None, state, None)
+    for step in range(1, 11):
+        now[0] += 25
+        state.global_step = step
+        callback.on_log(None, state, None, {"reward": step})
+        if step == 6:
+            callback.on_log(None, state, None, {"eval_reward": 0.5})
+    callback.on_train_end(None, state, None)
+    said = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["step 1", "step 4", "evaluation at step 6", "step 7", "step 10"]

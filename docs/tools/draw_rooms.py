@@ -21,11 +21,12 @@ PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, ROW, BOX, HEIGHT = 900, 92, 118, 44
 # Where a room stands from left to right; which floor it is on follows from its imports.
 COLUMN = {
-    **{"environments": 0, "tables": 0.5, "local": 1, "trainers": 2.2, "sandbox": 1, "agent": 1},
-    **{"llm": 1.5, "rollout": 1.5, "refine": 1.5, "rewards": 1.5, "cli": 2, "serve": 2},
+    **{"environments": 0, "local": 1, "trainers": 2.2, "sandbox": 1, "agent": 1},
+    **{"records": 1.5, "llm": 1.5, "rollout": 1.5, "refine": 1.5, "rewards": 1.5, "cli": 2, "serve": 2},
     **{"evolution": 3, "evaluation": 3, "report": 3.2, "data": 4},
 }
 SAYS = {
+    "records": "files that last",
     "llm": "large LLMs",
     "rollout": "episodes, tokens",
     "environments": "what is asked",
@@ -33,12 +34,11 @@ SAYS = {
     "evolution": "E-SPL's prompts",
     "refine": "ProRefine",
     "data": "the papers' sets",
-    "evaluation": "tables, intervals",
+    "evaluation": "metrics, intervals",
     "local": "models in process",
     "trainers": "TRL",
     "agent": "PromptAgent",
     "sandbox": "the small world",
-    "tables": "configurations",
     "report": "a run as a page",
     "serve": "OpenAI's API",
     "scripts": "training programs",

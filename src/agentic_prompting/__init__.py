@@ -15,13 +15,14 @@ _EXPORTS = {
     "rollout": "AgentSpec ChatFormat FreeText Limits Observation Rollout TagGrammar parse_turn play play_all",
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
     "rewards": (
-        "PromptR1Reward PromptR1Score exact_match math_reward normalize_answer prompt_r1_reward "
+        "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer prompt_r1_reward "
         "prompt_r1_score search_reward token_f1"
     ),
     "evolution": "Population SystemPrompt evolve",
     "refine": "ProRefiner",
     "data": "load_task",
     "local": "Sampling TransformersChat TransformersEngine",
+    "evaluation": "evaluate_agent",
     "trainers": (
         "ESPLConfig ESPLTrainer MultiTurnGRPOConfig MultiTurnGRPOTrainer PromptR1Config PromptR1Trainer "
         "TrainingStopped warm_start"
@@ -54,6 +55,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         LLMEnvironment as LLMEnvironment,
         SearchEnvironment as SearchEnvironment,
     )
+    from .evaluation import (
+        evaluate_agent as evaluate_agent,
+    )
     from .evolution import (
         Population as Population,
         SystemPrompt as SystemPrompt,
@@ -82,6 +86,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         PromptR1Reward as PromptR1Reward,
         PromptR1Score as PromptR1Score,
         exact_match as exact_match,
+        exact_match_reward as exact_match_reward,
         math_reward as math_reward,
         normalize_answer as normalize_answer,
         prompt_r1_reward as prompt_r1_reward,

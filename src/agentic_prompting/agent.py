@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from .llm import Message
-from .local import Sampling, end_of_turn_tokens, local_policy
+from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
-from .rollout import AgentSpec, ChatFormat, Environment, Policy, Rollout, play_all, rollout_seed
+from .rollout import AgentSpec, ChatFormat, Environment, Rollout, play_all, rollout_seed
+from .rollout.progress import progress as progress_of
 
 
 class PromptAgent:
@@ -32,6 +33,9 @@ class PromptAgent:
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
             Memory for keys and values kept from one turn to the next, so that a conversation is not read again from
             its beginning; 0 keeps none. See [`TransformersEngine`].
+
+    Attributes:
+        limits ([`Limits`]): The `spec`'s, with what the model can read as `max_context`, as in training.
     """
 
     def __init__(
@@ -45,9 +49,11 @@ class PromptAgent:
         prefix_cache_mb: float = 1024.0,
     ):
         self.environment, self.spec = environment, spec
+        readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
+        self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
         self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends)
-        self.policy: Policy = local_policy(
+        self.policy = local_policy(
             model.eval(),
             tokenizer,
             sampling if sampling is not None else Sampling(**spec.sampling),
@@ -146,22 +152,19 @@ class PromptAgent:
             questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`). Where a row
                 has a `refinement`, its prompt takes the place of the system prompt.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
-            progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
+            progress (`bool`, *optional*, defaults to `True`): Show how far it is: a bar after two seconds, or in a
+                file or a pipe a line a minute.
 
         Returns:
             `list[Rollout]`: In the order of the questions. One that failed has its `error` set; none raises.
         """
-        from tqdm.auto import tqdm
-
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
         rollouts = [
             Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=rollout_seed(seed, i))
             for i, row in enumerate(rows)
         ]
-        with tqdm(total=len(rows), desc="answers", delay=2, disable=not progress, leave=False) as bar:
-            play_all(
-                rollouts, self.policy, self.environment, self.chat_format, self.spec.limits, lambda _: bar.update()
-            )
+        with progress_of(len(rows), "answers", shown=progress) as bar:
+            play_all(rollouts, self.policy, self.environment, self.chat_format, self.limits, lambda _: bar.update())
         return rollouts
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:

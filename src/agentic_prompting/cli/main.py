@@ -1,8 +1,7 @@
 """`agentic-prompting`: its sub-commands, and what every one of them does with errors.
 
-To add a sub-command, write `cli/<name>.py` with a function whose parameters are its options, and put it into
-`COMMANDS`. What is imported at the top of such a file is loaded for every `--help`, so heavy imports stand in the
-function.
+To add a sub-command, write a function whose parameters are its options (of a dataclass: its fields), and put it into
+`COMMANDS`. What is imported at the top of its file is loaded for every `--help`: heavy imports stand in the function.
 """
 
 from __future__ import annotations
@@ -14,16 +13,13 @@ from typing import Annotated, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from .ask import ask
-from .data import data
-from .demo import demo
+from .commands import ask, data, evolve, report
 from .doctor import doctor
 from .evaluate import evaluate
-from .evolve import evolve
+from .options import command, show_help
 from .refine import refine
-from .report import report
 from .serve import serve
-from .train import train
+from .train import demo, train
 
 COMMANDS: dict[str, Callable[..., int] | typer.Typer] = {
     "demo": demo,
@@ -46,7 +42,7 @@ BAD_INPUT = 2
 
 app = typer.Typer(
     help="Language models that learn to prompt other language models.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -54,7 +50,7 @@ for _name, _command in COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
     else:
-        app.command(_name, context_settings=_SETTINGS.get(_name))(_command)
+        app.command(_name, context_settings=_SETTINGS.get(_name))(command(_command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -67,11 +63,13 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _group(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Language models that learn to prompt other language models."""  # keeps `refine` a sub-command while it is alone
+    """Language models that learn to prompt other language models."""
+    show_help(context)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -8,8 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from .models import connect_roles
-from .options import option
+from .options import connect_roles, option
 from .show import show
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ def refine(
         budget = Budget(budget_usd, budget_tokens, output and output.with_suffix(".spending.sqlite"))
         refiner.charge_to(budget)
         try:
-            results = refiner.refine_all(prompt, rows, max_in_flight, output, progress=sys.stderr.isatty())
+            results = refiner.refine_all(prompt, rows, max_in_flight, output)
         except KeyboardInterrupt:
             where = f"the same command goes on from {output}" if output else "with --output the command could go on"
             print(f"agentic-prompting: stopped; {where}", file=sys.stderr)

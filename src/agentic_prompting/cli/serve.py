@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .models import large_llm
-from .options import option
+from .options import another, large_llm, option
 
 
 def serve(
@@ -32,7 +31,10 @@ def serve(
     max_concurrency: Annotated[int, option("Requests answered at once: 256.")] = 256,
     max_body_bytes: Annotated[int, option("Of a request: 1048576.")] = 2**20,
     timeout: Annotated[float, option("Seconds for a request: 120.")] = 120.0,
-    max_cost_usd: Annotated[float | None, option("Dollars that one request to the agent may cost.")] = None,
+    max_cost_usd: Annotated[float | None, option("Dollars that one request may cost.")] = None,
+    greedy: Annotated[
+        bool, option("Take the likeliest token each time, not only where temperature=0 is asked for.", None, "--greedy")
+    ] = False,
 ) -> int:
     """Serve a trained agent and its large LLM as one model, for any OpenAI client."""
     if sandbox == (environment_model is not None):
@@ -43,17 +45,21 @@ def serve(
         raise ValueError(f"serving needs more ({error.name}): pip install 'agentic-prompting[serve]'") from error
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
+    from ..llm import Budget, charge
     from ..refine import ProRefiner, RefinedChat
 
-    config = ServeConfig(host, port, key_variable, max_concurrency, max_body_bytes, timeout, max_cost_usd)
+    config = ServeConfig(host, port, key_variable, max_concurrency, max_body_bytes, timeout, max_cost_usd, greedy)
     config.find_key()  # a missing key is found before the model is loaded, not after
     with ExitStack() as stack:
-        chat = large_llm(environment_model, environment_base_url, sandbox, replay_cache, budget_usd, stack)
+        chat = large_llm(environment_model, environment_base_url, sandbox, replay_cache, None, stack)
+        budget = Budget(usd=budget_usd)
         sampling: dict[str, Any] = {} if environment_max_tokens is None else {"max_tokens": environment_max_tokens}
         environment = LLMEnvironment(chat, **sampling)
+        charge(budget, environment=environment)  # a budget that cannot be kept is found before anything is spent
         environment.check()
-        refined = RefinedChat(ProRefiner(chat, chat, chat, chat)) if refine else None
-        service = agent_service(PromptAgent.from_pretrained(run, environment), config, name, refined)
+        task, feedback, optimizer, verifier = (another(chat, stack) for _ in range(4))  # an account for each
+        refined = RefinedChat(ProRefiner(task, feedback, optimizer, verifier)) if refine else None
+        service = agent_service(PromptAgent.from_pretrained(run, environment), config, name, refined, budget)
         print(f"http://{host}:{port}/v1  models: {', '.join(service.models)}  (Ctrl-C stops)", flush=True)
         run_service(service)
     return 0

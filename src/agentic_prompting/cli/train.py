@@ -1,18 +1,26 @@
-"""`agentic-prompting train`: Prompt-R1 or E-SPL, through accelerate."""
+"""`agentic-prompting train` and `demo`: the programs of `scripts/`, started the way `accelerate launch` does.
+
+Exit status and Ctrl-C are passed through.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
-from .launch import launch
+from .options import show_help
 
-# Everything else is an option of the program, `--help` too.
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+CONFIGS = Path(__file__).parents[1] / "scripts" / "configs"
+"""What the demonstrations run with."""
 
+Method = Literal["prompt-r1", "espl", "prorefine"]
 Config = Annotated[
     Path | None, typer.Option(help="YAML file with options of the program; those given here win over it.")
 ]
@@ -21,9 +29,15 @@ AccelerateConfig = Annotated[
     typer.Option(help="As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU."),
 ]
 
+_PROGRAMS = {"prompt-r1": ("train_prompt_r1", "prompt_r1.yaml"), "espl": ("train_espl", "espl.yaml")}
+_FINISHED = "summary.json"
+# Everything else is an option of the program, `--help` too.
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
 train = typer.Typer(
     help="Train through accelerate. Options that are not listed are the program's own: train METHOD --help shows them.",
-    no_args_is_help=True,
+    invoke_without_command=True,
+    callback=show_help,
     rich_markup_mode=None,
 )
 
@@ -59,3 +73,113 @@ def _help(context: typer.Context, program: str) -> int:
     script = import_module(f"..scripts.{program}", __package__)
     TrlParser(script.ARGUMENTS, prog=context.command_path).print_help()
     return 0
+
+
+def demo(
+    context: typer.Context,
+    method: Annotated[Method, typer.Option(help="What to show. Minutes on two CPU cores; prorefine: seconds.")] = (
+        "prompt-r1"
+    ),
+    output_dir: Annotated[Path, typer.Option(help="Folder to write to.")] = Path("runs/demo"),
+) -> int:
+    """See a method work in the sandbox: a tiny policy, a scripted large LLM; no key, no network.
+
+    Interrupted, the same command goes on. Other options are those of the method's program, such as --max-steps 5.
+    """
+    if (output_dir / _FINISHED).exists():
+        raise ValueError(
+            f"{output_dir} holds a finished run: look at it with `agentic-prompting report {output_dir}`, or take "
+            "another folder with --output-dir"
+        )
+    if method == "prorefine":
+        from ..scripts.refine import main as refine
+
+        refine(["--output_dir", str(output_dir), *context.args])
+        print(f"\nwritten to {output_dir}: a file of results for each setting")
+    else:
+        program, config = _PROGRAMS[method]
+        # As `make demo`: one thread, and none that spins while it waits. Beside other work two take far longer.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        options = ["--config", str(CONFIGS / config), "--output_dir", str(output_dir), *_resumed(output_dir)]
+        status = launch(program, [*options, *context.args], CONFIGS / "single.yaml")
+        if status:
+            return status
+    print(f"next:  agentic-prompting report {output_dir}")
+    if method == "prompt-r1":
+        question = "what is the currency of the country whose capital is Nairobi ?"
+        print(f'       agentic-prompting ask "{question}" --run {output_dir} --sandbox')
+    if method == "prorefine":
+        print("       agentic-prompting refine --sandbox")
+    return 0
+
+
+def _resumed(folder: Path) -> list[str]:
+    """The option that goes on from the newest checkpoint, where a run was interrupted."""
+    steps = [int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*")]
+    return ["--resume_from_checkpoint", str(folder / f"checkpoint-{max(steps)}")] if steps else []
+
+
+def launch(program: str, arguments: Sequence[str], accelerate_config: Path | None = None) -> int:
+    """Run a program of `scripts/` on as many processes as accelerate is configured for.
+
+    Args:
+        program (`str`): Its module in `scripts/`.
+        arguments (`Sequence[str]`): For the program.
+        accelerate_config (`Path`, *optional*): As of `accelerate launch --config_file`. By default what
+            `accelerate config` has saved, else every GPU of this machine, or its CPU.
+
+    Returns:
+        `int`: The exit status of the program, of the first process that failed.
+
+    Raises:
+        `ValueError`: If there is no such configuration.
+    """
+    settings = _settings(accelerate_config)
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    # torchrun would end its processes 30 s after Ctrl-C, in the middle of a step; it is ours to pass on.
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
+    module = f"{__package__.rpartition('.')[0]}.scripts.{program}"
+    launched = launch_command_parser().parse_args([*settings, "--module", module, *arguments])
+    before = signal.signal(signal.SIGINT, _pass_on)
+    try:
+        launch_command(launched)
+    except subprocess.CalledProcessError as error:
+        return _status(error.returncode)
+    except ChildFailedError as error:
+        return _status(error.get_first_failure()[1].exitcode)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return 0
+
+
+def _settings(config: Path | None) -> list[str]:
+    """The options of `accelerate launch` that say where to run."""
+    if config is not None:
+        if not config.is_file():
+            raise ValueError(f"{config} does not exist: make one with `accelerate config --config_file {config}`")
+        return ["--config_file", str(config)]
+    import torch
+    from accelerate.commands.config import default_config_file
+
+    if Path(default_config_file).is_file():
+        return []
+    gpus = torch.cuda.device_count()
+    # Said in full, or accelerate warns of each value that was not.
+    plain = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    return [*(["--multi_gpu"] if gpus > 1 else []), "--num_processes", str(max(gpus, 1)), *plain]
+
+
+def _pass_on(*signal_and_frame: Any) -> None:
+    """Send it to the processes of the job. One in the terminal's own group gets it twice, and takes it as one."""
+    import psutil
+
+    for child in psutil.Process().children():
+        child.send_signal(signal.SIGINT)
+
+
+def _status(code: int) -> int:
+    """As a shell has it: 128 and the signal that ended the process."""
+    return 128 - code if code < 0 else code

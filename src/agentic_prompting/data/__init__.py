@@ -1,8 +1,16 @@
 """Data sets of the papers in one schema. `datasets` is imported when something is loaded, not before."""
 
-from .catalogue import SourceCheck, check_sources, check_table, describe_task, list_tasks
-from .contamination import Contamination, contamination_report
-from .loading import find_task, is_own, load_task, validate_dataset
+from .catalogue import (
+    Contamination,
+    SourceCheck,
+    check_sources,
+    check_table,
+    contamination_report,
+    describe_task,
+    list_tasks,
+)
+from .loading import find_task, is_own, load_task
+from .rows import validate_dataset
 from .task import Cut, Reader, Source, Task
 from .tasks import PAIRS, TASKS
 

@@ -1,12 +1,15 @@
-"""The data sets for people: a list, one set in full, and whether the hub still is as the records say."""
+"""The data sets for people: a list, one set in full, whether the hub still is as the records say, and which evaluation
+questions were trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .loading import find_task, first_line, fitting_reader, open_source
+from .loading import find_task, open_source
+from .rows import first_line, fitting_reader
 from .task import Source, Task
 from .tasks import PAIRS, TASKS
 
@@ -137,7 +140,7 @@ def _look_at_record(name: str, task: Task, split: str, source: Source) -> Source
     problems = []
     if set(source.splits) - set(task.expected_rows):
         problems.append(f"maps splits that the set does not have: {', '.join(source.splits)}")
-    if split in task.cuts and len(task.cuts[split].pick(task.cuts[split].whole)) != task.expected_rows[split]:
+    if split in task.cuts and len(task.cuts[split].numbers(task.cuts[split].whole or 0)) != task.expected_rows[split]:
         problems.append(f"its cut is not of {task.expected_rows[split]} rows")
     if not all(reader.columns for reader in task.readers):
         problems.append("a reader needs no column")
@@ -154,7 +157,7 @@ def _look_online(name: str, task: Task, split: str, source: Source) -> SourceChe
     except Exception as error:  # as in loading: no common type
         return SourceCheck(name, split, str(source), f"{type(error).__name__}: {first_line(error)}")
     count, expected = _count(rows, source.splits.get(split, split)), task.expected_rows[split]
-    whole = task.cuts[split].whole if split in task.cuts else expected
+    whole = (task.cuts[split].whole if split in task.cuts else None) or expected
     alone = len(source.parts()) == 1 and not task.unique and task.order is None
     problem = f"{count:,} rows, {whole:,} expected" if count and alone and abs(count - whole) > 0.01 * whole else ""
     return SourceCheck(name, split, check.source, problem, revision, count, tuple(first))
@@ -172,3 +175,73 @@ def _revision(source: Source) -> str:
 def _count(rows: Any, split: str) -> int | None:
     splits = getattr(getattr(rows, "info", None), "splits", None) or {}
     return getattr(splits.get(split), "num_examples", None) or None
+
+
+# Contamination --------------------------------------------------------------------------------------------------------
+# Worth a look before any table is believed. The released Prompt-R1 evaluation file of GSM8K, for one, is mostly GSM8K's
+# *training* set: 111 of its 128 questions.
+
+_WORDS = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """Evaluation rows that occur in training rows.
+
+    Args:
+        rows (`int`): Evaluation rows looked at.
+        exact (`tuple[str, ...]`): Ids of those whose question is a training question, case and punctuation aside.
+        near (`tuple[str, ...]`): Ids of further ones that share a run of `run_length` words with a training question.
+        run_length (`int`): In words.
+    """
+
+    rows: int
+    exact: tuple[str, ...]
+    near: tuple[str, ...]
+    run_length: int
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.exact)} of {self.rows} evaluation questions are training questions, "
+            f"{len(self.near)} more share {self.run_length} words in a row with one"
+        )
+
+
+def contamination_report(
+    evaluation: Iterable[Mapping[str, Any]], training: Iterable[Mapping[str, Any]], run_length: int = 13
+) -> Contamination:
+    """Compare the questions of two data sets.
+
+    Args:
+        evaluation (`Iterable[Mapping]`): Rows with `question` and, where they have one, `id`.
+        training (`Iterable[Mapping]`): Rows with `question`.
+        run_length (`int`, *optional*, defaults to `13`): Words in a row that two questions must share to be near; 13 as
+            in GPT-3's appendix C. Shorter questions can only be exact.
+
+    Raises:
+        `ValueError`: If `run_length` is below 1 or there is nothing to compare.
+    """
+    if run_length < 1:
+        raise ValueError(f"run_length must be at least 1, got {run_length}")
+    rows = list(evaluation)
+    trained = [_words(row["question"]) for row in training]
+    if not rows or not trained:
+        raise ValueError(f"nothing to compare: {len(rows)} evaluation rows and {len(trained)} training rows")
+    whole = set(map(tuple, trained))
+    runs = {run for words in trained for run in _runs(words, run_length)}
+    exact, near = [], []
+    for number, row in enumerate(rows):
+        words, name = _words(row["question"]), str(row.get("id", number))
+        if tuple(words) in whole:
+            exact.append(name)
+        elif any(run in runs for run in _runs(words, run_length)):
+            near.append(name)
+    return Contamination(len(rows), tuple(exact), tuple(near), run_length)
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(text.lower())
+
+
+def _runs(words: Sequence[str], length: int) -> Iterable[tuple[str, ...]]:
+    return (tuple(words[start : start + length]) for start in range(len(words) - length + 1))

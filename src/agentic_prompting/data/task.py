@@ -12,12 +12,6 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-PARQUET = "refs/convert/parquet"
-"""The hub's own conversion of a repository: no loading script, and folders instead of configurations."""
-
-FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
-"""Copies of many question-answering sets in one shape, the last resort of several chains."""
-
 
 @dataclass(frozen=True)
 class Reader:
@@ -99,40 +93,40 @@ class Source:
         parts = [where, self.config, self.data_dir, self.revision and f"@{self.revision}"]
         return " ".join(part for part in parts if part)
 
+    @classmethod
+    def parquet(cls, path: str, data_dir: str, **options: Any) -> Source:
+        """The hub's own conversion of a repository: no loading script, and folders instead of configurations."""
+        return cls(path, revision="refs/convert/parquet", data_dir=data_dir, **options)
 
-Picker = Callable[[int], Sequence[int]]
-"""Number of rows to the numbers of those that are meant, in their order."""
+    @classmethod
+    def flashrag(cls, config: str, **splits: str) -> Source:
+        """A copy in the one shape of FlashRAG's collection: the last resort of several chains."""
+        return cls("RUC-NLPIR/FlashRAG_datasets", config, splits=splits)
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A split that its authors cut out of another by row numbers: only as good as the order of the rows.
+    """Rows by their numbers: only as good as the order of the rows.
 
     Args:
-        whole (`int`): Rows of what it is cut from, exactly.
-        pick (`Picker`): Which of them belong to it.
+        start (`int`, *optional*, defaults to `0`), stop (`int`, *optional*): From where to where, the latter left out.
+        seed (`int`, *optional*): Of a shuffle before; none by default.
+        whole (`int`, *optional*): Rows of what it is cut from, exactly, where that is known.
         first (`str`, *optional*): A piece of its first question, by which another order of the rows is noticed.
     """
 
-    whole: int
-    pick: Picker
+    start: int = 0
+    stop: int | None = None
+    seed: int | None = None
+    whole: int | None = None
     first: str = ""
 
-
-def between(start: int, stop: int) -> Picker:
-    """The rows from `start` to `stop`, the latter left out."""
-    return lambda whole: range(start, stop)
-
-
-def shuffled(start: int, stop: int | None = None, seed: int = 0) -> Picker:
-    """Rows `start` to `stop` of all, after a shuffle with this seed."""
-
-    def pick(whole: int) -> Sequence[int]:
-        numbers = list(range(whole))
-        random.Random(seed).shuffle(numbers)
-        return numbers[start:stop]
-
-    return pick
+    def numbers(self, count: int) -> Sequence[int]:
+        """Those of `count` rows, in its order."""
+        numbers = list(range(count))
+        if self.seed is not None:
+            random.Random(self.seed).shuffle(numbers)
+        return numbers[self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ class Task:
             answer, kept with the one gold `""`, rather than a blind test's row, dropped.
         metrics (`tuple[str, ...]`, *optional*): What it is reported in, the one that counts first; see [`METRICS`].
         unique (`bool`, *optional*, defaults to `False`): Keep each question once: its first place, its last answers.
-        order (`Picker`, *optional*): After that, which rows belong to the set.
+        order (`Cut`, *optional*): After that, which rows belong to the set.
     """
 
     sources: tuple[Source, ...]
@@ -163,7 +157,7 @@ class Task:
     unanswerable: bool = False
     metrics: tuple[str, ...] = ("exact_match", "token_f1")
     unique: bool = False
-    order: Picker | None = None
+    order: Cut | None = None
 
 
 # Values as they are found ---------------------------------------------------------------------------------------------

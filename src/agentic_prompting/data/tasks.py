@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .task import FLASHRAG, PARQUET, Reader, Row, Source, Task, answers_of, as_list
+from .task import Reader, Row, Source, Task, answers_of, as_list
 from .tasks_reasoning import ESPL_TASKS, PAIRS as PAIRS, PROREFINE_TASKS, gsm8k_answer
 
 # The released Prompt-R1 files: the paper's own samples of its twelve sets, the best source for its tables. Of the 128
@@ -105,40 +105,73 @@ def squad_answers(answers: Any) -> list[str]:
 
 
 _FLASHRAG = Reader(("question", "golden_answers"), "question", lambda row: as_list(row["golden_answers"]))
+_RELEASED = Reader(
+    ("prompt", "reward_model"),
+    prompt_r1_question,
+    lambda row: row["reward_model"]["ground_truth"],
+    ("data_source",),
+    prompt_r1_meta,
+)
+_GSM8K = Reader(
+    ("question", "answer"), "question", lambda row: [gsm8k_answer(row["answer"])], keep={"solution": "answer"}
+)
+_MUSIQUE = Reader(
+    ("question", "answer", "answer_aliases"),
+    "question",
+    lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]),
+)
+_POPQA = Reader(
+    ("question", "possible_answers"),
+    "question",
+    lambda row: as_list(row["possible_answers"]),
+    keep=("prop", "s_pop", "o_pop"),
+)
+_SQUAD = Reader(  # the question alone, as in the paper; the passage stays in `meta`
+    ("question", "answers"), "question", lambda row: squad_answers(row["answers"]), keep=("title", "context")
+)
+_TRIVIAQA = Reader(
+    ("question", "answer"),
+    "question",
+    lambda row: [row["answer"]["value"], *row["answer"]["aliases"]],
+    keep=("question_id",),
+)
+_MATHQA = Reader(  # no options shown and the option's text as the gold, as in the paper
+    ("Problem", "options", "correct"),
+    "Problem",
+    lambda row: answers_of(mathqa_options(row["options"]).get(row["correct"])),
+    keep=("options", "correct"),
+)
+_CHAPTER = Reader(
+    ("chapter", "summary_text"), lambda row: _asked(SUMMARY_TASK, row["chapter"]), "summary_text", {"book": "bid"}
+)
+_CHAPTERS = Reader(
+    ("text", "summary"),
+    lambda row: _asked(SUMMARY_TASK, row["text"]),
+    lambda row: [summary["text"] for summary in row["summary"]],
+)
+_STORY = Reader(("prompt", "story"), lambda row: _asked(STORY_TASK, _TAG.sub("", row["prompt"])), "story")
+_XSUM = Reader(("document", "summary"), lambda row: _asked(ARTICLE_TASK, row["summary"]), "document")
 _WRITING = ("semantic_similarity", "token_f1")
 
 TASKS: dict[str, Task] = {
     "prompt_r1": Task(
-        sources=(Source("QwenQKing/Prompt-R1", files=_FILES),),
-        readers=(
-            Reader(
-                ("prompt", "reward_model"),
-                prompt_r1_question,
-                lambda row: row["reward_model"]["ground_truth"],
-                keep=("data_source",),
-                meta=prompt_r1_meta,
-            ),
-        ),
-        expected_rows={
-            "train": 8 * 5120,
-            "validation": 2048,
-            "test": 12 * 128,
-            **{f"test/{name}": 128 for name in EVALUATION_FILES},
-        },
-        licence="Apache-2.0",
+        (Source("QwenQKing/Prompt-R1", files=_FILES),),
+        (_RELEASED,),
+        {"train": 40_960, "validation": 2048, "test": 1_536, **{f"test/{name}": 128 for name in EVALUATION_FILES}},
+        "Apache-2.0",
     ),
     "hotpotqa": Task(
-        sources=(
+        (
             Source("hotpotqa/hotpot_qa", "distractor"),
-            Source("hotpotqa/hotpot_qa", revision=PARQUET, data_dir="distractor"),
-            Source(FLASHRAG, "hotpotqa", splits={"validation": "dev"}),
+            Source.parquet("hotpotqa/hotpot_qa", "distractor"),
+            Source.flashrag("hotpotqa", validation="dev"),
         ),
-        readers=(Reader(("question", "answer"), "question", "answer", keep=("type", "level")), _FLASHRAG),
-        expected_rows={"train": 90_447, "validation": 7_405},
-        licence="CC-BY-SA-4.0",
+        (Reader(("question", "answer"), "question", "answer", keep=("type", "level")), _FLASHRAG),
+        {"train": 90_447, "validation": 7_405},
+        "CC-BY-SA-4.0",
     ),
     "2wiki": Task(
-        sources=(
+        (
             Source("framolfese/2WikiMultihopQA"),
             Source(  # its root has a loading script, which only the packaged builder passes by
                 "parquet",
@@ -147,137 +180,81 @@ TASKS: dict[str, Task] = {
                     "validation": "hf://datasets/xanhho/2WikiMultihopQA/dev.parquet",
                 },
             ),
-            Source(FLASHRAG, "2wikimultihopqa", splits={"validation": "dev"}),  # train: 15,000 rows only
+            Source.flashrag("2wikimultihopqa", validation="dev"),  # train: 15,000 rows only
         ),
-        readers=(Reader(("question", "answer"), "question", "answer", keep=("type",)), _FLASHRAG),
-        expected_rows={"train": 167_454, "validation": 12_576},
-        licence="Apache-2.0",
+        (Reader(("question", "answer"), "question", "answer", keep=("type",)), _FLASHRAG),
+        {"train": 167_454, "validation": 12_576},
+        "Apache-2.0",
     ),
     "gsm8k": Task(
-        sources=(Source("openai/gsm8k", "main"), Source("openai/gsm8k", revision=PARQUET, data_dir="main")),
-        readers=(
-            Reader(
-                ("question", "answer"),
-                "question",
-                lambda row: [gsm8k_answer(row["answer"])],
-                keep={"solution": "answer"},
-            ),
-        ),
-        expected_rows={"train": 7_473, "test": 1_319},
-        licence="MIT",
+        (Source("openai/gsm8k", "main"), Source.parquet("openai/gsm8k", "main")),
+        (_GSM8K,),
+        {"train": 7_473, "test": 1_319},
+        "MIT",
         metrics=("exact_match", "math_match"),
     ),
     "musique": Task(
-        sources=(
+        (
             Source("bdsaglam/musique", "answerable"),
             Source("dgslibisey/MuSiQue"),
-            Source(FLASHRAG, "musique", splits={"validation": "dev"}),
+            Source.flashrag("musique", validation="dev"),
         ),
-        readers=(
-            Reader(
-                ("question", "answer", "answer_aliases"),
-                "question",
-                lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]),
-            ),
-            _FLASHRAG,
-        ),
-        expected_rows={"train": 19_938, "validation": 2_417},
-        licence="CC-BY-4.0",
+        (_MUSIQUE, _FLASHRAG),
+        {"train": 19_938, "validation": 2_417},
+        "CC-BY-4.0",
     ),
     "popqa": Task(
-        sources=(
+        (
             Source("akariasai/PopQA"),
             Source("csv", files={"test": "hf://datasets/akariasai/PopQA/test.tsv"}, options={"sep": "\t"}),
-            Source(FLASHRAG, "popqa"),
+            Source.flashrag("popqa"),
         ),
-        readers=(
-            Reader(
-                ("question", "possible_answers"),
-                "question",
-                lambda row: as_list(row["possible_answers"]),
-                keep=("prop", "s_pop", "o_pop"),
-            ),
-            _FLASHRAG,
-        ),
-        expected_rows={"test": 14_267},
-        licence="none stated",
+        (_POPQA, _FLASHRAG),
+        {"test": 14_267},
+        "none stated",
     ),
-    "squad_v2": Task(  # the question alone, as in the paper; the passage stays in `meta`
-        sources=(Source("rajpurkar/squad_v2", "squad_v2"), Source("lighteval/squad_v2")),
-        readers=(
-            Reader(
-                ("question", "answers"),
-                "question",
-                lambda row: squad_answers(row["answers"]),
-                keep=("title", "context"),
-            ),
-        ),
-        expected_rows={"train": 130_319, "validation": 11_873},
-        licence="CC-BY-SA-4.0",
+    "squad_v2": Task(
+        (Source("rajpurkar/squad_v2", "squad_v2"), Source("lighteval/squad_v2")),
+        (_SQUAD,),
+        {"train": 130_319, "validation": 11_873},
+        "CC-BY-SA-4.0",
         unanswerable=True,
     ),
     "triviaqa": Task(
-        sources=(
+        (
             Source("mandarjoshi/trivia_qa", "rc.nocontext"),
-            Source("mandarjoshi/trivia_qa", revision=PARQUET, data_dir="rc.nocontext"),
-            Source(FLASHRAG, "triviaqa", splits={"validation": "dev"}),  # the unfiltered set: other sizes
+            Source.parquet("mandarjoshi/trivia_qa", "rc.nocontext"),
+            Source.flashrag("triviaqa", validation="dev"),  # the unfiltered set: other sizes
         ),
-        readers=(
-            Reader(
-                ("question", "answer"),
-                "question",
-                lambda row: [row["answer"]["value"], *row["answer"]["aliases"]],
-                keep=("question_id",),
-            ),
-            _FLASHRAG,
-        ),
-        expected_rows={"train": 138_384, "validation": 17_944},
-        licence="unknown",
+        (_TRIVIAQA, _FLASHRAG),
+        {"train": 138_384, "validation": 17_944},
+        "unknown",
     ),
-    "mathqa": Task(  # no options shown and the option's text as the gold, as in the paper
-        sources=(Source("regisss/math_qa"), Source("allenai/math_qa", revision=PARQUET, data_dir="default")),
-        readers=(
-            Reader(
-                ("Problem", "options", "correct"),
-                "Problem",
-                lambda row: answers_of(mathqa_options(row["options"]).get(row["correct"])),
-                keep=("options", "correct"),
-            ),
-        ),
-        expected_rows={"train": 29_837, "validation": 4_475, "test": 2_985},
-        licence="Apache-2.0",
+    "mathqa": Task(
+        (Source("regisss/math_qa"), Source.parquet("allenai/math_qa", "default")),
+        (_MATHQA,),
+        {"train": 29_837, "validation": 4_475, "test": 2_985},
+        "Apache-2.0",
     ),
     "booksum": Task(
-        sources=(Source("kmfoda/booksum"), Source("ubaada/booksum-complete-cleaned", "chapters")),
-        readers=(
-            Reader(
-                ("chapter", "summary_text"),
-                lambda row: _asked(SUMMARY_TASK, row["chapter"]),
-                "summary_text",
-                keep={"book": "bid"},
-            ),
-            Reader(
-                ("text", "summary"),
-                lambda row: _asked(SUMMARY_TASK, row["text"]),
-                lambda row: [summary["text"] for summary in row["summary"]],
-            ),
-        ),
-        expected_rows={"train": 9_600, "validation": 1_484, "test": 1_431},
-        licence="BSD-3-Clause",
+        (Source("kmfoda/booksum"), Source("ubaada/booksum-complete-cleaned", "chapters")),
+        (_CHAPTER, _CHAPTERS),
+        {"train": 9_600, "validation": 1_484, "test": 1_431},
+        "BSD-3-Clause",
         metrics=_WRITING,
     ),
     "writingprompts": Task(  # test: 15,138 rows, but 5,478 different prompts; samples are of different questions
-        sources=(Source("euclaise/writingprompts"),),
-        readers=(Reader(("prompt", "story"), lambda row: _asked(STORY_TASK, _TAG.sub("", row["prompt"])), "story"),),
-        expected_rows={"train": 272_600, "validation": 15_620, "test": 15_138},
-        licence="MIT",
+        (Source("euclaise/writingprompts"),),
+        (_STORY,),
+        {"train": 272_600, "validation": 15_620, "test": 15_138},
+        "MIT",
         metrics=_WRITING,
     ),
     "xsum": Task(
-        sources=(Source("EdinburghNLP/xsum"), Source("EdinburghNLP/xsum", revision=PARQUET, data_dir="default")),
-        readers=(Reader(("document", "summary"), lambda row: _asked(ARTICLE_TASK, row["summary"]), "document"),),
-        expected_rows={"train": 204_045, "validation": 11_332, "test": 11_334},
-        licence="unknown",
+        (Source("EdinburghNLP/xsum"), Source.parquet("EdinburghNLP/xsum", "default")),
+        (_XSUM,),
+        {"train": 204_045, "validation": 11_332, "test": 11_334},
+        "unknown",
         metrics=_WRITING,
     ),
     **PROREFINE_TASKS,

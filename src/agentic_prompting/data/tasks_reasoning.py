@@ -9,7 +9,7 @@ training sets are shuffled with seed 42. The paper's subsample for search (196 a
 
 from __future__ import annotations
 
-from .task import PARQUET, Cut, Reader, Row, Source, Task, answers_of, as_list, between, shuffled, whole_number
+from .task import Cut, Reader, Row, Source, Task, answers_of, as_list, whole_number
 
 
 def gsm8k_answer(solution: str) -> str:
@@ -27,18 +27,18 @@ def _big_bench_hard(name: str, train: str, validation: str, test: str, metric: s
     ours_to_theirs = {"train": "test", "validation": "test", "test": "test"}
     url = f"https://raw.githubusercontent.com/suzgunmirac/BIG-Bench-Hard/main/bbh/{name}.json"
     return Task(
-        sources=(
+        (
             Source("SaylorTwift/bbh", name, splits=ours_to_theirs),
             Source("json", files=dict.fromkeys(ours_to_theirs, url), options={"field": "examples"}),
             Source("lukaemon/bbh", name, splits=ours_to_theirs),
         ),
-        readers=(Reader(("input", "target"), "input", "target"),),
-        expected_rows={"train": 50, "validation": 100, "test": 100},
-        licence="MIT",
+        (Reader(("input", "target"), "input", "target"),),
+        {"train": 50, "validation": 100, "test": 100},
+        "MIT",
         cuts={
-            "train": Cut(250, between(0, 50), train),
-            "validation": Cut(250, between(50, 150), validation),
-            "test": Cut(250, between(150, 250), test),
+            "train": Cut(0, 50, whole=250, first=train),
+            "validation": Cut(50, 150, whole=250, first=validation),
+            "test": Cut(150, 250, whole=250, first=test),
         },
         json_field="examples",
         metrics=(metric,),
@@ -72,35 +72,35 @@ PROREFINE_TASKS: dict[str, Task] = {
         "word_sorting", "syndrome therefrom", "hat core sonnet discreet", "oakland seaborg jacobi", "word_sorting_match"
     ),
     "gsm8k_dspy": Task(  # DSPy's split, by way of TextGrad
-        sources=(
+        (
             Source("openai/gsm8k", "main", splits={"validation": "train"}),
-            Source("openai/gsm8k", revision=PARQUET, data_dir="main", splits={"validation": "train"}),
+            Source.parquet("openai/gsm8k", "main", splits={"validation": "train"}),
         ),
-        readers=(_GSM8K,),
-        expected_rows={"train": 200, "validation": 300, "test": 1_319},
-        licence="MIT",
+        (_GSM8K,),
+        {"train": 200, "validation": 300, "test": 1_319},
+        "MIT",
         cuts={
-            "train": Cut(7_473, shuffled(0, 200), "Marion"),
-            "validation": Cut(7_473, shuffled(200, 500), "birds"),
-            "test": Cut(1_319, shuffled(0), "Amber, Micah"),
+            "train": Cut(0, 200, seed=0, whole=7_473, first="Marion"),
+            "validation": Cut(200, 500, seed=0, whole=7_473, first="birds"),
+            "test": Cut(seed=0, whole=1_319, first="Amber, Micah"),
         },
         metrics=("integer_match",),
     ),
     "svamp": Task(
-        sources=(
+        (
             Source("ChilleD/SVAMP", splits={"test": "train+test"}),  # 700 and 300 of the original thousand
             Source("json", files={"test": "https://raw.githubusercontent.com/arkilpatel/SVAMP/main/SVAMP.json"}),
         ),
-        readers=(_SVAMP,),
-        expected_rows={"test": 1_000},
-        licence="MIT",
+        (_SVAMP,),
+        {"test": 1_000},
+        "MIT",
         metrics=("integer_match",),
     ),
     "aqua": Task(
-        sources=(Source("deepmind/aqua_rat", "raw"), Source("deepmind/aqua_rat", revision=PARQUET, data_dir="raw")),
-        readers=(_AQUA,),
-        expected_rows={"train": 97_467, "validation": 254, "test": 254},
-        licence="Apache-2.0",
+        (Source("deepmind/aqua_rat", "raw"), Source.parquet("deepmind/aqua_rat", "raw")),
+        (_AQUA,),
+        {"train": 97_467, "validation": 254, "test": 254},
+        "Apache-2.0",
         metrics=("letter_match",),
     ),
 }
@@ -142,39 +142,41 @@ _PARTS_OF_TEST = {  # half-open row ranges of the search set's test file, in its
 _SEARCH_FILE = "hf://datasets/PeterJinGo/nq_hotpotqa_train/{}.parquet"
 
 
-def _competition(split: str, rows: int, licence: str, *sources: Source, shuffle: bool = False) -> Task:
+_DAPO_REPOSITORY = Source("BytedTsinghua-SIA/DAPO-Math-17k")  # 1.79 M rows: each problem about a hundred times
+_AIMO = "AI-MO/aimo-validation-"
+_TRAIN_IS_TEST = {"test": "train"}
+
+
+def _competition(split: str, rows: int, licence: str, *sources: Source, seed: int | None = None) -> Task:
     """A set of problems with a single split."""
-    order = shuffled(0, seed=42) if shuffle else None
+    order = None if seed is None else Cut(seed=seed)
     return Task(sources, (_PROBLEM,), {split: rows}, licence, metrics=_MATHS, order=order)
 
 
 ESPL_TASKS: dict[str, Task] = {
     "dapo_math": Task(
-        sources=(
-            Source("open-r1/DAPO-Math-17k-Processed", "all"),
-            Source("BytedTsinghua-SIA/DAPO-Math-17k"),  # 1.79 M rows: each problem about a hundred times
-        ),
-        readers=(Reader(("prompt", "solution"), "prompt", "solution"), _DAPO),
-        expected_rows={"train": 17_398},
-        licence="Apache-2.0",
+        (Source("open-r1/DAPO-Math-17k-Processed", "all"), _DAPO_REPOSITORY),
+        (Reader(("prompt", "solution"), "prompt", "solution"), _DAPO),
+        {"train": 17_398},
+        "Apache-2.0",
         metrics=_MATHS,
         unique=True,
     ),
     "dapo100": Task(  # reproducible from this one repository alone: the shuffle is over all of its problems
-        sources=(Source("BytedTsinghua-SIA/DAPO-Math-17k"),),
-        readers=(_DAPO,),
-        expected_rows={"train": 100},
-        licence="Apache-2.0",
+        (_DAPO_REPOSITORY,),
+        (_DAPO,),
+        {"train": 100},
+        "Apache-2.0",
         metrics=_MATHS,
         unique=True,
-        order=shuffled(0, 100, seed=42),
+        order=Cut(0, 100, seed=42),
     ),
     "aime25": _competition(
         "test",
         30,
         "none declared",
-        Source("yentinglin/aime_2025", splits={"test": "train"}),
-        Source("MathArena/aime_2025", splits={"test": "train"}),
+        Source("yentinglin/aime_2025", splits=_TRAIN_IS_TEST),
+        Source("MathArena/aime_2025", splits=_TRAIN_IS_TEST),
         Source("math-ai/aime25"),
     ),
     "hmmt_feb": _competition(
@@ -182,23 +184,15 @@ ESPL_TASKS: dict[str, Task] = {
         90,
         "CC-BY-NC-SA-4.0",
         Source("MathArena/hmmt_feb_2023", also=("MathArena/hmmt_feb_2024", "MathArena/hmmt_feb_2025")),
-        shuffle=True,
+        seed=42,
     ),
-    "hmmt_nov25": _competition(
-        "test", 30, "CC-BY-NC-SA-4.0", Source("MathArena/hmmt_nov_2025", splits={"test": "train"})
-    ),
-    "aimo_aime": _competition("train", 90, "Apache-2.0", Source("AI-MO/aimo-validation-aime")),
-    "aimo_amc": _competition("train", 83, "Apache-2.0", Source("AI-MO/aimo-validation-amc")),
-    "aime_and_amc": _competition(
-        "train",
-        173,
-        "Apache-2.0",
-        Source("AI-MO/aimo-validation-aime", also=("AI-MO/aimo-validation-amc",)),
-        shuffle=True,
-    ),
+    "hmmt_nov25": _competition("test", 30, "CC-BY-NC-SA-4.0", Source("MathArena/hmmt_nov_2025", splits=_TRAIN_IS_TEST)),
+    "aimo_aime": _competition("train", 90, "Apache-2.0", Source(_AIMO + "aime")),
+    "aimo_amc": _competition("train", 83, "Apache-2.0", Source(_AIMO + "amc")),
+    "aime_and_amc": _competition("train", 173, "Apache-2.0", Source(_AIMO + "aime", also=(_AIMO + "amc",)), seed=42),
     "beyondaime": _competition("test", 100, "CC0-1.0", Source("ByteDance-Seed/BeyondAIME")),
     "nq_hotpotqa": Task(  # test is seven sets in a row; each is a split of its own, `test/nq` for example
-        sources=(
+        (
             Source(  # file by file and column by column: other columns have different structs in train and test
                 "parquet",
                 files={
@@ -208,14 +202,13 @@ ESPL_TASKS: dict[str, Task] = {
                 options={"columns": ["id", "question", "golden_answers", "data_source"]},
             ),
         ),
-        readers=(_SEARCH,),
-        expected_rows={
-            "train": 169_615,
-            "test": 51_713,
+        (_SEARCH,),
+        {
+            **{"train": 169_615, "test": 51_713},
             **{f"test/{part}": stop - start for part, (start, stop) in _PARTS_OF_TEST.items()},
         },
-        licence="not seen",
-        cuts={f"test/{part}": Cut(51_713, between(*rows)) for part, rows in _PARTS_OF_TEST.items()},
+        "not seen",
+        cuts={f"test/{part}": Cut(*rows, whole=51_713) for part, rows in _PARTS_OF_TEST.items()},
     ),
 }
 

@@ -1,28 +1,47 @@
 """Measuring: metrics, systems to compare, the harness that asks them, and an interval at every number.
 
-[`load_metric`] (metrics as `evaluate.Metric`) is in `metric.py`, which imports `evaluate`; the optimisers are in
-`optimise/`.
+The papers' tables, and the optimisers that they compare with, are made of these in `benchmarks/paper_tables/`.
 """
 
 from .answers import Answer, FunctionSystem, System, as_system, read_answer
+from .asking import CallCount, MeteredChat
 from .harness import Evaluation, EvaluationStopped, EvaluationTask, evaluate_agent, load_evaluation_task
-from .intervals import Estimate, bootstrap_interval, wilson_interval
-from .meter import CallCount, MeteredChat
-from .paired import PairedDifference, mcnemar, paired_difference
-from .runs import Comparison, compare_runs, compare_systems, load_run, save_run
-from .scores import METRICS, find_metrics
+from .metrics import METRIC_PATH, METRICS, EvaluateScore, find_metrics, load_metric
 from .scoring import Result, format_scores, score_records
 from .similarity import load_encoder, semantic_similarity
+from .statistics import (
+    Estimate,
+    PairedDifference,
+    bootstrap_interval,
+    mcnemar,
+    paired_difference,
+    wilson_interval,
+)
 from .systems import AgentSystem, PromptedSystem, ProRefineSystem, SelfReflection
-from .tables import differences_table, results_table, to_csv, to_json, to_latex, to_markdown, write_tables
+from .tables import (
+    Comparison,
+    compare_runs,
+    compare_systems,
+    differences_table,
+    load_run,
+    results_table,
+    save_run,
+    to_csv,
+    to_json,
+    to_latex,
+    to_markdown,
+    write_tables,
+)
 
 __all__ = [
     "METRICS",
+    "METRIC_PATH",
     "AgentSystem",
     "Answer",
     "CallCount",
     "Comparison",
     "Estimate",
+    "EvaluateScore",
     "Evaluation",
     "EvaluationStopped",
     "EvaluationTask",
@@ -44,6 +63,7 @@ __all__ = [
     "format_scores",
     "load_encoder",
     "load_evaluation_task",
+    "load_metric",
     "load_run",
     "mcnemar",
     "paired_difference",

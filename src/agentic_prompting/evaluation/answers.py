@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..llm import LLMError, Reply
+from ..llm.asking import in_parallel
 
 Row = Mapping[str, Any]
 
@@ -49,16 +49,28 @@ class Answer:
         return {name: value for name, value in asdict(self).items() if value not in (None, False)}
 
 
-class System(ABC):
-    """Something that answers questions.
+class System:
+    """Something that answers questions: a sub-class has an `async def answer`, or answers many together in its own
+    [`System.answer_each`].
 
     Attributes:
         fit_calls (`int`): Model calls it took to make it (prompt optimisation), for the table.
+        max_in_flight (`int`): Questions on their way at once.
     """
 
     fit_calls: int = 0
+    max_in_flight: int = 64
 
-    @abstractmethod
+    async def answer(self, row: Row, seed: int) -> Answer:
+        """Answer one row with a `question`. What it raises fails this question; another seed is another sample."""
+        raise NotImplementedError(f"{type(self).__name__} has neither `answer` nor `answer_each`")
+
+    async def _answered(self, row: Row, seed: int) -> Answer:
+        try:
+            return await self.answer(row, seed)
+        except Exception as error:  # whatever is inside is not ours, and its question is not answered wrong
+            return Answer(error=f"{type(error).__name__}: {error}")
+
     def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
         """Answer rows with a `question`, yielding `(position, answer)` as each is there.
 
@@ -66,6 +78,7 @@ class System(ABC):
             rows (`Sequence[Mapping]`): The questions.
             seed (`int`, *optional*, defaults to `0`): Another seed is another run: other samples.
         """
+        return in_parallel((self._answered(row, seed) for row in rows), self.max_in_flight)
 
     @property
     def settings(self) -> Mapping[str, Any]:

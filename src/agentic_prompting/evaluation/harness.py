@@ -6,6 +6,8 @@ wrong ones.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ..data import TASKS, Task, find_task, is_own, load_task, validate_dataset
+from ..records import Record, RecordFile
+from ..rollout.progress import progress as progress_of
 from .answers import Answer, Row, System, as_system
-from .records import Key, Record, RecordFile
-from .scores import Score, find_metrics
+from .metrics import Metric, find_metrics
 from .scoring import Result, summarise
 from .similarity import Encoder
-
-Metrics = Sequence[str] | Mapping[str, Score]
 
 
 class EvaluationStopped(RuntimeError):
@@ -69,7 +70,7 @@ class Evaluation:
 def evaluate_agent(
     system: System | Callable[..., Any] | Mapping[str, System | Callable[..., Any]],
     tasks: Sequence[str | EvaluationTask] | Mapping[str, Iterable[Row]],
-    metrics: Metrics | None = None,
+    metrics: Sequence[Metric] | Mapping[str, Metric] | None = None,
     n: int | None = 128,
     runs: int = 3,
     seed: int = 0,
@@ -84,8 +85,8 @@ def evaluate_agent(
             (lists of texts). [`PromptAgent`] becomes one by [`AgentSystem`].
         tasks (`list` or `dict`): Names that [`load_task`] knows (`"hotpotqa"`, or `"hotpotqa/validation"` with its
             split; `test` where there is one, else `validation`), [`EvaluationTask`]s, or rows by name.
-        metrics (`list[str]` or `dict[str, Callable]`, *optional*): Names of [`METRICS`], or functions by name. By
-            default each task's own.
+        metrics (`list` or `dict`, *optional*): Names of [`METRICS`]; names, paths or objects of `evaluate` metrics;
+            functions. See [`find_metrics`]. By default each task's own.
         n (`int`, *optional*, defaults to `128`): Questions per task, sampled with `seed`; `None`, or a task with fewer:
             all. 128 is the paper's (Appendix E).
         runs (`int`, *optional*, defaults to `3`): How often each question is asked; with seeds `seed`, `seed + 1`, ...
@@ -107,7 +108,8 @@ def evaluate_agent(
         raise ValueError(f"runs and n must be at least 1, got {runs} and {n}")
     systems = system if isinstance(system, Mapping) else {"system": system}
     asked = [_prepared(task, n, seed) for task in _tasks(tasks)]
-    chosen = {task.name: _metrics(task, metrics, encoder) for task in asked}
+    shared = None if metrics is None else find_metrics(metrics, encoder)
+    chosen = {task.name: find_metrics(task.metrics, encoder) if shared is None else shared for task in asked}
     evaluation = Evaluation()
     for name, one in systems.items():
         answering = as_system(one)
@@ -172,10 +174,8 @@ def _sampled(rows: list[Row], n: int | None, seed: int) -> list[Row]:
     return [rows[i] for i in random.Random(seed).sample(range(len(rows)), n)]
 
 
-def _metrics(task: EvaluationTask, metrics: Metrics | None, encoder: str | Encoder | None) -> dict[str, Score]:
-    if isinstance(metrics, Mapping):
-        return dict(metrics)
-    return find_metrics(task.metrics if metrics is None else metrics, encoder)
+Key = tuple[str, int, int]
+"""Which answer: of which task, in which run, to the question at which place of the sample."""
 
 
 def _answers(
@@ -188,50 +188,58 @@ def _answers(
     progress: bool,
 ) -> list[Record]:
     """All records of one system, those that are on disk already among them."""
-    from tqdm.auto import tqdm
-
-    file = None if path is None else RecordFile(path, system.settings)
-    done = {} if file is None else file.done
+    own = digest(system.settings)
+    done = {} if path is None else _saved(path, own)
+    file = None if path is None else RecordFile(path)
     wanted = [(task, run) for task in tasks for run in range(runs)]
     records: dict[Key, Record] = {}
     total = sum(len(task.rows) for task, _ in wanted)
-    try:
-        with tqdm(total=total, desc=name, delay=2, disable=not progress, leave=False) as bar:
-            for task, run in wanted:
-                saved = {place: done[key] for place, key in _keys(task, run) if key in done}
-                _check_same(saved, task, path)
-                records.update({Key(task.name, run, place): record for place, record in saved.items()})
-                bar.update(len(saved))
-                left = [place for place in range(len(task.rows)) if place not in saved]
-                for position, answer in system.answer_each([task.rows[place] for place in left], seed + run):
-                    record = _record(name, task, run, left[position], answer)
-                    records[Key(task.name, run, left[position])] = record
-                    if file is not None:
-                        file.add(record)
-                    bar.update()
-                    if answer.fatal and answer.error is not None:
-                        raise EvaluationStopped(f"{name}: {answer.error}; {len(records)} of {total} answers are there")
-    finally:
-        if file is not None:
-            file.close()
+    with progress_of(total, name, shown=progress) as bar:
+        for task, run in wanted:
+            keys: list[Key] = [(task.name, run, place) for place in range(len(task.rows))]
+            records |= {key: _checked(done[key], task, path) for key in keys if key in done}
+            left = [key for key in keys if key not in done]
+            bar.update(len(keys) - len(left))
+            for position, answer in system.answer_each([task.rows[place] for _, _, place in left], seed + run):
+                record = records[left[position]] = _record(name, task, left[position], answer)
+                if file is not None:
+                    file.append([{**record, "settings": own}])
+                bar.update()
+                if answer.fatal and answer.error is not None:
+                    raise EvaluationStopped(f"{name}: {answer.error}; {len(records)} of {total} answers are there")
     return [records[key] for key in sorted(records)]
 
 
-def _keys(task: EvaluationTask, run: int) -> Iterable[tuple[int, Key]]:
-    return ((place, Key(task.name, run, place)) for place in range(len(task.rows)))
+def _saved(path: Path, settings: str) -> dict[Key, Record]:
+    """The answers on disk. Failures are taken away: those questions are asked again."""
+    done: dict[Key, Record] = {}
 
-
-def _check_same(saved: Mapping[int, Record], task: EvaluationTask, path: Path | None) -> None:
-    for place, record in saved.items():
-        if record["question"] != task.rows[place]["question"]:
+    def worth_keeping(record: Record) -> bool:
+        if record.get("settings") != settings:
             raise ValueError(
-                f"{path} holds answers to another sample of {task.name} (question {place} is another): go on with the "
-                "n and seed it was begun with, or give another output folder"
+                f"{path} holds answers of another system or other settings of it: give another output folder, "
+                "or go on with the settings it was begun with"
             )
+        good = record.get("error") is None
+        return good and done.setdefault(key_of(record), record) is record
+
+    RecordFile(path).keep(worth_keeping)
+    return done
 
 
-def _record(system: str, task: EvaluationTask, run: int, place: int, answer: Answer) -> Record:
-    row, fields = task.rows[place], answer.to_json()
+def _checked(record: Record, task: EvaluationTask, path: Path | None) -> Record:
+    """A saved record, if it is of this question."""
+    if record["question"] != task.rows[record["place"]]["question"]:
+        raise ValueError(
+            f"{path} holds answers to another sample of {task.name} (question {record['place']} is another): go on "
+            "with the n and seed it was begun with, or give another output folder"
+        )
+    return record
+
+
+def _record(system: str, task: EvaluationTask, key: Key, answer: Answer) -> Record:
+    (_, run, place), fields = key, answer.to_json()
+    row = task.rows[place]
     return {
         "system": system,
         "task": task.name,
@@ -243,3 +251,31 @@ def _record(system: str, task: EvaluationTask, run: int, place: int, answer: Ans
         "answer": fields.pop("text", None),
         **fields,
     }
+
+
+def read_records(paths: Iterable[str | Path]) -> list[Record]:
+    """All answers in some files; of a question that was asked again the last one.
+
+    Raises:
+        `ValueError`: A file holds something else; names it. A torn last line is left out.
+    """
+    records = {(record["system"], key_of(record)): record for path in paths for record in _read(Path(path))}
+    return list(records.values())
+
+
+def _read(path: Path) -> Iterable[Record]:
+    for record in RecordFile(path):
+        if not {"system", "task", "run", "place"} <= set(record):
+            raise ValueError(f"{path} holds a line that is no record of an evaluation")
+        yield record
+
+
+def key_of(record: Mapping[str, Any]) -> Key:
+    """Which answer a record is."""
+    return record["task"], record["run"], record["place"]
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits that change with any setting."""
+    text = json.dumps(settings, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

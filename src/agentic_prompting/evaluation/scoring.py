@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..rewards import prompt_r1_score
-from .intervals import Estimate, bootstrap_interval, wilson_interval
-from .scores import BINARY, Score
+from .metrics import BINARY, EvaluateScore, Score
+from .statistics import Estimate, bootstrap_interval, wilson_interval
 
 READ_WHOLE = frozenset({"integer_match", "letter_match", "word_sorting_match"})
 """Metrics that find the answer in the reply themselves."""
@@ -59,15 +59,15 @@ def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Sc
     scores: dict[str, list[float | None]] = {}
     for name, metric in metrics.items():
         read = _whole if name in READ_WHOLE else _answer
-        answered = [number for number in given if records[number].get("answer") is not None]
-        predictions = [read(records[number]) for number in answered]
-        values = metric(predictions, [records[number]["answers"] for number in answered])
-        of_all: list[float | None] = [None] * len(records)
-        for number in given:
-            of_all[number] = 0.0  # asked, and gave no answer
+        # Asked and without an answer is 0, except where less may be better: there it is what an empty answer is.
+        silent = isinstance(metric, EvaluateScore)
+        answered = [number for number in given if silent or records[number].get("answer") is not None]
+        values = metric(
+            [read(records[number]) for number in answered], [records[number]["answers"] for number in answered]
+        )
+        scores[name] = [None if record.get("error") is not None else 0.0 for record in records]
         for number, value in zip(answered, values, strict=True):
-            of_all[number] = None if value is None else float(value)
-        scores[name] = of_all
+            scores[name][number] = None if value is None else float(value)
     return scores
 
 
@@ -126,7 +126,7 @@ def _mean(records: Sequence[Mapping[str, Any]], name: str) -> float:
 
 
 def _answer(record: Mapping[str, Any]) -> str:
-    return str(record["answer"])
+    return "" if record["answer"] is None else str(record["answer"])
 
 
 def _whole(record: Mapping[str, Any]) -> str:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ..llm import ChatModel, Message, Reply, with_system
+from ..llm.asking import ask, in_parallel
 from ..refine import ProRefiner, RefinementResult
-from ..refine._ask import ask, in_parallel
 from ..refine.types import read_query
-from ..rollout import Rollout
-from ..rollout.loop import rollout_seed
+from ..rollout import Rollout, rollout_seed
 from ..rollout.recording import rollout_record
 from .answers import Answer, Row, System, answer_of_replies, read_answer
 from .templates import REFLECT, REVISE
@@ -40,18 +39,13 @@ class ChatSystem(System):
             "sampling": self.sampling,
         }
 
-    def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
-        return in_parallel((self.ask(row, seed) for row in rows), self.max_in_flight)
-
-    async def ask(self, row: Row, seed: int) -> Answer:
-        """The conversation about one question."""
+    async def answer(self, row: Row, seed: int) -> Answer:
         started = time.perf_counter()
-        messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
-        reply = await self.call(messages, seed)
+        reply = await self.call(with_system(self.prompt, [{"role": "user", "content": row["question"]}]), seed)
         return answer_of_replies([reply], time.perf_counter() - started)
 
     async def call(self, messages: Sequence[Message], seed: int) -> Reply:
-        """One call of this system."""
+        """One call of this system; another seed is another sample."""
         return await ask(self.chat, messages, repeat=seed, **self.sampling)
 
 
@@ -71,7 +65,7 @@ class PromptedSystem(ChatSystem):
 class SelfReflection(ChatSystem):
     """A model that answers, looks for its own mistakes and answers again: three calls a question."""
 
-    async def ask(self, row: Row, seed: int) -> Answer:
+    async def answer(self, row: Row, seed: int) -> Answer:
         started = time.perf_counter()
         messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
         replies: list[Reply] = []

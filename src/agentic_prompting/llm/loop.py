@@ -11,12 +11,15 @@ import asyncio
 import atexit
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from collections.abc import Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 _JOIN_SECONDS = 2.0
 _THREADS = 256
+
+T = TypeVar("T")
 
 
 class Closable(Protocol):
@@ -77,6 +80,11 @@ def background_loop(user: Closable | None = None) -> asyncio.AbstractEventLoop:
         if user is not None:
             _current.users.add(user)
         return _current.loop
+
+
+def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run a coroutine on the background loop. Cancelling the future cancels it."""
+    return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
 
 
 def on_background_thread() -> bool:

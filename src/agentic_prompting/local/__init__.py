@@ -1,7 +1,7 @@
 """Models in this process."""
 
 from .greedy import GreedyBatch, GreedyRow, can_draft, greedy
-from .sampling import Sampling, end_of_turn_tokens
+from .sampling import Sampling, context_length, end_of_turn_tokens
 from .transformers_chat import TransformersChat
 from .transformers_engine import TransformersEngine, can_slab, local_policy
 from .transformers_sampler import TransformersSampler
@@ -15,6 +15,7 @@ __all__ = [
     "TransformersSampler",
     "can_draft",
     "can_slab",
+    "context_length",
     "end_of_turn_tokens",
     "greedy",
     "local_policy",

@@ -61,12 +61,15 @@ class Sampling:
             processors.append(MinPLogitsWarper(self.min_p))
         return processors
 
-    def choose(self, scores: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def choose(
+        self, scores: torch.Tensor, uniform: torch.Tensor, greedy: Sequence[bool] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """A token per row, and its log-probability under the distribution it was drawn from.
 
         Args:
             scores (`Tensor`): Rows x vocabulary, shaped by `processors`.
             uniform (`Tensor`): A number in [0, 1) per row.
+            greedy (`Sequence[bool]`, *optional*): Per row, whether to take the likeliest token instead.
         """
         # Double precision: over 150k tokens a float32 cumulative sum is off by more than a rare token's probability.
         probabilities = scores.double().softmax(-1)
@@ -76,6 +79,9 @@ class Sampling:
             cumulative = probabilities.cumsum(-1)
             target = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
             tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
+            if any(greedy):
+                likeliest = scores.argmax(-1, keepdim=True)
+                tokens = torch.where(torch.tensor(greedy, device=scores.device).unsqueeze(1), likeliest, tokens)
         return tokens.squeeze(1), probabilities.gather(1, tokens).log().squeeze(1)
 
 
@@ -120,6 +126,11 @@ def _tokens_that_may_stop(tokenizer: Any, stop_texts: Sequence[str]) -> frozense
         last_characters.add("\ufffd")  # its last byte may be a token, which decodes to this by itself
     pieces = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], skip_special_tokens=False)
     return frozenset(token for token, piece in enumerate(pieces) if any(c in piece for c in last_characters))
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """Tokens that a model can read, prompt and response together; `None` where it does not say."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
 def end_of_turn_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:

@@ -23,7 +23,7 @@ from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Us
 from ..llm.loop import background_loop
 from ..rollout import Engine, Job, SampleRequest
 from .greedy import GreedyBatch, GreedyRow, can_draft
-from .sampling import Sampling, end_of_turn_tokens
+from .sampling import Sampling, context_length, end_of_turn_tokens
 from .transformers_sampler import TransformersSampler
 
 # Conversations at once up to which drafts are read on a CPU. There a pass takes time by its tokens: in a batch that
@@ -120,7 +120,7 @@ class TransformersChat:
         self.draft = self._cuttable and model.dtype == torch.float32 if draft is None else draft
         self.system_prompt, self.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
         self.end_ids = end_of_turn_tokens(model, tokenizer)
-        self.context_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.context_length = context_length(model)
         self._engine = _GreedyEngine(self, look_up)
         self._closed = False
 
@@ -215,8 +215,8 @@ class _GreedyEngine(Engine[_Ask, GreedyRow]):
         return self.batch.passes + self.earlier_passes
 
     @property
-    def busy(self) -> bool:
-        return bool(self.jobs)
+    def at_work(self) -> int:
+        return len(self.jobs)
 
     def close(self, reason: Closed) -> None:
         self.closed = reason

@@ -200,8 +200,8 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     # --- the engine's side ---------------------------------------------------------------------------------------
 
     @property
-    def busy(self) -> bool:
-        return bool(self.rows or self._put_back)
+    def at_work(self) -> int:
+        return len(self.rows) + len(self._put_back)
 
     def drop(self) -> list[Job[SampleRequest, Sample]]:
         dropped = [row.job for row in (*self.rows, *self._put_back)]
@@ -353,7 +353,9 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             width = max(map(len, ids))
             contexts = torch.tensor([[row[0]] * (width - len(row)) + row for row in ids], device=logits.device)
         drawn = torch.tensor([row.uniform[len(row.ids)] for row in self.rows], dtype=torch.double)
-        tokens, logprobs = self.sampling.choose(self.sampling.processors(contexts, logits.float()), drawn)
+        tokens, logprobs = self.sampling.choose(
+            self.sampling.processors(contexts, logits.float()), drawn, [row.job.asked.greedy for row in self.rows]
+        )
         both = torch.stack([tokens.double(), logprobs]).tolist()  # one wait for the device
         return [int(token) for token in both[0]], both[1]
 

@@ -92,10 +92,11 @@ class _SeededChoice(LogitsProcessor):
         most = max(request.max_new_tokens for request in requests)
         # NumPy's generators, because one per row is cheap, and the same on every device.
         self.uniform = np.stack([np.random.default_rng(request.seed).random(most) for request in requests])
+        self.greedy = [request.greedy for request in requests]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         drawn = torch.from_numpy(self.uniform[:, input_ids.shape[1] - self.prompt_length])
-        tokens, _ = self.sampling.choose(scores, drawn.to(scores.device))
+        tokens, _ = self.sampling.choose(scores, drawn.to(scores.device), self.greedy)
         return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)
 
 

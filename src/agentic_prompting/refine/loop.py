@@ -16,8 +16,8 @@ from inspect import isawaitable
 from typing import Any, Literal, get_args
 
 from ..llm import ChatModel, Message, Reply
+from ..llm.asking import ask, is_chat_model
 from ..rewards import read_verdict
-from ._ask import ask, is_chat_model
 from .templates import RolePrompts, Unit, fill, first_units, read_improved_prompt, says_correct
 from .types import (
     Failure,

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
+from ..llm.asking import in_parallel, is_chat_model
 from ..llm.loop import background_loop
 from ..records import RecordFile
-from ._ask import in_parallel, is_chat_model
+from ..rollout.progress import progress as progress_of
 from .loop import LabelVerifier, RefineSettings, Verifier, check_verifier, refine
 from .templates import DEFAULT_PROMPT
 from .types import Failure, Query, RefinementResult, check_prompt, read_query
@@ -146,7 +147,8 @@ class ProRefiner(RefineSettings):
                 A JSON-lines file. Each result is written when it is there. Questions that are in the file are not asked
                 again, except those that ended with an error. Give the models a [`ReplayCache`] as well, and the calls
                 of questions that were not finished are not paid twice.
-            progress (`bool`, *optional*, defaults to `True`): Show a progress bar after two seconds.
+            progress (`bool`, *optional*, defaults to `True`): Show how far it is: a bar after two seconds, or in a
+                file or a pipe a line a minute.
 
         Returns:
             `list[RefinementResult]`: In the order of the questions. After a fatal failure (a wrong key, a spent budget)
@@ -167,8 +169,6 @@ class ProRefiner(RefineSettings):
     def _refine_all(
         self, prompt: str, queries: list[Query], max_in_flight: int, file: ResultsFile | None, progress: bool
     ) -> list[RefinementResult]:
-        from tqdm.auto import tqdm
-
         keys = _distinct_keys(prompt, queries)
         done = file.done if file is not None else {}
         results = {i: replace(done[key], id=queries[i].id) for i, key in enumerate(keys) if key in done}
@@ -181,8 +181,8 @@ class ProRefiner(RefineSettings):
                     return
                 yield self.arefine(prompt, queries[i])
 
-        bar = tqdm(total=len(queries), initial=len(results), desc="refined", delay=2, disable=not progress, leave=False)
-        with bar, closing(in_parallel(works(), max_in_flight)) as finished:
+        bars = progress_of(len(queries), "refined", done=len(results), shown=progress)
+        with bars as bar, closing(in_parallel(works(), max_in_flight)) as finished:
             for position, result in finished:
                 i = left[position]
                 results[i] = result

@@ -1,70 +1,173 @@
-"""The report's HTML: our own page, style and script in one file, and the run's data as inert blocks.
+"""A run as one HTML file: our own page, style and script, and the run's data in inert blocks.
 
-Two independent reasons why nothing that a model wrote can run: data is packed (see `packing.py`) and shown with
-`textContent` only, and the page's content security policy allows our own script by its hash, no other, and no network.
+Two independent reasons why nothing that a model wrote can run: data is packed and shown with `textContent` only, and
+the page's content security policy allows our own script by its hash, no other, and no network.
 """
 
 from __future__ import annotations
 
 import base64
+import difflib
+import gzip
 import hashlib
-import html
-from collections.abc import Mapping, Sequence
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ..evolution.lineage import Lineage, Node
+from ..evolution import Lineage, plot_lineage
+from ..evolution.lineage import Node
 from ..evolution.plotting import LINES
-from .curves import PANELS, panels_in
-from .diffs import word_diff
-from .packing import chunk_blocks, data_block
+from ..llm.files import write_whole
+from ..refine import RefinementResult
+from .plots import PANELS, panels_in, plot_panels
+from .summary import Record, RunSummary, exact_match_of_record, reward_parts, total_reward
 
-STORIES = 20
-"""How many prompts' evidence is unpacked at once."""
+Change = Literal["=", "-", "+"]
+Block = tuple[str, Any]
+"""Data of the page: the name by which its script asks for it, and what it gets."""
 
+TRAJECTORIES, STORIES, REFINEMENTS = 200, 20, 50
+"""How many of each are unpacked together."""
+
+_TITLE = 140  # characters of a question in a list
 _PAGE = Path(__file__).parent / "page"
 # In the order in which they need each other.
-_PARTS = ("base", "charts", "browser", "trajectories", "stories", "tree", "refinements", "main")
+_SCRIPTS = ("base", "charts", "browser", "trajectories", "stories", "tree", "refinements", "main")
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+_LINES = re.compile(r"[^\n]*\n|[^\n]+")
+_MOST_WORDS = 3000  # the comparison is quadratic: longer texts are compared by lines, then as wholes
 
 
-def render_page(title: str, blocks: str) -> str:
-    """The whole page around its data blocks."""
+def write_report(
+    run: str | Path, output: str | Path | None = None, max_trajectories: int = 20_000, pictures: bool = True
+) -> Path:
+    """Write the report of a run.
+
+    It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
+    `population.json` (or the checkpoint of [`evolve`]) as an evolutionary tree, ProRefine's results (`*.jsonl`) as
+    diffs of its prompts, `summary.json` as the held-out result.
+
+    Args:
+        run (`str` or `Path`): A run's output folder, or a single file of results or of a population.
+        output (`str` or `Path`, *optional*): Folder to write to; `report` in the run's folder by default.
+        max_trajectories (`int`, *optional*, defaults to `20000`): A run with more of them shows this many, drawn
+            evenly; the curves are of all.
+        pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs matplotlib.
+
+    Returns:
+        `Path`: The HTML file. It needs no network and no other file.
+
+    Raises:
+        `FileNotFoundError`: If there is no such run, or nothing in it that a report could show.
+        `ValueError`: If a population cannot be read.
+    """
+    run, found = Path(run), RunSummary.read(run)
+    folder = Path(output) if output is not None else (run.parent if run.is_file() else run) / "report"
+    page = folder / "index.html"
+    write_whole(page, render_page(found.name, blocks_of(found, max_trajectories)))
+    if pictures:
+        for mode in ("train", "optimisation"):
+            plot_panels(found.history.get(mode, []), folder)
+        if found.lineage:
+            plot_lineage(found.lineage, folder / "tree.png")
+    return page
+
+
+def render_page(title: str, blocks: Iterable[Block]) -> str:
+    """The whole page around its data."""
+    from jinja2 import Environment, FileSystemLoader
+
     style = (_PAGE / "page.css").read_text(encoding="utf-8")
-    script = '"use strict";\n' + "\n".join((_PAGE / f"{name}.js").read_text(encoding="utf-8") for name in _PARTS)
+    script = '"use strict";\n' + "\n".join((_PAGE / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS)
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'"
-    page = (_PAGE / "page.html").read_text(encoding="utf-8")
-    # What is not ours comes last and is never searched for a place to fill in.
-    head, _, foot = page.partition("{{data}}")
-    head = head.replace("{{policy}}", policy).replace("{{style}}", style).replace("{{title}}", html.escape(title))
-    return head + blocks + foot.replace("{{script}}", script)
+    page = Environment(loader=FileSystemLoader(_PAGE), autoescape=True).get_template("page.html")
+    packed = ((name, pack(data)) for name, data in blocks)
+    return page.render(title=title, policy=policy, style=style, script=script, blocks=packed)
 
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def history_block(history: Mapping[str, Sequence[Any]]) -> str:
-    """The curves: per mode the entries, and the panels to draw."""
-    panels = [
-        {"name": panel.name, "title": panel.title, "keys": panel.keys}
-        for panel in PANELS
-        if any(panel in panels_in(log) for log in history.values())
-    ]
-    return data_block("history", {"panels": panels, "modes": history, "dashes": [dashes for _, dashes in LINES]})
+def pack(data: Any) -> str:
+    """Data as base64 of compressed JSON: no `<`, quote or ampersand, whatever a model wrote, so nothing to escape.
+
+    It is also a tenth of the size, and the browser unpacks a piece only when somebody looks at it. Lone surrogates
+    survive, as JSON's escapes.
+    """
+    # The same data gives the same page: no time stamp.
+    return base64.b64encode(gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 6, mtime=0)).decode()
 
 
-def lineage_block(lineage: Lineage) -> str:
-    """The tree: one entry per prompt, with the diff to each of its parents. What led to it is in other blocks."""
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def blocks_of(run: RunSummary, max_trajectories: int) -> Iterator[Block]:
+    """The data of a run's page, in the order of its sections."""
+    yield "run", {"name": run.name, "folder": run.folder, "sandbox": run.sandbox, "heldOut": run.held_out}
+    if any(run.history.values()):
+        panels = [panel._asdict() for panel in PANELS if any(panel in panels_in(log) for log in run.history.values())]
+        yield "history", {"panels": panels, "modes": run.history, "dashes": [dashes for _, dashes in LINES]}
+    if run.lineage:
+        yield from _lineage(run.lineage)
+    if run.rollouts:
+        yield from _trajectories(sample_evenly(run.rollouts, max_trajectories), len(run.rollouts))
+    if run.refinements:
+        yield from _refinements(run.refinements)
+
+
+def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:
+    """`items` in blocks of `size` each, `<name>-0`, `<name>-1`, ..."""
+    return ((f"{name}-{start // size}", items[start : start + size]) for start in range(0, len(items), size))
+
+
+def sample_evenly(records: Sequence[Record], most: int) -> list[Record]:
+    """At most `most` records, drawn over the whole run, in their order. The same ones each time."""
+    if len(records) <= most:
+        return list(records)
+    return [records[place] for place in sorted(random.Random(0).sample(range(len(records)), most))]
+
+
+def _trajectories(records: Sequence[Record], total: int) -> Iterator[Block]:
+    """An index to filter by, and the texts in chunks."""
+    columns: dict[str, Any] = {
+        "step": [record["step"] for record in records],
+        "mode": [record.get("mode", "train") for record in records],
+        "status": [record["status"] for record in records],
+        "task": [str(record.get("task") or "") for record in records],
+        "reward": [total_reward(record) for record in records],
+        "match": [exact_match_of_record(record) for record in records],
+        "turns": [len(record["turns"]) for record in records],
+        "prompt": [record.get("system_prompt") for record in records],
+        "title": [str(record.get("question") or "")[:_TITLE] for record in records],
+    }
+    yield "trajectories", {"total": total, "chunk": TRAJECTORIES, "columns": columns}
+    yield from _chunks("trajectories", [_trajectory(record) for record in records], TRAJECTORIES)
+
+
+def _trajectory(record: Record) -> dict[str, Any]:
+    """What one opened trajectory shows, the reward in its parts included."""
+    names = ("question", "answers", "answer", "error", "turns", "observations", "tokens", "cost_usd", "run")
+    kept = {name: record[name] for name in names if record.get(name) is not None}
+    # A browser's numbers end at 2**53, seeds do not.
+    return {**kept, "seed": str(record.get("seed", "")), "parts": reward_parts(record)}
+
+
+def _lineage(lineage: Lineage) -> Iterator[Block]:
+    """One entry per prompt, with the diff to each of its parents. What led to it is in chunks."""
     texts = [node.member.prompt.text for node in lineage.nodes]
-    nodes = [_shown(node, texts) for node in lineage.nodes]
     refused = [[one[name] for name in ("step", "operator", "reason", "parents")] for one in lineage.refused]
     told = any(node.story for node in lineage.nodes) or bool(lineage.refused)
-    index = {"nodes": nodes, "window": lineage.window, "chunk": STORIES if told else None, "refused": refused}
-    stories = [node.story for node in lineage.nodes] if told else []
-    return data_block("lineage", index) + chunk_blocks("stories", stories, STORIES)
+    nodes = [_prompt(node, texts) for node in lineage.nodes]
+    yield "lineage", {"nodes": nodes, "window": lineage.window, "chunk": STORIES if told else None, "refused": refused}
+    if told:
+        yield from _chunks("stories", [node.story for node in lineage.nodes], STORIES)
 
 
-def _shown(node: Node, texts: Sequence[str]) -> dict[str, Any]:
+def _prompt(node: Node, texts: Sequence[str]) -> dict[str, Any]:
     prompt, rating = node.member.prompt, node.member.rating
     return {
         "operator": prompt.operator,
@@ -73,7 +176,6 @@ def _shown(node: Node, texts: Sequence[str]) -> dict[str, Any]:
         "mu": rating.mu,
         "sigma": rating.sigma,
         "games": node.member.games,
-        "scores": node.member.problem_scores,
         "lane": node.lane,
         "alive": node.in_window,
         "best": node.best,
@@ -82,3 +184,85 @@ def _shown(node: Node, texts: Sequence[str]) -> dict[str, Any]:
         "text": prompt.text,
         "diffs": [word_diff(texts[parent], prompt.text) for parent in prompt.parents],
     }
+
+
+def _refinements(results: Sequence[RefinementResult]) -> Iterator[Block]:
+    """ProRefine's results: each query's steps, each step's change of the prompt as a diff."""
+    columns: dict[str, Any] = {
+        "title": [result.query[:_TITLE] for result in results],
+        "stop": [result.stop_reason for result in results],
+        "verdict": [result.verdict for result in results],
+        "steps": [len(result.steps) for result in results],
+        "changed": [sum(step.new_prompt != step.prompt for step in result.steps) for result in results],
+    }
+    yield "refinements", {"chunk": REFINEMENTS, "columns": columns}
+    yield from _chunks("refinements", [_refinement(result) for result in results], REFINEMENTS)
+
+
+def _refinement(result: RefinementResult) -> dict[str, Any]:
+    steps = [
+        {
+            **{name: getattr(step, name) for name in ("output", "complete", "feedback", "problem")},
+            "diff": word_diff(step.prompt, step.new_prompt) if step.new_prompt != step.prompt else None,
+        }
+        for step in result.steps
+    ]
+    return {
+        "query": result.query,
+        "prompt": result.initial_prompt,
+        "first": result.initial_answer,
+        "answer": result.answer,
+        "error": None if result.error is None else str(result.error),
+        "steps": steps,
+        "diff": word_diff(result.initial_prompt, result.prompt),
+    }
+
+
+def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
+    """The pieces of both texts in reading order: `=` in both, `-` gone, `+` new.
+
+    The pieces marked `=` and `-` put together are `old`, those marked `=` and `+` are `new`.
+
+    Example:
+
+        >>> word_diff("Check small cases.", "Check all cases.")
+        [('=', 'Check '), ('-', 'small'), ('+', 'all'), ('=', ' cases.')]
+    """
+    for pieces in (_WORDS, _LINES):
+        before, after = pieces.findall(old), pieces.findall(new)
+        if len(before) + len(after) <= _MOST_WORDS:
+            break
+    else:
+        before, after = [old], [new]
+    changes: list[tuple[Change, str]] = []
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for kind, start, end, new_start, new_end in matcher.get_opcodes():
+        if kind == "equal":
+            changes.append(("=", "".join(before[start:end])))
+            continue
+        changes += [("-", "".join(before[start:end]))] if end > start else []
+        changes += [("+", "".join(after[new_start:new_end]))] if new_end > new_start else []
+    return _without_lone_spaces(changes)
+
+
+def _without_lone_spaces(changes: list[tuple[Change, str]]) -> list[tuple[Change, str]]:
+    """Unchanged white space between two changes joins both: `-a +b = -c +d` reads better as `-a c +b d`."""
+    runs: list[list[tuple[Change, str]]] = []
+    for place, change in enumerate(changes):
+        between = 0 < place < len(changes) - 1 and change[0] == "=" and change[1].strip(" ") == ""
+        if change[0] == "=" and not between:
+            runs.append([change])
+        elif runs and runs[-1][0][0] != "=":
+            runs[-1].append(change)
+        else:
+            runs.append([change])
+    return [merged for run in runs for merged in _merged(run)]
+
+
+def _merged(run: list[tuple[Change, str]]) -> list[tuple[Change, str]]:
+    if len(run) < 3:
+        return run
+    gone = "".join(text for kind, text in run if kind != "+")
+    new = "".join(text for kind, text in run if kind != "-")
+    pairs: list[tuple[Change, str]] = [("-", gone), ("+", new)]
+    return [pair for pair in pairs if pair[1]]

@@ -75,8 +75,12 @@ class Engine(ABC, Generic[Asked, Given]):
 
     @property
     @abstractmethod
+    def at_work(self) -> int:
+        """How many requests are at work."""
+
+    @property
     def busy(self) -> bool:
-        """Whether anything is at work."""
+        return self.at_work > 0
 
     @abstractmethod
     def drop(self) -> list[Job[Asked, Given]]:
@@ -216,7 +220,7 @@ class BatchEngine(Engine[SampleRequest, Sample]):
         super().__init__(lent)
         self.sampler, self.max_batch_size = sampler, max_batch_size
 
-    busy = False  # a piece of work is a whole batch
+    at_work = 0  # between pieces of work, each of which is a whole batch
 
     def drop(self) -> list[Job[SampleRequest, Sample]]:
         return []

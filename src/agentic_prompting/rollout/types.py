@@ -7,7 +7,7 @@ on this object, so nothing has to be recovered from decoded text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -28,12 +28,15 @@ class SampleRequest:
             else is in the batch, so that a run does not depend on which reply happened to arrive first.
         conversation (`int`, *optional*): Which conversation this is a turn of. A sampler may keep what it computed for
             one turn and use it in the next of the same conversation.
+        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time, whatever the policy's
+            temperature. Read by models in this process.
     """
 
     context: list[int]
     max_new_tokens: int
     seed: int
     conversation: int | None = None
+    greedy: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,12 @@ class Observation:
 class Environment(Protocol):
     """What the agent talks to.
 
-    `step` is awaited after each turn that asks something (`rollout.turns[-1].kind == "act"`). `None` declares the
-    episode over. A plain `def step` works too: it runs in a thread, several of them at once, and may block.
+    `step` is an `async def`, awaited after each turn that asks something (`rollout.turns[-1].kind == "act"`). It gives
+    an [`Observation`] (or its text); `None` declares the episode over. A plain `def` works too: it runs in a thread,
+    several of them at once, and may block.
     """
 
-    async def step(self, rollout: Rollout) -> Observation | None: ...
+    def step(self, rollout: Rollout) -> Awaitable[Observation | str | None] | Observation | str | None: ...
 
 
 @dataclass

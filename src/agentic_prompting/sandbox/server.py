@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import hmac
 import json
+import os
 import socket
 import threading
 import time
@@ -18,11 +19,16 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from ..llm.loopback import is_loopback
 from ..llm.types import ChatModel, Message, Reply
 from .oracle import Oracle
 
 MODEL = "sandbox-oracle"
 """The only model there is."""
+
+KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"  # as for `agentic-prompting serve`
+
+_MAX_BODY_BYTES = 2**20
 
 
 class _Refusal(Exception):
@@ -42,13 +48,14 @@ class OracleServer:
         oracle ([`ChatModel`], *optional*): Who answers; `Oracle()` by default.
         host (`str`, *optional*, defaults to `"127.0.0.1"`): Address to listen on.
         port (`int`, *optional*, defaults to `0`): Port to listen on; 0 takes a free one.
-        api_key (`str`, *optional*): When given, requests without it get a 401.
+        api_key (`str`, *optional*): When given, requests without it get a 401. Needed where other machines can ask.
 
     Attributes:
         base_url (`str`): What a client is given, `/v1` included.
 
     Raises:
         `OSError`: If the port is taken.
+        `ValueError`: If other machines could ask and there is no key.
 
     Example:
 
@@ -61,6 +68,8 @@ class OracleServer:
     def __init__(
         self, oracle: ChatModel | None = None, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
     ):
+        if not api_key and not is_loopback(host):
+            raise ValueError(f"{host} can be asked by other machines, so it needs a key; listen on 127.0.0.1 without")
         self._http = _Server((host, port), oracle or Oracle(), api_key)
         self.base_url = f"http://{host}:{self._http.server_address[1]}/v1"
         self._thread: threading.Thread | None = None
@@ -154,6 +163,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:
             self.close_connection = True  # nobody knows where the next request begins
             raise _Refusal(411, "Send a Content-Length and a body that is not chunked.")
+        if len(length) > 9 or int(length) > _MAX_BODY_BYTES:
+            self.close_connection = True  # nobody reads it, so nobody gets to the next request
+            raise _Refusal(413, f"The request is larger than {_MAX_BODY_BYTES} bytes.", "request_too_large")
         return self.rfile.read(int(length))
 
     def _check_key(self) -> None:
@@ -258,14 +270,15 @@ def _usage(reply: Reply) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the oracle's server in the foreground until Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m agentic_prompting.sandbox.server", description=main.__doc__)
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--host", default="127.0.0.1", help=f"any other than loopback needs a key in {KEY_VARIABLE}")
     parser.add_argument("--port", type=int, default=8123, help="0 takes a free one")
     parser.add_argument("--noise", type=float, default=0.0, help="probability of a wrong fact")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds until a reply")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     try:
-        server = OracleServer(Oracle(noise=args.noise, latency=args.latency, seed=args.seed), args.host, args.port)
+        oracle = Oracle(noise=args.noise, latency=args.latency, seed=args.seed)
+        server = OracleServer(oracle, args.host, args.port, os.environ.get(KEY_VARIABLE, "").strip() or None)
     except (OSError, ValueError) as error:
         parser.error(f"cannot serve on {args.host}:{args.port}: {error}")
     print(server.base_url, flush=True)

@@ -1,52 +1,53 @@
-"""Evolve the system prompt of a model whose weights nobody can train, with E-SPL's evolution alone."""
+"""Evolve the system prompt of a model whose weights nobody can train, with E-SPL's evolution alone.
+
+Light to import: `agentic-prompting evolve` takes its options from here, which are declared nowhere else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..data import load_task
-from ..evolution import ESPLSettings, EvolveConfig, EvolveResult, StepLog, SystemPrompt, evolve
-from ..llm import Budget, ChatModel, OpenAIChat, ReplayCache
-from ..records import atomic_write
-from ..rewards import exact_match_reward, math_reward
+from .running import Recording, TaskRows, run_script, setting
 
-REWARDS = {"exact_match": exact_match_reward, "math": math_reward}
+if TYPE_CHECKING:
+    from ..evolution import EvolveConfig, EvolveResult, StepLog
+    from ..llm import ChatModel
 
 
 @dataclass
-class ScriptArguments:
+class ScriptArguments(TaskRows, Recording):
     """Which models, on what, with which reward."""
 
-    sandbox: bool = field(default=False, metadata={"help": "A tiny agent and a scripted reflector instead of LLMs."})
-    policy_model: str | None = field(default=None, metadata={"help": "The model that solves, by its name."})
-    policy_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
-    reference_model: str | None = field(default=None, metadata={"help": "The model that reflects and edits."})
-    reference_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
-    task: str = field(default="gsm8k", metadata={"help": "A task of load_task."})
-    task_split: str = field(default="train", metadata={"help": "Its split."})
-    task_rows: int | None = field(default=None, metadata={"help": "Sample this many rows; all by default."})
-    data_files: str | None = field(default=None, metadata={"help": "Local files instead of the hub."})
-    reward: str = field(default="exact_match", metadata={"help": f"One of {', '.join(REWARDS)}."})
-    initial_prompt: str = field(default="", metadata={"help": "The root; lines [G0]. ... are its principles."})
-    output_dir: str = field(default="runs/evolve", metadata={"help": "For the state and the best prompt."})
-    budget_usd: float | None = field(default=None, metadata={"help": "What all models together may spend, in US $."})
-    budget_tokens: int | None = field(default=None, metadata={"help": "The same in tokens, read and written."})
-    replay_cache: str | None = field(default=None, metadata={"help": "SQLite file to record replies to and reuse."})
-    warm_start_steps: int = field(default=450, metadata={"help": "Sandbox: supervised steps of the tiny agent."})
+    policy_model: str | None = setting("The model that solves, by its name.")
+    policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
+    reference_model: str | None = setting("The model that reflects and edits.")
+    reference_base_url: str | None = setting("Its endpoint.")
+    budget_usd: float | None = setting("What all models together may spend, in US $.")
+    budget_tokens: int | None = setting("The same in tokens, read and written.")
+    sandbox: bool = setting("A tiny agent and a scripted reflector: no key.", False)
+    task: str = setting("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
+    reward: Literal["exact_match", "math"] = setting("How answers are judged.", "exact_match")
+    initial_prompt: str = setting("Where to begin; lines [G0]. ... are its principles.", "")
+    warm_start_steps: int = setting("Sandbox: supervised steps of the tiny agent.", 450)
+    output_dir: Path = setting("Folder for state and best prompt.", Path("runs/evolve"))
 
 
 @dataclass
-class EvolveArguments(ESPLSettings):
-    """The settings of the evolution: those of [`EvolveConfig`] that have names on a command line."""
+class EvolveArguments:
+    """The settings of the evolution: those of [`EvolveConfig`] that have names on a command line, with its defaults."""
 
-    steps: int = field(default=20, metadata={"help": "Steps in all."})
-    mode: Literal["evolution", "reflection"] = field(default="evolution", metadata={"help": "reflection: one prompt."})
-    problems_per_step: int = field(default=10, metadata={"help": "b."})
-    seed: int = field(default=0, metadata={"help": "Of everything that is drawn."})
+    steps: int = setting("Steps in all.", 20)
+    mode: Literal["evolution", "reflection"] = setting("reflection: one prompt, mutation alone.", "evolution")
+    prompts_per_step: int = setting("M of the paper.", 3)
+    problems_per_step: int = setting("b of the paper.", 10)
+    num_generations: int = setting("N of the paper.", 5)
+    p_crossover: float = setting("How often prompts cross over.", 0.2)
+    window: int = setting("K of the paper.", 10)
+    seed: int = setting("Of everything that is drawn.", 0)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = HfArgumentParser((ScriptArguments, EvolveArguments))  # type: ignore[arg-type]
     script, options = parser.parse_args_into_dataclasses(args=None if arguments is None else list(arguments))
     result = evolve_prompt(script, options, show)
-    print(as_text(result, Path(script.output_dir)))
+    print(as_text(result, script.output_dir))
     if result.stopped:
         raise SystemExit(f"stopped early: {result.stopped}; start again to go on")
 
@@ -78,8 +79,11 @@ def evolve_prompt(
     Raises:
         `ValueError`: A model is missing, or an option is out of range.
     """
-    config = EvolveConfig(**vars(options))
-    folder = Path(script.output_dir)
+    from ..evolution import EvolveConfig, evolve
+    from ..llm import Budget
+    from ..records import atomic_write
+
+    config, folder = EvolveConfig(**vars(options)), script.output_dir
     with ExitStack() as stack:
         run = in_sandbox(script, config, stack) if script.sandbox else with_models(script, config, stack)
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,8 +97,14 @@ def with_models(script: ScriptArguments, config: EvolveConfig, stack: ExitStack)
     """What [`evolve`] needs, from real endpoints."""
     if not (script.policy_model and script.reference_model):
         raise ValueError("say which models: --policy-model NAME --reference-model NAME, or --sandbox")
-    if script.reward not in REWARDS:
-        raise ValueError(f"reward must be one of {', '.join(REWARDS)}, got {script.reward!r}")
+    from ..data import load_task
+    from ..evolution import SystemPrompt
+    from ..llm import OpenAIChat, ReplayCache
+    from ..rewards import exact_match_reward, math_reward
+
+    rewards = {"exact_match": exact_match_reward, "math": math_reward}
+    if script.reward not in rewards:
+        raise ValueError(f"reward must be one of {', '.join(rewards)}, got {script.reward!r}")
     cache = ReplayCache(script.replay_cache) if script.replay_cache else None
 
     def connect(model: str, base_url: str | None) -> ChatModel:
@@ -107,7 +117,7 @@ def with_models(script: ScriptArguments, config: EvolveConfig, stack: ExitStack)
         "rows": list(
             load_task(script.task, script.task_split, script.task_rows, config.seed, data_files=script.data_files)
         ),
-        "reward": REWARDS[script.reward],
+        "reward": rewards[script.reward],
         "prompt": SystemPrompt.parse(text) if "[G0]" in text else SystemPrompt(text, ()),
         "config": config,
     }
@@ -117,6 +127,7 @@ def in_sandbox(script: ScriptArguments, config: EvolveConfig, stack: ExitStack) 
     """The same, with a tiny agent whose weights stay as they are, and a scripted reflector."""
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
+    from ..rewards import exact_match_reward
     from ..sandbox.house import HouseReflector
     from ..sandbox.house.setup import ROOT, prepare_house
     from ..sandbox.house.visitor import Transcript, Visitor
@@ -151,6 +162,4 @@ def as_text(result: EvolveResult, folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    from .running import run_script
-
     run_script(main)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..data import load_task
 from ..llm import Budget, OpenAIChat, ReplayCache, charge
 from ..refine import START_PROMPTS, LabelVerifier, ProRefiner
-from ..report.refinement import accuracy_of, accuracy_table, iterations_of, plot_iterations
+from ..report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
 from ..rewards import REASONING_SCORERS
 from ..sandbox.puzzle_models import puzzle_models
 from ..sandbox.puzzles import SORTING, make_puzzles
+from .running import run_script, setting
 
 CRITICS = ("feedback", "optimizer", "verifier")
 
@@ -27,17 +28,17 @@ CRITICS = ("feedback", "optimizer", "verifier")
 class ScriptArguments:
     """Which set, and which models."""
 
-    task: str | None = field(default=None, metadata={"help": f"One of {', '.join(REASONING_SCORERS)}."})
-    split: str = field(default="test", metadata={"help": "Its split."})
-    rows: int = field(default=100, metadata={"help": "How many questions."})
-    data_files: str | None = field(default=None, metadata={"help": "Local file instead of the hub."})
-    task_model: str | None = field(default=None, metadata={"help": "The model that answers."})
-    task_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
-    critic_model: str | None = field(default=None, metadata={"help": "Feedback, optimizer and verifier in one."})
-    critic_base_url: str | None = field(default=None, metadata={"help": "Its endpoint."})
-    budget_usd: float | None = field(default=None, metadata={"help": "What all models together may spend, in US $."})
-    budget_tokens: int | None = field(default=None, metadata={"help": "The same in tokens, read and written."})
-    output_dir: str = field(default="runs/refine", metadata={"help": "For results, replies and the picture."})
+    task: str | None = setting(f"One of {', '.join(REASONING_SCORERS)}.")
+    split: str = setting("Its split.", "test")
+    rows: int = setting("How many questions.", 100)
+    data_files: str | None = setting("Local file instead of the hub.")
+    task_model: str | None = setting("The model that answers.")
+    task_base_url: str | None = setting("Any OpenAI-compatible endpoint.")
+    critic_model: str | None = setting("Feedback, optimizer and verifier in one.")
+    critic_base_url: str | None = setting("Its endpoint.")
+    budget_usd: float | None = setting("What all models together may spend, in US $.")
+    budget_tokens: int | None = setting("The same in tokens, read and written.")
+    output_dir: str = setting("For results, replies and the picture.", "runs/refine")
 
 
 def connect(script: ScriptArguments, stack: ExitStack) -> dict[str, Any]:
@@ -96,6 +97,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from .running import run_script
-
     run_script(main)

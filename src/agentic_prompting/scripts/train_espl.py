@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from trl import ModelConfig, get_peft_config
@@ -18,14 +18,13 @@ from ..data import load_task
 from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
 from ..evolution import SystemPrompt
 from ..llm import ChatModel, OpenAIChat, ReplayCache
-from ..report.house_run import report_house_run
 from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
 from ..rollout import Environment, prompt_r1_template
 from ..sandbox.house import HouseReflector
 from ..sandbox.house.setup import ROOT, HouseSandbox, prepare_house
+from ..sandbox.results import report_house_run
 from ..trainers import ESPLConfig, ESPLTrainer
-from .running import run_script
-from .training import DataAndEnvironment, end, parse, train
+from .running import DataAndEnvironment, end, parse, run_script, setting, train
 
 REWARDS = {
     "prompt_r1": PromptR1Reward(),
@@ -39,15 +38,15 @@ REWARDS = {
 class ScriptArguments(DataAndEnvironment):
     """What is trained on, with which reward, and which LLMs take part."""
 
-    task: str = field(default="sandbox", metadata={"help": "A task of load_task, or sandbox: no model, no key."})
-    warm_start_steps: int = field(default=450, metadata={"help": "Sandbox: supervised steps before E-SPL."})
-    reward: str = field(default="exact_match", metadata={"help": f"One of {', '.join(REWARDS)}."})
-    initial_prompt: str = field(default="", metadata={"help": "The root; lines [G0]. ... are its principles."})
-    free_text: bool = field(default=False, metadata={"help": "Edit the prompt by search and replace."})
-    environment: str = field(default="none", metadata={"help": "What the policy may ask: none, llm or search."})
-    search_url: str | None = field(default=None, metadata={"help": "A retriever with Search-R1's HTTP contract."})
-    reference_model: str | None = field(default=None, metadata={"help": "The LLM that reflects and edits."})
-    reference_base_url: str | None = field(default=None, metadata={"help": "Any OpenAI-compatible endpoint."})
+    task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
+    warm_start_steps: int = setting("Sandbox: supervised steps before E-SPL.", 450)
+    reward: str = setting(f"One of {', '.join(REWARDS)}.", "exact_match")
+    initial_prompt: str = setting("The root; lines [G0]. ... are its principles.", "")
+    free_text: bool = setting("Edit the prompt by search and replace.", False)
+    environment: str = setting("What the policy may ask: none, llm or search.", "none")
+    search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
+    reference_model: str | None = setting("The LLM that reflects and edits.")
+    reference_base_url: str | None = setting("Any OpenAI-compatible endpoint.")
 
 
 ARGUMENTS = (ScriptArguments, ESPLConfig, ModelConfig)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from trl import ModelConfig, get_peft_config
@@ -17,24 +17,24 @@ from trl import ModelConfig, get_peft_config
 from ..data import load_task
 from ..environments import LLMEnvironment
 from ..llm import OpenAIChat, ReplayCache
-from ..report.sandbox_run import report_sandbox_run
+from ..report import plot_reward
 from ..sandbox import Oracle
+from ..sandbox.results import report_sandbox_run
 from ..sandbox.server import MODEL, OracleServer
 from ..sandbox.setup import Sandbox, prepare_sandbox
 from ..trainers import PromptR1Config, PromptR1Trainer
-from .running import run_script
-from .training import DataAndEnvironment, end, parse, train
+from .running import DataAndEnvironment, end, parse, run_script, setting, train
 
 
 @dataclass
 class ScriptArguments(DataAndEnvironment):
     """What is trained on, and with which large LLM."""
 
-    sandbox: bool = field(default=False, metadata={"help": "Train the tiny policy in the sandbox; no model, no key."})
-    warm_start_steps: int = field(default=350, metadata={"help": "Sandbox: supervised steps before GRPO."})
-    task: str = field(default="prompt_r1", metadata={"help": "A task of load_task."})
-    environment_temperature: float | None = field(default=None, metadata={"help": "Sent with every call."})
-    environment_max_tokens: int | None = field(default=None, metadata={"help": "Of a reply; sent with every call."})
+    sandbox: bool = setting("Train the tiny policy in the sandbox; no model, no key.", False)
+    warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 350)
+    task: str = setting("A task of load_task.", "prompt_r1")
+    environment_temperature: float | None = setting("Sent with every call.")
+    environment_max_tokens: int | None = setting("Of a reply; sent with every call.")
 
 
 ARGUMENTS = (ScriptArguments, PromptR1Config, ModelConfig)
@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train(trainer)
         trainer.save_model(args.output_dir)
         if sandbox and trainer.accelerator.is_main_process:
+            with suppress(ImportError):  # matplotlib comes with an extra: without it no picture, but all the rest
+                plot_reward(trainer.state.log_history, f"{args.output_dir}/reward.png", "Prompt-R1 in the sandbox")
             report_sandbox_run(sandbox, environment, trainer, time.perf_counter() - started)
         end(trainer)
 

@@ -6,24 +6,38 @@ No HTTP here. [`AgentAnswers`] plays the trained agent, [`ChatAnswers`] asks any
 
 from __future__ import annotations
 
-import threading
+import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ..agent import PromptAgent
-from ..llm import BudgetExceeded, ChatModel, Closed, LLMError, Message, Reply, Usage
-from ..llm.futures import then
-from ..rollout import AgentSpec, Observation, Rollout, Sample, SampleRequest, rollout_record, run_rollouts
+from ..evolution import SystemPrompt
+from ..llm import BadRequest, BudgetExceeded, ChatModel, Closed, LLMError, Message, Reply, Usage
+from ..llm.asking import ask
+from ..refine import RefinedChat
+from ..rollout import (
+    AgentSpec,
+    Environment,
+    Observation,
+    Rollout,
+    Sample,
+    SampleRequest,
+    observe,
+    play,
+    rollout_record,
+)
 from ..rollout.templates import fill_template
-from .shared_sampler import SharedSampler
 
 _FINISH = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_of_turns": "length"}
 
 
 class CostLimit(BudgetExceeded):
     """One request came to cost more than a request may."""
+
+
+class PromptTooLong(BadRequest):
+    """The conversation leaves the model no room for an answer."""
 
 
 @dataclass(frozen=True)
@@ -47,132 +61,147 @@ class Answer:
     trajectory: dict[str, Any] | None = None
 
 
-class Work(Protocol):
-    """A request on its way. After `cancel` nobody reads `future` any more, and it ends soon."""
-
-    future: Future[Answer]
-
-    def cancel(self) -> object: ...
-
-
 class Answers(Protocol):
-    """A model of the service. `start` does not block."""
+    """A model of the service. `greedy` asks for the likeliest tokens. Cancelled when nobody waits any more."""
 
-    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None) -> Work: ...
-
-    def close(self) -> None: ...
+    async def __call__(
+        self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
+    ) -> Answer: ...
 
 
 class AgentAnswers:
     """A [`PromptAgent`] as a model.
 
     Args:
-        agent ([`PromptAgent`]): Its sampler is used from one thread, for all requests together.
+        agent ([`PromptAgent`]): Its policy is asked by all requests together.
         max_cost_usd (`float`, *optional*): No further call is made for a request that has cost this much.
-        max_concurrency (`int`, *optional*, defaults to `256`): Requests that are played at once.
-        on_batch (`Callable[[int], None]`, *optional*): See [`SharedSampler`].
     """
 
-    def __init__(
-        self, agent: PromptAgent, max_cost_usd: float | None = None, max_concurrency: int = 256, on_batch: Any = None
-    ):
+    def __init__(self, agent: PromptAgent, max_cost_usd: float | None = None):
         self.agent, self.max_cost_usd = agent, max_cost_usd
-        self.sampler = SharedSampler(agent.sampler, on_batch=on_batch)
-        self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="agentic-prompting-episode")
 
-    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None) -> Work:
-        episode = _Episode(self.agent, self.sampler, self.max_cost_usd)
-        episode.future = self._threads.submit(episode.play, messages, seed, max_tokens)
-        return episode
-
-    def close(self) -> None:
-        self.sampler.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class _Episode:
-    """One request: what its rollout takes for sampler and environment, and the way to stop it in either."""
-
-    future: Future[Answer]
-
-    def __init__(self, agent: PromptAgent, sampler: SharedSampler, max_cost_usd: float | None):
-        self.agent, self.sampler, self.max_cost_usd = agent, sampler, max_cost_usd
-        self._cancelled = threading.Event()
-        self._pending: Future[Any] | None = None
-
-    def play(self, messages: Sequence[Message], seed: int, max_tokens: int | None) -> Answer:
-        """The whole episode. Runs on a thread of its own."""
-        agent = self.agent
+    async def __call__(
+        self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
+    ) -> Answer:
+        agent, limits = self.agent, self.agent.limits
         prompt = conversation(agent.spec, messages)
-        rollout = Rollout(agent.chat_format.prompt_ids(prompt), row={"question": messages[-1]["content"]}, seed=seed)
-        limits = agent.spec.limits
+        ids = await asyncio.to_thread(agent.chat_format.prompt_ids, prompt)  # of a megabyte it takes a second
+        if limits.max_context is not None and len(ids) >= limits.max_context:
+            has = f"your messages result in {len(ids)} tokens"
+            return Answer(
+                error=PromptTooLong(f"This model's maximum context length is {limits.max_context} tokens, and {has}.")
+            )
         if max_tokens is not None:
             limits = replace(limits, max_tokens=min(limits.max_tokens, max_tokens))
-        environment = self if agent.environment is not None else None
-        run_rollouts([rollout], self._sample, environment, agent.chat_format, limits, linger=0)
-        return _answer(rollout)
 
-    def cancel(self) -> None:
-        """Stop it wherever it is: out of the sampler's queue, or out of a call to the large LLM."""
-        self._cancelled.set()
-        self.future.cancel()
-        if self._pending is not None:
-            self._pending.cancel()
+        async def policy(request: SampleRequest) -> Sample:
+            return await agent.policy(replace(request, greedy=greedy))
 
-    def step(self, rollout: Rollout) -> Future[Observation] | None:
-        """As in [`Environment`], up to the cost that a request may have."""
-        spent = sum(reply.usage.cost_usd for reply in rollout.replies)
-        if self.max_cost_usd is not None and spent >= self.max_cost_usd:
-            raise CostLimit(f"this request has cost ${spent:.4f}, and none may cost more than ${self.max_cost_usd:g}")
-        assert self.agent.environment is not None
-        return self._follow(self.agent.environment.step(rollout))
-
-    def _sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        return [self._follow(self.sampler.submit(request)).result() for request in requests]
-
-    def _follow(self, future: Any) -> Any:
-        """Remember what is waited for. A cancellation that came just before is not lost either."""
-        self._pending = future
-        if self._cancelled.is_set() and future is not None:
-            future.cancel()
-        return future
-
-
-class ChatAnswers:
-    """Any [`ChatModel`] as a model, ProRefine's [`RefinedChat`] for one."""
-
-    def __init__(self, chat: ChatModel):
-        self.chat = chat
-
-    def start(self, messages: Sequence[Message], seed: int, max_tokens: int | None) -> Work:
-        sampling: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
-        return _Asked(then(self.chat.submit(messages, repeat=seed, **sampling), _of_reply))
-
-    def close(self) -> None:
-        """Whoever made the chat model closes it."""
+        environment = None if agent.environment is None else _Metered(agent.environment, self.max_cost_usd)
+        rollout = Rollout(ids, row={"question": messages[-1]["content"]}, seed=seed)
+        return _answer(await play(rollout, policy, environment, agent.chat_format, limits))
 
 
 @dataclass
-class _Asked:
-    future: Future[Answer]
+class _Metered:
+    """An [`Environment`] that is asked no more once a rollout has cost what a request may."""
 
-    def cancel(self) -> object:
-        return self.future.cancel()
+    environment: Environment
+    limit: float | None
+
+    async def step(self, rollout: Rollout) -> Observation | None:
+        check_cost(sum(reply.usage.cost_usd for reply in rollout.replies), self.limit)
+        return await observe(self.environment, rollout)
+
+
+class ChatAnswers:
+    """Any [`ChatModel`] as a model, ProRefine's [`RefinedChat`] for one.
+
+    Args:
+        chat ([`ChatModel`]): Who answers.
+        max_cost_usd (`float`, *optional*): For a [`RefinedChat`], which makes many calls for one answer: no further one
+            is made for a request that has cost this much. Where there is an answer by then, that is given.
+    """
+
+    def __init__(self, chat: ChatModel, max_cost_usd: float | None = None):
+        self.chat, self.max_cost_usd = chat, max_cost_usd
+
+    async def __call__(
+        self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
+    ) -> Answer:
+        sampling: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
+        if greedy:
+            sampling["temperature"] = 0.0
+        chat, spent = self._for_one_request()
+        reply = await ask(chat, messages, repeat=seed, **sampling)
+        if reply.error is not None:
+            return Answer(error=spent.ended or reply.error, usage=reply.usage)
+        return Answer(reply.text, finish_reason=reply.finish_reason, usage=reply.usage)
+
+    def _for_one_request(self) -> tuple[ChatModel, _Spent]:
+        """The model, its calls counted together where it makes several."""
+        spent = _Spent(self.max_cost_usd)
+        if not isinstance(self.chat, RefinedChat):
+            return self.chat, spent
+        refiner = self.chat.refiner
+        metered: dict[str, Any] = {role: _MeteredChat(model, spent) for role, model in refiner.models.items()}
+        return RefinedChat(replace(refiner, **metered), self.chat.prompt), spent
+
+
+@dataclass
+class _Spent:
+    """What one request has cost, and the end of it. Its calls come one after another."""
+
+    limit: float | None
+    usd: float = 0.0
+    ended: CostLimit | None = None
+
+
+@dataclass
+class _MeteredChat:
+    """A [`ChatModel`] whose calls count towards the limit of one request."""
+
+    chat: ChatModel
+    spent: _Spent
+
+    async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
+        try:
+            check_cost(self.spent.usd, self.spent.limit)
+        except CostLimit as error:
+            self.spent.ended = error
+            return Reply(error=error, attempts=0)
+        reply = await ask(self.chat, messages, **options)
+        self.spent.usd += reply.usage.cost_usd
+        return reply
+
+
+def check_cost(spent: float, limit: float | None) -> None:
+    """Raise [`CostLimit`] where a request has cost what one may."""
+    if limit is not None and spent >= limit:
+        raise CostLimit(f"this request has cost ${spent:.4f}, and none may cost more than ${limit:g}")
 
 
 def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
     """What the agent is shown: the last message in the template it was trained with, what came before as it is.
 
-    The agent's own system prompt, which training may have evolved, comes first; the client's is put under it.
+    The agent's own system prompt, which training may have evolved, comes first, as in training; the client's is put
+    under it. What a client sends of either by itself is not said twice.
     """
     *earlier, last = messages
+    # An evolved prompt is in one or the other of these: `prompt_place`.
+    own = f"\n\n{spec.system_prompt or ''}\n\n{spec.prompt_template}\n\n"
     system = [message["content"] for message in earlier if message["role"] == "system"]
-    if spec.system_prompt:
-        system.insert(0, spec.system_prompt)
-    said = [message for message in earlier if message["role"] != "system"]
-    question: Message = {"role": "user", "content": fill_template(spec.prompt_template, last["content"])}
+    system = [text for text in system if f"\n\n{text.strip()}\n\n" not in own]
     head: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    return [*head, *said, question]
+    said = [message for message in earlier if message["role"] != "system"]
+    question: Message = {"role": "user", "content": _in_template(spec.prompt_template, last["content"])}
+    return SystemPrompt(spec.system_prompt or "").messages([*head, *said, question])
+
+
+def _in_template(template: str, question: str) -> str:
+    before, _, after = template.partition("{question}")
+    is_there = before.strip() and question.startswith(before) and question.endswith(after)
+    return question if is_there else fill_template(template, question)
 
 
 def _answer(rollout: Rollout) -> Answer:
@@ -186,12 +215,6 @@ def _answer(rollout: Rollout) -> Answer:
     return Answer(rollout.answer, why_none, None, _FINISH[rollout.status], usage, trajectory)
 
 
-def _of_reply(reply: Reply) -> Answer:
-    if reply.error is not None:
-        return Answer(error=reply.error, usage=reply.usage)
-    return Answer(reply.text, finish_reason=reply.finish_reason, usage=reply.usage)
-
-
 def as_error(error: BaseException) -> LLMError:
-    """An exception of a request's thread as what it means to the client."""
+    """An exception of a request as what it means to the client."""
     return error if isinstance(error, LLMError) else Closed(f"the request ended with {type(error).__name__}")

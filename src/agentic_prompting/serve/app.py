@@ -6,8 +6,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,7 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..llm import BudgetExceeded, Closed, LLMError, Misconfigured, RateLimited, Unreachable
-from .answering import Answer, Answers, CostLimit, Work, as_error
+from ..llm.loop import start
+from .answering import Answer, Answers, CostLimit, PromptTooLong, as_error
 from .config import ServeConfig
 from .guards import Guards
 from .metrics import Metrics
@@ -33,7 +34,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         400: "The request cannot be read",
         401: "The key is missing or wrong",
         402: "The request came to cost more than one may",
+        403: "Not for this service's host, which has no key",
         404: "No such model",
+        408: "The request's body did not arrive in time",
         413: "The request is too large",
         429: "Too many requests at once",
         502: "A model behind this one failed",
@@ -74,8 +77,9 @@ class Service:
             try:
                 with self.metrics.seconds.labels(asked.model).time():
                     seed = secrets.randbits(63) if asked.seed is None else asked.seed
-                    work = self.models[asked.model].start(messages, seed, asked.token_limit)
-                    answer = await self._wait(request, work)
+                    greedy = self.config.greedy or asked.temperature == 0
+                    answering = self.models[asked.model](messages, seed, asked.token_limit, greedy)
+                    answer = await self._wait(request, start(answering))
             finally:
                 self._count(-1)
             self.metrics.answered(asked.model, answer)
@@ -89,13 +93,14 @@ class Service:
         finally:
             self.metrics.requests.labels(asked.model, outcome).inc()
 
-    async def _wait(self, request: Request, work: Work) -> Answer:
+    async def _wait(self, request: Request, work: Future[Answer]) -> Answer:
         """Wait for the answer, but no longer than the client does and than a request may take."""
-        done = asyncio.wrap_future(work.future)
+        done = asyncio.wrap_future(work)  # cancelled, it cancels the work
         gone = asyncio.create_task(_disconnected(request))
         either: set[asyncio.Future[Any]] = {done, gone}
         try:
-            await asyncio.wait(either, timeout=self.config.timeout, return_when=asyncio.FIRST_COMPLETED)
+            left = max(request.state.deadline - asyncio.get_running_loop().time(), 0)
+            await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if done.done():
                 return done.result()
             if gone.done():
@@ -108,17 +113,11 @@ class Service:
             return Answer(error=as_error(error))
         finally:
             gone.cancel()
-            if not done.done():
-                work.cancel()
-                done.cancel()
+            done.cancel()
 
     def _count(self, change: int) -> None:
         self._in_flight += change
         self.metrics.in_flight.set(self._in_flight)
-
-    def close(self) -> None:
-        for model in self.models.values():
-            model.close()
 
 
 async def _disconnected(request: Request) -> None:
@@ -130,6 +129,8 @@ def _refusal(error: LLMError) -> Refusal:
     """A failure behind the model as the client reads it: what happened, but not where."""
     if isinstance(error, CostLimit):
         return Refusal(402, error.what, "cost_limit")
+    if isinstance(error, PromptTooLong):
+        return Refusal(400, error.what, "context_length_exceeded", "messages")
     logger.warning("%s: %s", error.kind, error)
     return Refusal(503 if isinstance(error, _UNAVAILABLE) else 502, error.what, error.kind)
 
@@ -138,19 +139,14 @@ def make_app(service: Service) -> FastAPI:
     """The ASGI application.
 
     Args:
-        service ([`Service`]): What it serves; closed when the application shuts down.
+        service ([`Service`]): What it serves.
 
     Raises:
         `ValueError`: If its address needs a key and there is none.
     """
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        service.close()
-
-    app = FastAPI(title="agentic-prompting", lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.add_middleware(Guards, key=service.config.find_key(), max_body_bytes=service.config.max_body_bytes)
+    app = FastAPI(title="agentic-prompting", docs_url=None, redoc_url=None)
+    app.add_middleware(Guards, config=service.config, key=service.config.find_key())
     app.add_exception_handler(Refusal, _send_refusal)
     app.add_exception_handler(RequestValidationError, _send_invalid)
     app.add_exception_handler(HTTPException, _send_http_error)
@@ -159,13 +155,15 @@ def make_app(service: Service) -> FastAPI:
     async def chat_completions(asked: ChatRequest, request: Request) -> Any:
         """An answer to a conversation, in OpenAI's format."""
         answer = await service.answer(request, asked)
+        headers = {"X-Ignored-Parameters": ", ".join(ignored)} if (ignored := asked.ignored()) else {}
         if not asked.stream:
-            return JSONResponse(completion(answer, asked.model, asked.trajectory))
+            return JSONResponse(completion(answer, asked.model, asked.trajectory), headers=headers)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
         stream = events(answer, asked.model, with_usage, asked.trajectory)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        headers["Cache-Control"] = "no-cache"
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
-    @app.get("/v1/models", responses={401: _ERRORS[401]})
+    @app.get("/v1/models", responses={status: _ERRORS[status] for status in (401, 403)})
     async def models() -> dict[str, Any]:
         """The models that can be asked."""
         shared = {"object": "model", "created": service.started, "owned_by": "agentic-prompting"}
@@ -176,7 +174,7 @@ def make_app(service: Service) -> FastAPI:
         """Whether the service runs. Asks nothing of the models behind it."""
         return {"status": "ok"}
 
-    @app.get("/metrics", responses={401: _ERRORS[401]}, response_class=Response)
+    @app.get("/metrics", responses={status: _ERRORS[status] for status in (401, 403)}, response_class=Response)
     async def metrics() -> Response:
         """Counters for Prometheus."""
         return Response(service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
+
+from ..llm.loopback import is_loopback
 
 KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
 
@@ -21,8 +22,11 @@ class ServeConfig:
             key. Where it is set, requests without it get a 401, on loopback too.
         max_concurrency (`int`, *optional*, defaults to `256`): Requests answered at once; further ones get a 429.
         max_body_bytes (`int`, *optional*, defaults to 1 MiB): Larger requests get a 413.
-        timeout (`float`, *optional*, defaults to `120.0`): Seconds for a request, after which it is stopped: 504.
-        max_cost_usd (`float`, *optional*): Dollars that one request to the agent may cost: 402. By default any.
+        timeout (`float`, *optional*, defaults to `120.0`): Seconds for a request, its body included, after which it is
+            stopped: 504; 408 while the body is still coming, for which there are 30 seconds at most.
+        max_cost_usd (`float`, *optional*): Dollars that one request may cost: 402. By default any.
+        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time instead of sampling as in
+            training, for every request; without it for those with `temperature=0`.
 
     Raises:
         `ValueError`: If a limit is not positive.
@@ -35,6 +39,7 @@ class ServeConfig:
     max_body_bytes: int = 2**20
     timeout: float = 120.0
     max_cost_usd: float | None = None
+    greedy: bool = False
 
     def __post_init__(self):
         limits = (self.max_concurrency, self.max_body_bytes, self.timeout)
@@ -48,16 +53,9 @@ class ServeConfig:
             `ValueError`: If other machines could ask and there is none.
         """
         key = os.environ.get(self.key_variable, "").strip()
-        if not key and not _is_loopback(self.host):
+        if not key and not is_loopback(self.host):
             raise ValueError(
                 f"listening on {self.host}, where other machines can ask, needs a key: set {self.key_variable}, or "
                 "listen on 127.0.0.1"
             )
         return key or None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 
+from ..llm import Budget
 from .answering import Answer
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
@@ -22,7 +24,7 @@ class Metrics:
         self.seconds = Histogram("request_seconds", "Time to an answer.", ["model"], buckets=_SECONDS, **common)
         self.in_flight = Gauge("requests_in_flight", "Requests being answered.", **common)
         self.turns = Histogram("agent_turns", "Turns per answer.", ["model"], buckets=range(1, 11), **common)
-        self.batches = Histogram("sampler_batch_size", "Requests that shared a batch.", buckets=_SIZES, **common)
+        self.sampling = Gauge("turns_being_sampled", "Turns of the agent that are being written.", **common)
         self.cost = Counter("cost_usd", "Dollars spent on the models behind.", ["model"], **common)
         self.errors = Counter("environment_errors", "Failures behind the model, by kind.", ["model", "kind"], **common)
 
@@ -34,6 +36,21 @@ class Metrics:
         elif answer.trajectory is not None:
             self.turns.labels(model).observe(len(answer.trajectory["turns"]))
 
+    def show(self, budget: Budget) -> None:
+        """Add what each role has spent of a budget, from its book."""
+        self.registry.register(_Spending(budget))
+
     def exposition(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self.registry)
+
+
+class _Spending:
+    def __init__(self, budget: Budget):
+        self.budget = budget
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        spent = GaugeMetricFamily("agentic_prompting_spent_usd", "Dollars spent, by role.", labels=["role"])
+        for role, usage in self.budget.by_account().items():
+            spent.add_metric([role], usage.cost_usd)
+        yield spent

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..llm import Message
 from .answering import Answer
+
+# JSON can say half of a surrogate pair, which is no character: no tokenizer takes it.
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class TextPart(BaseModel):
@@ -38,7 +42,10 @@ class StreamOptions(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """A request for a completion. Fields that are not listed are ignored: the agent samples as it was trained to."""
+    """A request for a completion. The agent samples as it was trained to: other fields are ignored, and named in the
+    reply's header `X-Ignored-Parameters`."""
+
+    model_config = ConfigDict(extra="allow")
 
     model: str = Field(description="A name from /v1/models.")
     messages: list[ChatMessage] = Field(min_length=1, description="Must end with a user's message: the question.")
@@ -48,6 +55,13 @@ class ChatRequest(BaseModel):
     max_tokens: int | None = Field(None, ge=1, lt=2**31, description="Of all turns of the agent and replies together.")
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31, description="The same.")
     n: Literal[1] | None = Field(1, description="Only one choice a request is offered.")
+    temperature: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="0 takes the likeliest token each time. Others are ignored."
+    )
+    tools: list[Any] | None = Field(None, description="None is offered: a 400 unless empty.")
+    functions: list[Any] | None = Field(None, description="As `tools`.")
+    response_format: dict[str, Any] | None = Field(None, description="A 400 unless its type is `text`.")
+    logprobs: bool | None = Field(None, description="A 400 if true.")
     trajectory: bool = Field(False, description="Send `trajectory`, how the answer came about, as well.")
 
     @property
@@ -59,12 +73,28 @@ class ChatRequest(BaseModel):
         """The messages, checked to end with a question.
 
         Raises:
-            `Refusal`: If they do not.
+            `Refusal`: If they do not, or the request wants what no answer here has.
         """
+        for name, wanted in {
+            "tools": self.tools,
+            "functions": self.functions,
+            "logprobs": self.logprobs,
+            "response_format": self.response_format and self.response_format.get("type") != "text",
+        }.items():
+            if wanted:
+                raise Refusal(400, f"`{name}` is not supported: leave it out.", "unsupported_parameter", name)
         messages = [message.as_message() for message in self.messages]
         if messages[-1]["role"] != "user" or not messages[-1]["content"].strip():
             raise Refusal(400, "`messages` must end with a user message that is not empty.", param="messages")
+        if any(_HALF_A_PAIR.search(message["content"]) for message in messages):
+            raise Refusal(400, "`messages` must be Unicode: there is half of a surrogate pair in it.", param="messages")
         return messages
+
+    def ignored(self) -> list[str]:
+        """Fields that make no difference, those with a name that a header can hold."""
+        names = [name for name, value in (self.model_extra or {}).items() if value is not None]
+        names += ["temperature"] if self.temperature else []
+        return sorted(name for name in names if re.fullmatch(r"\w{1,40}", name, re.ASCII))[:20]
 
 
 class ErrorDetail(BaseModel):

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, NoReturn
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
-from tqdm.auto import tqdm
 from transformers import ProgressCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..data import validate_dataset
 from ..llm import Budget, BudgetExceeded, charge
+from ..local import context_length
 from ..rollout import (
     AgentSpec,
     ChatFormat,
@@ -38,6 +38,7 @@ from ..rollout import (
     rollout_record,
     rollout_seed,
 )
+from ..rollout.progress import progress
 from .checks import check_environment, datasets_of, reject_other_loops
 from .config import MultiTurnGRPOConfig
 from .policies import PolicyUnreachable, sampling_of, trainer_backend
@@ -146,8 +147,8 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         )
         backend = trainer_backend(self, spec.stop_texts)
         self.policy, self._session = backend.policy, backend.session
-        readable = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.limits = args.limits(min(filter(None, (backend.max_context, readable)), default=None))
+        readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
+        self.limits = args.limits(readable)
         self.rollout_log = RolloutLog(
             Path(args.output_dir) / "rollouts", self.accelerator.process_index, args.rollouts_max_mb
         )
@@ -206,7 +207,7 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         ]
         unreachable = None
         with (
-            tqdm(total=len(rollouts), desc="rollouts", leave=False, delay=2, disable=self.args.disable_tqdm) as bar,
+            progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar,
             rank_barrier(f"the rollouts of step {self.state.global_step}") as listen,
             self._session(),
         ):

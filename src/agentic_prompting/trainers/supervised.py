@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
 from ..rollout import Rollout
+from .progress import OneLineProgress
 
 
 def warm_start(
@@ -43,6 +44,8 @@ def warm_start(
         train_dataset=Dataset.from_list([_example(rollout) for rollout in rollouts]),
         processing_class=tokenizer,
     )
+    if trainer.pop_callback(ProgressCallback) is not None:  # absent with disable_tqdm
+        trainer.add_callback(OneLineProgress("warm start steps"))
     trainer.train()
     return model
 

@@ -13,16 +13,19 @@ async function main() {
   document.documentElement.dataset.ready = "yes";
 }
 
+const HEADINGS = { train: "Over the training steps", eval: "Evaluation during training", optimisation: "Optimisation, from the trainer's log" };
+
 function showCurves(run, history, index, onStep) {
   const trained = history.modes.train ?? [];
   const node = section("training", "Training", `Means over the rollouts of each step, from the records in ${run.folder}/rollouts. Click on a step to read its trajectories.`);
-  node.append(tiles(run, trained, index));
+  node.append(tiles(run, trained, index), ...(run.heldOut.length > 2 ? heldOut(run.heldOut) : []));
   const panels = (entries) => history.panels.filter((panel) => entries.some((entry) => Object.keys(panel.keys).some((key) => entry[key] !== undefined)));
   for (const [mode, entries] of Object.entries(history.modes)) {
     if (!entries.length) continue;
-    if (mode === "eval") node.append(el("h3", { text: "Evaluation during training" }));
-    else node.append(el("h3", { text: "Over the training steps" }));
-    node.append(el("div", { class: "charts" }, ...panels(entries).map((panel) => chart(panel, entries, history.dashes, onStep))));
+    node.append(el("h3", { text: HEADINGS[mode] }));
+    // The log counts a step when it is over, the records when it begins, so that a click would open the wrong one.
+    const clicked = mode === "optimisation" ? undefined : onStep;
+    node.append(el("div", { class: "charts" }, ...panels(entries).map((panel) => chart(panel, entries, history.dashes, clicked))));
     node.append(values(entries));
   }
 }
@@ -33,14 +36,20 @@ function tiles(run, entries, index) {
   const shown = [["training steps", entries.length], ["trajectories", index?.total]];
   if (last.reward !== undefined) shown.push(["reward, last step", number(last.reward), `from ${number(first.reward)}`]);
   if (last.exact_match !== undefined) shown.push(["exact match, last step", number(last.exact_match), `from ${number(first.exact_match)}`]);
-  if (run.summary?.exact_match_after !== undefined) {
-    const [low, high] = run.summary.interval_after;
-    shown.push(["held-out exact match", number(run.summary.exact_match_after), `95 % ${number(low)}–${number(high)}, before ${number(run.summary.exact_match_before)}`]);
+  if (run.heldOut.length) {
+    const [[, before], [, after, low, high]] = [run.heldOut[0], run.heldOut.at(-1)];
+    shown.push(["held-out exact match", number(after), `95 % ${number(low)}–${number(high)}, before ${number(before)}`]);
   }
   shown.push(["spent on the large LLM", `$${number(last["environment/cost_usd"] ?? 0, 2)}`]);
-  if (run.summary?.sandbox) shown.push(["world", "sandbox", "says nothing about real models"]);
+  if (run.sandbox) shown.push(["world", "sandbox", "says nothing about real models"]);
   const tile = ([name, value, small]) => el("div", {}, el("dt", { text: name }), el("dd", { text: typeof value === "number" ? number(value) : value ?? "–" }, ), small ? el("small", { text: small }) : null);
   return el("dl", { class: "tiles" }, ...shown.map(tile));
+}
+
+/** Exact match of each policy under each prompt, where there is more to say than before and after. */
+function heldOut(rows) {
+  const shown = rows.map(([name, mean, low, high]) => [name, mean, `${number(low)}–${number(high)}`]);
+  return [el("h3", { text: "On held-out questions" }), table(["", "exact match", "95 % interval"], shown)];
 }
 
 function values(entries) {

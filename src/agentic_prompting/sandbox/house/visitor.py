@@ -6,15 +6,12 @@ the reply its transcript; [`Transcript`] finds the answer in it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from ...agent import PromptAgent
 from ...llm import Message, Reply, ServerFailed, Usage
-from ...llm.loop import background_loop
 from ...rollout import Rollout, TagGrammar, Turn, play, rollout_seed
 from ...trainers.reflecting import transcript
 
@@ -51,7 +48,3 @@ class Visitor:
             return Reply(error=ServerFailed(f"the visit raised {error!r}"))
         usage = Usage(len(rollout.prompt_ids), len(rollout.ids))
         return Reply(transcript(rollout), error=rollout.error, usage=usage)
-
-    def submit(self, messages: Sequence[Message], **options: Any) -> Future[Reply]:
-        # temporary: goes with the last caller
-        return asyncio.run_coroutine_threadsafe(self(messages, **options), background_loop())

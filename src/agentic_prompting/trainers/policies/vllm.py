@@ -147,15 +147,15 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
         super().__init__(lent=True)
         self.engine = llm.llm_engine
         self.options = _options(args, sampling)
-        self.at_work: dict[str, Job[SampleRequest, Sample]] = {}
+        self.jobs: dict[str, Job[SampleRequest, Sample]] = {}
         self._numbers = itertools.count()
 
     @property
-    def busy(self) -> bool:
-        return bool(self.at_work)
+    def at_work(self) -> int:
+        return len(self.jobs)
 
     def drop(self) -> list[Job[SampleRequest, Sample]]:
-        dropped, self.at_work = self.at_work, {}
+        dropped, self.jobs = self.jobs, {}
         if dropped:
             self.engine.abort_request(list(dropped))
         return list(dropped.values())
@@ -167,14 +167,14 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
             number, request = str(next(self._numbers)), job.asked
             options = SamplingParams(max_tokens=request.max_new_tokens, seed=request.seed, n=1, **self.options)
             self.engine.add_request(number, {"prompt_token_ids": request.context}, options)
-            self.at_work[number] = job
-        unwanted = [number for number, job in self.at_work.items() if job.cancelled]
+            self.jobs[number] = job
+        unwanted = [number for number, job in self.jobs.items() if job.cancelled]
         if unwanted:
             self.engine.abort_request(unwanted)
             for number in unwanted:
-                del self.at_work[number]
+                del self.jobs[number]
         done = [output for output in self.engine.step() if output.finished]
-        self.finish((self.at_work.pop(output.request_id), self._sample(output.outputs[0])) for output in done)
+        self.finish((self.jobs.pop(output.request_id), self._sample(output.outputs[0])) for output in done)
 
     def _sample(self, output: Any) -> Sample:
         ids = list(output.token_ids)

@@ -1,0 +1,126 @@
+"""What all optimisers are given: rows to try prompts on, a model to try them with, one to write them, and an end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentic_prompting.evaluation import Answer, CallCount, MeteredChat, PromptedSystem, find_metrics, score_records
+from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.llm import ChatModel, LLMError, ReplayCache, complete, with_system
+
+from ..templates import CRITIQUE_FEEDBACK
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an optimiser found.
+
+    Args:
+        prompt (`str`): The best prompt.
+        score (`float`): Its mean score on the rows it was chosen by: too good, as chosen scores are.
+        calls (`int`): Calls made for it, of both models.
+    """
+
+    prompt: str
+    score: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One answer under a prompt that is being tried.
+
+    Args:
+        row (`Mapping`): The question.
+        answer ([`Answer`]): What came back.
+        score (`float`): Its score.
+    """
+
+    row: Row
+    answer: Answer
+    score: float
+
+    @property
+    def feedback(self) -> str:
+        """The outcome in words, for a model that improves prompts."""
+        accepted = " or ".join(self.row["answers"])
+        return CRITIQUE_FEEDBACK.replace("{answers}", accepted).replace("{score:.2f}", f"{self.score:.2f}")
+
+
+class Objective:
+    """The score of a prompt, and what it costs to know.
+
+    Args:
+        chat ([`ChatModel`]): The model that answers.
+        editor ([`ChatModel`]): The model that writes prompts.
+        rows (`Sequence[Mapping]`): Training rows: `question`, `answers`.
+        metric (`str`): Of [`METRICS`].
+        max_calls (`int`): Calls of both models together.
+        seed (`int`, *optional*, defaults to `0`): Of whatever the optimiser draws.
+        cache ([`ReplayCache`], *optional*): See [`MeteredChat`].
+        **sampling: Sent with every call of `chat`.
+
+    Raises:
+        `ValueError`: If there are no rows or the metric does not exist.
+    """
+
+    def __init__(
+        self,
+        chat: ChatModel,
+        editor: ChatModel,
+        rows: Sequence[Row],
+        metric: str,
+        max_calls: int,
+        seed: int = 0,
+        cache: ReplayCache | None = None,
+        **sampling: Any,
+    ):
+        if not rows:
+            raise ValueError("a prompt is optimised on training rows, and there are none")
+        self.rows, self.metrics, self.seed, self.sampling = list(rows), find_metrics([metric]), seed, sampling
+        self.count = CallCount(max_calls)
+        self.chat = MeteredChat(chat, cache, self.count)
+        self.editor = MeteredChat(editor, cache, self.count)
+
+    def try_prompt(self, prompt: str, rows: Sequence[Row] | None = None) -> list[Trial]:
+        """Answer rows (all by default) under a prompt.
+
+        Raises:
+            [`LLMError`]: A call failed: a prompt is not judged by an outage.
+        """
+        rows = self.rows if rows is None else rows
+        return self.judged(rows, PromptedSystem(self.chat, prompt, **self.sampling)(rows, self.seed))
+
+    def judged(self, rows: Sequence[Row], answers: Sequence[Answer]) -> list[Trial]:
+        """Answers with their scores; what a grader cannot tell counts as wrong here, and only here."""
+        failed = next((answer.error for answer in answers if answer.error is not None), None)
+        if failed is not None:
+            raise LLMError(failed)
+        records = [
+            {"answer": answer.text, "whole": answer.whole, "answers": row["answers"]}
+            for row, answer in zip(rows, answers, strict=True)
+        ]
+        (scores,) = score_records(records, self.metrics).values()
+        return [Trial(row, answer, score or 0.0) for row, answer, score in zip(rows, answers, scores, strict=True)]
+
+    def ask_editor(self, request: str, system: str | None = None, repeat: int = 0) -> str:
+        """What the editor replies.
+
+        Raises:
+            [`LLMError`]: The call failed.
+        """
+        reply = complete(self.editor, with_system(system, [{"role": "user", "content": request}]), repeat=repeat)
+        if reply.error is not None:
+            raise reply.error
+        return reply.text
+
+    def found(self, prompt: str, score: float) -> Found:
+        """The result, with the calls made so far."""
+        return Found(prompt, score, self.count.calls)
+
+
+def mean_score(trials: Sequence[Trial]) -> float:
+    """The mean score of some trials."""
+    return sum(trial.score for trial in trials) / len(trials)

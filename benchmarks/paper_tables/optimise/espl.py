@@ -1,0 +1,42 @@
+"""E-SPL's evolution of system prompts as an optimiser among others: [`evolve`], without training weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentic_prompting.evaluation.answers import Answer, read_answer
+from agentic_prompting.evolution import EvolveConfig, SystemPrompt, evolve
+from agentic_prompting.rollout import FreeText, Rollout
+
+from .common import Found, Objective
+
+_MANY_STEPS = 10_000  # the calls end it, not the steps
+
+
+def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None = None) -> Found:
+    """Evolve a prompt until the calls are used up; the best by conservative rating (μ - λσ) is found.
+
+    Args:
+        objective ([`Objective`]): What to optimise, and its budget.
+        prompt (`str`): The preamble to begin with; principles are evolved below it.
+        config ([`EvolveConfig`], *optional*): The paper's by default, with at most as many problems as there are.
+    """
+    config = config or EvolveConfig(problems_per_step=min(10, len(objective.rows)))
+    config = replace(
+        config, steps=_MANY_STEPS, grammar=FreeText(), seed=objective.seed, policy_sampling=objective.sampling
+    )
+
+    def reward(rollout: Sequence[Rollout], **columns: Any) -> list[float]:
+        answers = [Answer(read_answer(one.texts[-1]), one.texts[-1]) for one in rollout]
+        return [trial.score for trial in objective.judged([one.row for one in rollout], answers)]
+
+    result = evolve(objective.chat, objective.editor, objective.rows, reward, SystemPrompt(prompt, ()), config)
+    values = [
+        value
+        for log in result.steps
+        for name, value in zip(log.prompts, log.values, strict=True)
+        if name == result.best.id and value is not None
+    ]
+    return objective.found(result.best.text, sum(values) / len(values) if values else float("nan"))

@@ -1,0 +1,73 @@
+"""OPRO (Yang et al. 2023, "Large Language Models as Optimizers"): a model that is shown instructions with their scores
+writes better ones.
+
+The published algorithm, small: at each step the best instructions so far in rising order and a few examples make the
+meta-prompt, several new instructions are drawn from it, and each is scored.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+from agentic_prompting.llm import LLMError
+
+from ..templates import OPRO_META
+from .common import Found, Objective, mean_score
+
+_TAGS = re.compile(r"<INS>(.*?)</INS>", re.DOTALL)
+
+
+def optimise_opro(objective: Objective, prompt: str, kept: int = 20, per_step: int = 8, examples: int = 3) -> Found:
+    """Optimise a prompt until the calls are used up.
+
+    Args:
+        objective ([`Objective`]): What to optimise, and its budget.
+        prompt (`str`): The instruction to begin with.
+        kept (`int`, *optional*, defaults to `20`): Instructions in the meta-prompt (section 5.1 of the paper).
+        per_step (`int`, *optional*, defaults to `8`): New instructions a step (section 5.1).
+        examples (`int`, *optional*, defaults to `3`): Questions shown (section 5.1).
+
+    Returns:
+        [`Found`]: The instruction with the best score on all training rows.
+
+    Raises:
+        [`LLMError`]: The first instruction could not be scored.
+    """
+    rng = random.Random(objective.seed)
+    scored = {prompt: mean_score(objective.try_prompt(prompt))}
+    asked = 0
+    while objective.count.affords(1 + len(objective.rows)):
+        meta = _meta_prompt(objective, scored, kept, examples, rng)
+        for _ in range(per_step):
+            if not objective.count.affords(1 + len(objective.rows)):
+                break
+            asked += 1
+            try:
+                new = read_instruction(objective.ask_editor(meta, repeat=asked))
+                if new and new not in scored:
+                    scored[new] = mean_score(objective.try_prompt(new))
+            except LLMError as error:
+                if error.fatal:
+                    return _best(objective, scored)
+    return _best(objective, scored)
+
+
+def read_instruction(reply: str) -> str:
+    """The last instruction in `<INS>` tags; empty if there is none."""
+    found = _TAGS.findall(reply)
+    return found[-1].strip() if found else ""
+
+
+def _meta_prompt(objective: Objective, scored: dict[str, float], kept: int, examples: int, rng: random.Random) -> str:
+    best = sorted(scored.items(), key=lambda item: item[1])[-kept:]
+    history = "\n\n".join(f"<INS>{text}</INS>\nscore: {round(100 * score)}" for text, score in best)
+    rows = rng.sample(objective.rows, min(examples, len(objective.rows)))
+    shown = "\n\n".join(f"Question: {row['question']}\nAnswer: {row['answers'][0]}" for row in rows)
+    values = {"history": history, "examples": shown}
+    return re.sub(r"\{(history|examples)\}", lambda match: values[match[1]], OPRO_META)
+
+
+def _best(objective: Objective, scored: dict[str, float]) -> Found:
+    prompt, score = max(scored.items(), key=lambda item: item[1])
+    return objective.found(prompt, score)

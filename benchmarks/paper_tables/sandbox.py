@@ -1,0 +1,182 @@
+"""What stands in for models and data sets when a table is run with `--sandbox`: real code, small world.
+
+Three tasks: sorting words, counting things, and questions about countries that take two or three facts. One stand-in
+model answers all of them, heeding its system prompt; another one writes prompts, with advice of which some is bad. They
+show that every system runs and is counted rightly. They say nothing about real models.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentic_prompting.evaluation import EvaluationTask
+from agentic_prompting.llm import ChatModel, Message, Reply, ScriptedChat
+from agentic_prompting.llm.futures import then
+from agentic_prompting.sandbox.oracle import Oracle, value_of
+from agentic_prompting.sandbox.puzzle_models import (
+    BE_CAREFUL,
+    FAULTS,
+    KEEP_SHORT,
+    PuzzleCritic,
+    PuzzleOptimizer,
+    PuzzleSolver,
+    PuzzleVerifier,
+)
+from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, make_puzzles, read_puzzle
+from agentic_prompting.sandbox.questions import as_rows, make_split
+
+from .config import KINDS, SystemConfig
+
+SANDBOX_TASKS = ("sandbox_sorting", "sandbox_counting", "sandbox_countries")
+_METRICS = {
+    "sandbox_sorting": "word_sorting_match",
+    "sandbox_counting": "integer_match",
+    "sandbox_countries": "exact_match",
+}
+_ROLES = {"model": "model", "editor": "editor", "critic": "editor"}
+_ADVICE = (*(fault.advice for fault in FAULTS.values()), KEEP_SHORT, BE_CAREFUL)
+
+
+def sandbox_task(name: str, n: int, seed: int = 0, split: str = "test") -> EvaluationTask:
+    """One of the three tasks.
+
+    Args:
+        name (`str`): Of [`SANDBOX_TASKS`].
+        n (`int`): Rows.
+        seed (`int`, *optional*, defaults to `0`): Of the questions.
+        split (`str`, *optional*, defaults to `"test"`): `train` has no question of `test`.
+
+    Raises:
+        `ValueError`: There is no such task.
+    """
+    if name not in _METRICS:
+        raise ValueError(f"unknown sandbox task {name!r}; known: {', '.join(SANDBOX_TASKS)}")
+    if name == "sandbox_countries":
+        train, test = make_split(seed, n_test=256)
+        rows = as_rows((test if split == "test" else train)[:n])
+    else:
+        kind = SORTING if name == "sandbox_sorting" else COUNTING
+        # One list of different puzzles, cut: no question on both sides.
+        puzzles = make_puzzles(2 * n, seed, [kind])
+        rows = puzzles[:n] if split == "test" else puzzles[n:]
+    return EvaluationTask(name, list(rows), (_METRICS[name],))
+
+
+class SandboxModel:
+    """The stand-in for a large LLM: puzzles as its system prompt has it, facts it knows, guesses where it would have to
+    combine them.
+
+    Asked to go over its answer it says that nothing is wrong, and asked again it answers the same: it is no better at
+    finding its own mistakes than at not making them.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): Its slips and guesses.
+    """
+
+    def __init__(self, seed: int = 0):
+        self.solver, self.oracle, self.model = PuzzleSolver(seed), Oracle(seed=seed), f"sandbox model {seed}"
+
+    def submit(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Future[Reply]:
+        """See [`ChatModel`]."""
+        system = [message for message in messages if message["role"] == "system"]
+        first = next(message for message in messages if message["role"] == "user")
+        if read_puzzle(first["content"]):
+            return self.solver.submit([*system, first], **sampling)
+        asked = self.oracle.submit([first], repeat=repeat, session=session)
+        return then(asked, lambda reply: _with_answer_line(reply, sampling.get("max_tokens")))
+
+
+class SandboxEditor(ScriptedChat):
+    """The stand-in for a model that criticises, judges and writes prompts.
+
+    OPRO's, GEPA's, TextGrad's and E-SPL's requests are read in their own form, and the prompt comes back with one more
+    piece of advice, at random. ProRefine's three roles are those of its own sandbox. Whatever else it is asked, it
+    finds that the prompt says too little.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): Its choices and its mistakes.
+    """
+
+    def __init__(self, seed: int = 0):
+        super().__init__(self.reply)
+        self.seed, self.model = seed, f"sandbox editor {seed}"
+        self.roles: tuple[Any, ...] = (PuzzleCritic(seed), PuzzleOptimizer(seed), PuzzleVerifier(seed))
+
+    def reply(self, messages: Sequence[Message]) -> str:
+        request = messages[-1]["content"]
+        for heading, role in zip(("\n\nOutput:\n", "\n\nFeedback:\n", "\n\nPrediction:\n"), self.roles, strict=True):
+            if heading in request and request.startswith(("Question:\n", "Prompt:\n")):
+                return role.reply(messages)
+        return _edit(request, self.seed)
+
+
+def sandbox_models(seed: int = 0) -> dict[str, ChatModel]:
+    """All stand-ins, by what the systems of a table call them."""
+    return {"model": SandboxModel(seed), "editor": SandboxEditor(seed), "oracle": Oracle(seed=seed)}
+
+
+def stand_in(system: SystemConfig, folder: Path) -> SystemConfig:
+    """A system of a table with the sandbox's models and policies in the place of real ones.
+
+    Args:
+        system ([`SystemConfig`]): As the table has it.
+        folder (`Path`): The table's; policies are trained into it, once.
+    """
+    settings = dict(system.settings)
+    settings |= {role: name for role, name in _ROLES.items() if role in KINDS[system.kind]}
+    if "environment" in KINDS[system.kind] and settings.get("environment"):
+        settings["environment"] = "oracle"
+    if "base" in KINDS[system.kind] or "folder" in KINDS[system.kind]:
+        from .sandbox_policies import policy_for
+
+        where = policy_for(system.kind, folder / "policies")
+        settings |= {name: str(where) for name in ("base", "folder") if name in KINDS[system.kind]}
+    return replace(system, settings=settings)
+
+
+def _with_answer_line(reply: Reply, max_tokens: int | None) -> Reply:
+    """The oracle's fact in the form that prompted systems are read in."""
+    value = value_of(reply.text)
+    text = reply.text if value is None else f"Answer: {value}"
+    words = text.split(" ")
+    cut = max_tokens is not None and len(words) > max_tokens
+    return Reply(
+        text=" ".join(words[:max_tokens]) if cut else text, finish_reason="length" if cut else "stop", usage=reply.usage
+    )
+
+
+# How each optimiser shows the prompt, and between what it wants the new one.
+_FORMS = (
+    (re.compile(r"<INS>(.*?)</INS>\nscore: \d+\n\nHere are examples", re.DOTALL), "<INS>{}</INS>"),
+    (re.compile(r"instructions to perform a task for me:\n```\n(.*?)\n```", re.DOTALL), "```\n{}\n```"),
+    # TextGrad names the variable by its first and last words only; the whole of it is in the context.
+    (
+        re.compile(r"<LM_SYSTEM_PROMPT> (.*?) </LM_SYSTEM_PROMPT>.*<IMPROVED_VARIABLE>", re.DOTALL),
+        "<IMPROVED_VARIABLE>{}</IMPROVED_VARIABLE>",
+    ),
+)
+_REVISION = re.compile(r"Task: (draw lessons|turn many|let one set)")  # E-SPL's requests that want edits
+
+
+def _edit(request: str, seed: int) -> str:
+    rng = random.Random(f"{seed} {request}")
+    if _REVISION.match(request):
+        missing = [advice for advice in _ADVICE if advice not in request.partition("</instructions>")[0]]
+        edits = [{"op": "add", "text": advice} for advice in missing[: rng.randint(1, 2)]]
+        return f"```json\n{json.dumps(edits)}\n```"
+    for shown, wanted in _FORMS:
+        if found := shown.search(request):
+            prompt = found[1].rpartition("<INS>")[2]
+            missing = [advice for advice in _ADVICE if advice not in prompt]
+            new = f"{prompt}\n{rng.choice(missing)}" if missing else prompt
+            return wanted.replace("{}", new)
+    return "The answer goes wrong because the prompt says too little about how to work."

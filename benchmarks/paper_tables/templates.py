@@ -1,0 +1,20 @@
+"""What optimisers and those they ask are told. The wording is ours."""
+
+from __future__ import annotations
+
+OPRO_META = """\
+Below are instructions that were given to a language model, each with the score it earned (0 to 100), the best last.
+
+{history}
+
+Here are examples of what it has to do; the instruction is put in front of each question.
+
+{examples}
+
+Write a new instruction that is different from those above and earns a higher score. Keep the demand for a last line \
+of the form 'Answer: ...'. Write it between <INS> and </INS>."""
+"""OPRO's meta-prompt (Yang et al. 2023, section 4.2). Variables: `{history}` (str), instructions with scores in rising
+order; `{examples}` (str), questions with their answers."""
+
+CRITIQUE_FEEDBACK = "The answer should have been: {answers}. The score is {score:.2f} of 1."
+"""What optimisers are told of one answer. Variables: `{answers}` (str), `{score}` (float)."""

@@ -1,0 +1,242 @@
+"""A run's folder, read once: what the page shows and the pictures draw. No HTML and no drawing here.
+
+The curves are made of the recorded rollouts and not of the trainer's log: every run leaves records behind, whether or
+not it saved a checkpoint, and what is drawn then agrees with what can be read in the browser beside it. The log adds
+what no rollout knows: loss, KL divergence, gradient norm, entropy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..evolution import Lineage, read_lineage
+from ..evolution.lineage import JOURNAL_FILE
+from ..refine import RefinementResult
+from ..rewards import exact_match, prompt_r1_score, token_f1
+from ..rollout import read_rollouts
+from ..rollout.metrics import STATUSES
+
+Record = Mapping[str, Any]
+
+POPULATION, STATE = "population.json", "trainer_state.json"
+OPTIMISATION = ("loss", "kl", "grad_norm", "entropy")
+"""What the trainer's log is read for."""
+
+_CLOSE = 1e-5  # rewards are recorded with six digits
+
+
+class HeldOut(NamedTuple):
+    """Exact match on held-out questions, with its 95 % interval, as a run wrote it into `summary.json`."""
+
+    name: str
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """All that a run left behind.
+
+    Args:
+        name (`str`), folder (`str`): Of its folder; of a single file the file's own.
+        rollouts (`list[Mapping]`): Records, without those that a later run did over.
+        history (`dict[str, list]`): Curves, entries in the order of steps: `train` and `eval`, see [`history_of`], and
+            `optimisation`, from the trainer's log.
+        lineage ([`Lineage`], *optional*): E-SPL's population.
+        refinements (`list[RefinementResult]`): ProRefine's results.
+        held_out (`list[HeldOut]`): What `summary.json` says of the policy before and after; the last one is the result.
+        sandbox (`bool`): Whether it says that the run was one in the sandbox.
+    """
+
+    name: str
+    folder: str
+    rollouts: list[Record] = field(default_factory=list)
+    history: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    lineage: Lineage | None = None
+    refinements: list[RefinementResult] = field(default_factory=list)
+    held_out: list[HeldOut] = field(default_factory=list)
+    sandbox: bool = False
+
+    @classmethod
+    def read(cls, run: str | Path) -> RunSummary:
+        """Read a run's folder, or a single file of refinement results or of a population.
+
+        Raises:
+            `FileNotFoundError`: If there is no such run, or nothing in it that could be shown.
+            `ValueError`: If a population cannot be read.
+        """
+        run = Path(run)
+        if run.is_file():
+            lineage = read_lineage(run) if run.suffix == ".json" else None
+            found = cls(run.resolve().stem, str(run), lineage=lineage, refinements=_refinements([run]))
+        else:
+            records = current_records(read_rollouts(run / "rollouts")) if run.is_dir() else []
+            history = {mode: history_of(records, mode) for mode in ("train", "eval")}
+            written = _json(run / "summary.json")
+            found = cls(
+                run.resolve().name,
+                str(run),
+                records,
+                history | {"optimisation": _optimisation(run)},
+                read_lineage(run / POPULATION) if (run / POPULATION).exists() else None,
+                _refinements(path for path in sorted(run.glob("*.jsonl")) if not path.name.endswith(JOURNAL_FILE)),
+                _held_out(written),
+                bool(written.get("sandbox")),
+            )
+        if not (found.rollouts or found.lineage or found.refinements):
+            raise FileNotFoundError(
+                f"nothing to report in {run}: no rollouts/, no {POPULATION}, no refinement results (*.jsonl)"
+                if run.exists()
+                else f"{run} does not exist"
+            )
+        return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file's object; nothing where there is no such file, or no object in it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _refinements(paths: Iterable[Path]) -> list[RefinementResult]:
+    """Those in JSON lines. Other files are passed over, and a line that a kill cut off."""
+    results = []
+    for line in (line for path in paths for line in path.read_bytes().split(b"\n")):
+        try:
+            saved = {name: value for name, value in json.loads(line).items() if name not in ("key", "settings")}
+            results.append(RefinementResult.from_dict(saved))
+        except (ValueError, AttributeError):
+            continue
+    return results
+
+
+def _optimisation(run: Path) -> list[dict[str, float]]:
+    """The trainer's log of the longest training in the folder: its own state, or that of the newest checkpoint."""
+    states = [_json(path) for path in (run / STATE, *run.glob(f"checkpoint-*/{STATE}"))]
+    log = max(states, key=lambda state: state.get("global_step") or 0).get("log_history") or []
+    entries = ({name: one[name] for name in ("step", *OPTIMISATION) if _finite(one.get(name))} for one in log)
+    return [entry for entry in entries if len(entry) > 1 and "step" in entry]
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)  # JSON has no NaN, and nobody could draw one
+
+
+def _held_out(summary: Mapping[str, Any]) -> list[HeldOut]:
+    """Prompt-R1's sandbox writes `exact_match_before` and `_after`, E-SPL's a table of policies and prompts."""
+    table: Any = summary.get("exact_match")
+    if not isinstance(table, dict):
+        whens = [when for when in ("before", "after") if f"exact_match_{when}" in summary]
+        table = {when: [summary[f"exact_match_{when}"], *(summary.get(f"interval_{when}") or ())] for when in whens}
+    return [HeldOut(name, *row) for name, row in table.items() if len(row) == 3 and all(map(_finite, row))]
+
+
+# --- rollouts --------------------------------------------------------------------------------------------------------
+
+
+def current_records(records: Iterable[Record]) -> list[Record]:
+    """The records without those that a later run in the same folder did over.
+
+    A resumed run repeats what came after its checkpoint, and a run begun anew repeats everything: what an earlier run
+    recorded from the later one's first step on does not belong to the result.
+    """
+    kept = list(records)
+    first: dict[int, int] = {}
+    for record in kept:
+        run = record.get("run", 0)
+        first[run] = min(first.get(run, record["step"]), record["step"])
+    # For each run the step at which a later one takes over.
+    ends, end = {}, float("inf")
+    for run in sorted(first, reverse=True):
+        ends[run] = end
+        end = min(end, first[run])
+    return [record for record in kept if record["step"] < ends[record.get("run", 0)]]
+
+
+def total_reward(record: Record) -> float | None:
+    """What training used: `reward`, the weighted sum, where it was recorded, else the plain one; `None`: not scored."""
+    if "reward" in record:
+        return record["reward"] if _finite(record["reward"]) else None
+    scored = [reward for reward in (record.get("rewards") or {}).values() if reward is not None]
+    return sum(scored) if scored else None
+
+
+def exact_match_of_record(record: Record) -> float | None:
+    """1.0 for a right answer, 0.0 for a wrong one or none; `None` where nobody can say."""
+    if record["status"] == "failed" or not record.get("answers"):
+        return None
+    return exact_match(record.get("answer") or "", record["answers"])
+
+
+def reward_parts(record: Record) -> list[tuple[str, float | None]]:
+    """A record's rewards by name, Prompt-R1's broken into its format and answer parts, and how right the answer was.
+
+    The parts are worked out anew from the turns with the paper's coefficients. They are shown only where they give the
+    reward that was recorded: a run with other coefficients shows its reward whole. The weighted total stands below
+    several rewards, or below one that it differs from.
+    """
+    rewards: Mapping[str, float | None] = record.get("rewards") or {}
+    parts: list[tuple[str, float | None]] = []
+    for name, value in rewards.items():
+        parts.append((name, value))
+        parts += _prompt_r1_parts(record, value) if name == "prompt_r1_reward" and value is not None else []
+    if "reward" in record and list(rewards.values()) != [record["reward"]]:
+        parts.append(("total, as weighted in training", total_reward(record)))
+    matched = exact_match_of_record(record)
+    if matched is not None:
+        parts += [("exact match", matched), ("token F1", token_f1(record.get("answer") or "", record["answers"]))]
+    return parts
+
+
+def _prompt_r1_parts(record: Record, recorded: float) -> list[tuple[str, float | None]]:
+    texts = [turn["text"] for turn in record["turns"]]
+    if not record.get("answers"):
+        return []
+    for gate in ("paper", "strict"):
+        score = prompt_r1_score(texts, record["answers"], gate=gate)
+        if abs(score.total - recorded) < _CLOSE:
+            passed = score.answer if score.total >= 0 else 0.0
+            return [("· format (−1 + R_fmt)", score.total - passed), ("· answer, where the format is whole", passed)]
+    return []
+
+
+def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str, float]]:
+    """One entry per step, in order, as in `trainer.state.log_history`.
+
+    Args:
+        records (`Iterable[Mapping]`): As [`read_rollouts`] gives them.
+        mode (`str`, *optional*, defaults to `"train"`): `train` or `eval`.
+
+    Returns:
+        `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; and
+        `environment/cost_usd`, the dollars spent from the first step to this one, if any. What there is nothing to say
+        of is left out.
+    """
+    steps: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.get("mode", "train") == mode:
+            steps[record["step"]].append(record)
+    history, spent = [], 0.0
+    for step, found in sorted(steps.items()):
+        spent += sum(record.get("cost_usd") or 0.0 for record in found)
+        entry = {"step": step, "rollout/turns": sum(len(record["turns"]) for record in found) / len(found)}
+        if spent:  # where the price is not known, or nothing costs anything, there is no curve
+            entry["environment/cost_usd"] = spent
+        for name, score in (("reward", total_reward), ("exact_match", exact_match_of_record)):
+            values = [value for value in map(score, found) if value is not None]
+            if values:
+                entry[name] = sum(values) / len(values)
+        statuses = [record["status"] for record in found]
+        entry |= {f"rollout/{status}": statuses.count(status) / len(found) for status in STATUSES}
+        history.append(entry)
+    return history

@@ -1,0 +1,91 @@
+"""How far a long piece of work is: a bar on a terminal or in a notebook, a line a minute in a file or a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+EVERY = 60.0
+"""Seconds between two lines where nobody watches."""
+
+
+class Seldom:
+    """Says, when asked, whether it is time for another line.
+
+    Args:
+        every (`float`, *optional*, defaults to `60.0`): Seconds between two lines.
+        at_once (`bool`, *optional*, defaults to `False`): Whether the first one may come without waiting.
+        clock (`Callable`, *optional*): Returns seconds.
+    """
+
+    def __init__(self, every: float = EVERY, at_once: bool = False, clock: Callable[[], float] = time.monotonic):
+        self._every, self._clock = every, clock
+        self._next = clock() + (0 if at_once else every)
+
+    def due(self) -> bool:
+        """Whether to write now; if so, the next line is due so many seconds later."""
+        now = self._clock()
+        if now < self._next:
+            return False
+        self._next = now + self._every
+        return True
+
+
+class Lines:
+    """As much of a tqdm bar as is needed, written as lines such as `rollouts: 96 of 128` to standard error."""
+
+    def __init__(self, total: int, what: str, done: int = 0, seldom: Seldom | None = None):
+        self.total, self.what, self.n = total, what, done
+        self._seldom = seldom or Seldom()
+
+    def update(self, n: int = 1) -> None:
+        self.n += n
+        if self._seldom.due():
+            print(f"{self.what}: {self.n} of {self.total}", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is left behind."""
+
+
+def watched(stream: Any = None) -> bool:
+    """Whether somebody looks on: the stream is a terminal, or this is a notebook.
+
+    Args:
+        stream (file, *optional*): Standard error by default, where bars are drawn.
+    """
+    stream = sys.stderr if stream is None else stream
+    return bool(getattr(stream, "isatty", lambda: False)()) or _in_notebook()
+
+
+def _in_notebook() -> bool:
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def progress(total: int, what: str, done: int = 0, shown: bool = True) -> Any:
+    """A context manager with `update(n=1)`, like tqdm's.
+
+    Args:
+        total (`int`): How much there is to do.
+        what (`str`): What is counted, for the bar or the line.
+        done (`int`, *optional*, defaults to `0`): How much of it is done already.
+        shown (`bool`, *optional*, defaults to `True`): `False` shows nothing anywhere.
+
+    Returns:
+        A tqdm bar, which appears after two seconds and leaves nothing behind; where nobody looks on, [`Lines`].
+    """
+    if shown and not watched():
+        return Lines(total, what, done)
+    from tqdm.auto import tqdm
+
+    return tqdm(total=total, initial=done, desc=what, delay=2, disable=not shown, leave=False)

@@ -1,0 +1,166 @@
+"""What a run in the sandbox prints and writes: exact match on held-out questions, before training and after it.
+
+`summary.json` is what the model card and the report read; nothing here says anything about real models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..agent import PromptAgent
+from ..environments import LLMEnvironment
+from ..evaluation import Estimate, wilson_interval
+from ..evolution import SystemPrompt
+from ..llm.files import write_whole
+from ..rewards import exact_match
+from ..rollout import AgentSpec, Environment, Rollout
+from .house.setup import HouseSandbox
+from .setup import Sandbox
+
+_FILES = ("summary.json", "trajectories.json", "system_prompt.txt", "population.json", "reward.png", "rollouts/")
+
+
+def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any, seconds: float) -> dict[str, Any]:
+    """Evaluate the policy before and after training on the held-out questions; print and write the result.
+
+    Writes `summary.json` and `trajectories.json` (one question before and after) to the trainer's `output_dir`.
+
+    Args:
+        sandbox ([`Sandbox`]): The prepared sandbox; its `model` is the policy before.
+        environment ([`Environment`]): What the agent asks.
+        trainer ([`MultiTurnGRPOTrainer`]): After training and `save_model`.
+        seconds (`float`): Since the run began.
+
+    Returns:
+        `dict`: The summary.
+    """
+    folder, rows = Path(trainer.args.output_dir), list(sandbox.test)
+    before = PromptAgent.from_pretrained(sandbox.model, environment).answer_all(rows)
+    after = PromptAgent.from_pretrained(folder, environment).answer_all(rows)
+    failed = sum(entry["rollout/failed"] for entry in trainer.state.log_history if "reward" in entry)
+    summary: dict[str, Any] = {"sandbox": True}
+    lines = []
+    for when, rollouts in (("before", before), ("after", after)):
+        found = exact_match_of(rollouts)
+        summary |= {f"exact_match_{when}": round(found.mean, 4), f"interval_{when}": _interval(found)}
+        lines.append(f"{_line(f'exact match {when:6}', _row(found))}, {len(rows)} held-out questions")
+    summary |= {
+        "questions": len(rows),
+        "steps": trainer.state.global_step,
+        "seconds": round(seconds, 1),
+        "mean_turns": round(sum(len(rollout.turns) for rollout in after) / len(after), 3),
+        "failed_rollouts": sum(rollout.status == "failed" for rollout in [*before, *after])
+        + round(failed * trainer.args.generation_batch_size),
+    }
+    index = _telling_question(before, after)
+    examples = {"before": conversation(before[index]), "after": conversation(after[index])}
+    write_whole(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
+    lines.append(
+        f"{summary['steps']} steps, {seconds:.0f} s with the warm start, {summary['mean_turns']:.1f} turns a question, "
+        f"{summary['failed_rollouts']} failed rollouts"
+    )
+    for when, said in examples.items():
+        lines += ["", f"--- {when} training", *said]
+    return _publish(trainer, summary, "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle", lines)
+
+
+def report_house_run(sandbox: HouseSandbox, initial: SystemPrompt, trainer: Any, seconds: float) -> dict[str, Any]:
+    """Evaluate the initial and the best prompt with the policy before and after; print, and write `summary.json`.
+
+    Args:
+        sandbox ([`HouseSandbox`]): The prepared sandbox; its `model` is the policy before.
+        initial ([`SystemPrompt`]): The root of the evolution.
+        trainer ([`ESPLTrainer`]): After training and `save_model`.
+        seconds (`float`): Since the run began.
+
+    Returns:
+        `dict`: The summary.
+    """
+    best = trainer.population.best()
+    table = {
+        f"policy {when}, {which} prompt": _row(house_exact_match(sandbox, model, prompt))
+        for when, model in (("before", sandbox.model), ("after", trainer.args.output_dir))
+        for which, prompt in (("initial", initial), ("best", best))
+    }
+    summary = {
+        "sandbox": True,
+        "exact_match": table,
+        "questions": len(sandbox.test),
+        "steps": trainer.state.global_step,
+        "prompts": len(trainer.population.members),
+        "seconds": round(seconds, 1),
+    }
+    lines = [_line(f"exact match, {name:29}", row) for name, row in table.items()]
+    lines += [
+        f"{summary['questions']} questions about countries held out, {summary['steps']} steps, {summary['prompts']} "
+        f"prompts, {seconds:.0f} s with the warm start",
+        "",
+        "--- the best prompt",
+        best.text,
+    ]
+    return _publish(trainer, summary, "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector", lines)
+
+
+def house_exact_match(sandbox: HouseSandbox, model: str | Path, prompt: SystemPrompt) -> Estimate:
+    """Exact match of a policy under a system prompt on the held-out countries, sampled as in training.
+
+    Args:
+        sandbox ([`HouseSandbox`]): Whose questions and oracle.
+        model (`str` or `Path`): Folder of the policy.
+        prompt ([`SystemPrompt`]): What it is told.
+    """
+    spec = replace(AgentSpec.load(model), system_prompt=prompt.text)
+    agent = PromptAgent.from_pretrained(model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256)
+    return exact_match_of(agent.answer_all(list(sandbox.test), progress=False))
+
+
+def exact_match_of(rollouts: Sequence[Rollout]) -> Estimate:
+    """Share of right answers with its 95 % Wilson interval. A failed rollout is left out: nobody answered."""
+    scored = [rollout for rollout in rollouts if rollout.status != "failed"]
+    right = sum(exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in scored)
+    return wilson_interval(int(right), len(scored))
+
+
+def conversation(rollout: Rollout) -> list[str]:
+    """A rollout as lines to read."""
+    lines = [f"question     {rollout.row['question']}   (right: {' / '.join(rollout.row['answers'])})"]
+    for i, turn in enumerate(rollout.turns):
+        lines.append(f"agent        {turn.text.strip()}")
+        if i < len(rollout.observations):
+            observation = rollout.observations[i]
+            lines.append(f"environment  {observation.text if observation.error is None else f'({observation.error})'}")
+    return lines
+
+
+def _telling_question(before: list[Rollout], after: list[Rollout]) -> int:
+    """The first question that was wrong before and is right after; else the first of all."""
+    pairs = enumerate(zip(before, after, strict=True))
+    return next((i for i, (old, new) in pairs if exact_match_of([old]).mean < exact_match_of([new]).mean), 0)
+
+
+def _row(found: Estimate) -> list[float]:
+    return [round(found.mean, 4), *_interval(found)]
+
+
+def _interval(found: Estimate) -> list[float]:
+    return [round(found.low, 4), round(found.high, 4)]
+
+
+def _line(what: str, row: Sequence[float]) -> str:
+    mean, low, high = row
+    return f"{what}  {mean:.3f}   95 % interval {low:.3f} to {high:.3f}"
+
+
+def _publish(trainer: Any, summary: dict[str, Any], what: str, lines: Sequence[str]) -> dict[str, Any]:
+    """Into the run's folder, its model card, and onto the terminal."""
+    folder = Path(trainer.args.output_dir)
+    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    trainer.create_model_card()  # again: now with these results
+    files = ", ".join(name for name in _FILES if (folder / name).exists())
+    head, foot = f"{what}; says nothing about real models)", f"written to {folder}: {files}"
+    print("\n".join(["", head, "", *lines, "", foot, ""]))
+    return summary

@@ -14,7 +14,7 @@ from .lineage import (
     read_journal,
     read_lineage,
 )
-from .operators import OperatorTrace, Outcome, ask, breed, crossover, mutate
+from .operators import OperatorTrace, Outcome, breed, crossover, mutate
 from .parsing import ParsedEdits, ProposedEdits, parse_edits
 from .plotting import plot_lineage
 from .population import Member, Population, load_state, word_diversity
@@ -59,7 +59,6 @@ __all__ = [
     "StepLog",
     "SystemPrompt",
     "apply_edits",
-    "ask",
     "attempt_records",
     "best_result",
     "breed",

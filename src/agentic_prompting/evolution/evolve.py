@@ -12,17 +12,17 @@ import inspect
 import json
 import logging
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..llm import Budget, BudgetExceeded, ChatModel, Reply, Usage, charge
-from ..llm.loop import background_loop, on_background_thread
+from ..llm.asking import ask, in_parallel
 from ..records import atomic_write
 from ..rollout import AgentSpec, Grammar, Rollout, Sample, gather
 from .lineage import EvolutionJournal, attempt_records, journal_beside
-from .operators import Outcome, ask, breed
+from .operators import Outcome, breed
 from .population import Population, load_state
 from .results import Attempt, ProblemResult, PromptResult, best_result, mean, question_of, scores_of, truth_of
 from .settings import EvolveConfig
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 Reward = Callable[..., Any]
 """TRL's reward signature: called with `prompts`, `completions`, `rollout` and the columns of the rows, all lists; plain
 (then on a thread of its own, as it may block) or `async`."""
-T = TypeVar("T")
 
 _FORMAT = 1  # of the state; raised when a reader of the old one would go wrong
 
@@ -304,7 +303,7 @@ def evolve(
     stopped = None
     while len(evolution.logs) < config.steps:
         try:
-            log = _wait(evolution.step())
+            ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
         except EvolutionStopped as error:
             stopped = f"{error}{_bill(budget)}"
             logger.warning("evolution stopped before step %d: %s", len(evolution.logs), stopped)
@@ -327,18 +326,6 @@ def _bill(budget: Budget | None) -> str:
     except BudgetExceeded as error:
         return f" ({error}). Spent so far: {budget}"
     return f". Spent so far: {budget}"
-
-
-def _wait(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run on the background loop, where the models' calls are, and wait; whatever ends the waiting ends the calls."""
-    if on_background_thread():
-        coroutine.close()
-        raise RuntimeError("evolve() would wait for the event loop that it runs on: use `await Evolution(...).step()`")
-    future = asyncio.run_coroutine_threadsafe(coroutine, background_loop())
-    try:
-        return future.result()
-    finally:
-        future.cancel()
 
 
 async def _score(

@@ -6,14 +6,14 @@ happened but what its [`Outcome`] tells.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
 
-from ..llm import ChatModel, LLMError, Message, Reply, ServerFailed, Usage
+from ..llm import ChatModel, LLMError, Message, Usage
+from ..llm.asking import ask
 from ..rollout import gather
 from . import templates
 from .edits import Draft, Edit, EditReport
@@ -124,16 +124,6 @@ class Outcome:
         if child.text == draft.prompt.text:
             return self.ended("unchanged")
         return self.ended("child", replace(child, operator=self.operator, parents=tuple(parents)))
-
-
-async def ask(model: ChatModel, messages: Sequence[Message], **options: Any) -> Reply:
-    """A chat model's reply. One that breaks its promise and raises fails this one call."""
-    try:
-        if hasattr(model, "submit"):  # temporary: until every chat model is awaited
-            return await asyncio.wrap_future(model.submit(messages, **options))
-        return await model(messages, **options)
-    except Exception as error:
-        return Reply(error=ServerFailed(f"the model raised {type(error).__name__}: {str(error)[:200]}"))
 
 
 class _Reader:

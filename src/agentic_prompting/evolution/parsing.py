@@ -198,9 +198,10 @@ def _repair(text: str) -> tuple[list[Any], str]:
         return [], ""
     text = _SINGLE_QUOTED.sub(lambda match: match[1] + _double_quoted(match[2]), text)
     try:
-        value, log = json_repair.loads(text, logging=True)
+        mended: Any = json_repair.loads(text, logging=True)
     except Exception:  # its parser gives up on absurd nesting in several ways; a bad reply is no reason to stop
         return [], ""
+    value, log = mended
     return [value], text if any("missed the closing quote" in one["text"] for one in log) else ""
 
 

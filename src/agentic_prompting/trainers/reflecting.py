@@ -11,12 +11,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from accelerate.utils import broadcast_object_list
 
-from ..evolution import Outcome, PromptResult, Rating, ask, breed, question_of, truth_of
+from ..evolution import Outcome, PromptResult, Rating, breed, question_of, truth_of
 from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage
+from ..llm.asking import ask
 from ..llm.loop import background_loop
 from ..rollout import Rollout, SampleRequest, lend, rollout_seed
 
@@ -111,7 +112,7 @@ class ReferenceReflector:
 
         repeat = rollout_seed(self.args.seed, "reflection", job.batch)
         sampling: Any = self.args.reference_sampling or {}
-        outcomes = await breed(in_time, job.best, job.crossing, self.args, repeat=repeat, **sampling)
+        outcomes = await breed(cast(ChatModel, in_time), job.best, job.crossing, self.args, repeat=repeat, **sampling)
         if late:
             logger.warning(
                 "the reference LLM did not answer within %g s (%d calls): nothing comes of them in batch %d",
@@ -141,7 +142,7 @@ class PolicyReflector:
         trainer = self.trainer
         with trainer._session():
             if trainer.accelerator.is_main_process:
-                work = breed(self.write, job.best, job.crossing, trainer.args, repeat=job.batch)
+                work = breed(cast(ChatModel, self.write), job.best, job.crossing, trainer.args, repeat=job.batch)
                 results = [lend(trainer.policy, work)]
         broadcast_object_list(results)
         return results[0]

@@ -5,7 +5,7 @@
         --reference_model gpt-4o --budget_usd 20
 
 Every option of `ESPLConfig`, TRL's `ModelConfig` and the script's own `ScriptArguments` can stand in the YAML file or
-on the command line, where it wins; `--help` shows all. Without a reference LLM: `--editor current` lets the policy
+on the command line, where it wins; `--help` shows all. Without a reference LLM: `--reflector policy` lets the policy
 revise its own prompt. The program itself is `agentic_prompting/scripts/train_espl.py`: copy that file to begin a
 program of your own. Where the package is installed, `agentic-prompting train espl --config ...` runs the same.
 

@@ -85,7 +85,7 @@ def test_the_sandbox_end_to_end(script, warm, monkeypatch, capsys):
         (["--environment", "llm"], "which large LLM"),
         (["--environment", "search"], "where to search"),
         (["--p_crossover", "2"], "p_crossover"),
-        (["--editor", "me"], "editor must be one of"),
+        (["--reflector", "me"], "reflector must be one of"),
     ],
 )
 def test_bad_input_is_said(script, monkeypatch, tmp_path, arguments, message):

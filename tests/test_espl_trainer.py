@@ -1,7 +1,7 @@
 """E-SPL's trainer: slots, baselines (eq 1-2), ratings, children, modes, saving and resuming, on a tiny model."""
 
+import asyncio
 import json
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -16,9 +16,9 @@ from agentic_prompting import (
     SystemPrompt,
     TrainingStopped,
 )
-from agentic_prompting.evolution import rate, read_journal
+from agentic_prompting.evolution import Population, rate, read_journal
 from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
-from agentic_prompting.rollout import BatchEngine, Sample, read_rollouts
+from agentic_prompting.rollout import BatchEngine, Rollout, Sample, read_rollouts
 from misbehaving import MisbehavingServer
 from test_trainer import vars_for
 
@@ -160,6 +160,48 @@ def test_children_join_when_due(tiny_policy, rows, tmp_path, lag):
     assert "Principle number 1." in trainer.population.members[1].prompt.principles
 
 
+def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, rows, tmp_path):
+    """Algorithm 1 makes it from the rating after that batch. With a lag its parent has played again when it joins."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    trainer._playing = [member.prompt for member in trainer.population.members]
+    played = [{"question": "q", "answers": ["x"], "rollout": Rollout([0])}] * 8
+    root_wins, root_loses = [1.0, 0.5, 0.0, 0.0] * 2, [0.0, 0.0, 1.0, 0.5] * 2
+    trainer._evolve(root_wins, played)
+    trainer.load_state_dict(json.loads(json.dumps(trainer.state_dict())))  # it outlives a checkpoint
+    trainer._evolve(root_loses, played)
+    assert trainer.population.rating(0).mu == pytest.approx(23.34, abs=0.01)
+    trainer._let_children_join()
+    child = trainer.population.members[2]
+    assert child.prompt.parents == (0,) and child.rating.mu == pytest.approx(29.38, abs=0.01)
+
+
+def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
+    """With a selection rule that is a function; what would be ignored beside it is an error."""
+    oldest = Population(SystemPrompt("Answer .", ()), rule=lambda members, k, rng: [0] * k)
+    settings = {"args": arguments(tmp_path, evolution_lag=0), "train_dataset": rows, "reference": Reference()}
+    trainer = ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, **settings)
+    trainer.policy = BatchEngine(Writes(trainer), lent=True)
+    trainer.train()
+    assert trainer.population is oldest and len(oldest.members) > 1
+    assert [prompt.id for prompt in trainer._playing] == [0, 0]
+    with pytest.raises(ValueError, match="initial_prompt would be ignored"):
+        ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, initial_prompt="x", **settings)
+    with pytest.raises(ValueError, match="window=3 would be ignored: a Population brings its own"):
+        args = arguments(tmp_path, window=3)
+        ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, **{**settings, "args": args})
+
+
+def test_the_references_sampling_is_set(tiny_policy, rows, tmp_path):
+    reference = Reference()
+    sampling = {"temperature": 0.3, "max_tokens": 900}
+    trainer_for(
+        tiny_policy, tmp_path, rows, reference, evolution_lag=0, max_steps=2, reference_sampling=sampling, max_words=2
+    ).train()
+    assert reference.calls and all(one == sampling for one in reference.sampling)
+    assert "at most 2 words" in "".join(call[0]["content"] for call in reference.calls)
+
+
 def test_the_model_learns_and_carries_its_prompt(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
@@ -256,9 +298,11 @@ def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_
     """No child, a warning, and training goes on; nor does the thread that asks wait for ever."""
 
     class Silent(Reference):
-        def submit(self, messages, **sampling):
+        async def __call__(self, messages, **sampling):
             self.asked = getattr(self, "asked", -1) + 1
-            return super().submit(messages, **sampling) if self.asked < silent_from else Future()
+            if self.asked >= silent_from:
+                await asyncio.Event().wait()
+            return await super().__call__(messages, **sampling)
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, Silent(), evolution_lag=0, reflection_timeout=0.2, max_steps=3)
     trainer.policy = BatchEngine(Writes(trainer), lent=True)
@@ -367,12 +411,19 @@ def test_a_checkpoint_with_an_edited_population_is_named(tiny_policy, rows, tmp_
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_the_policy_as_its_own_editor(tiny_policy, rows, tmp_path, lag):
+def test_the_policy_as_its_own_reflector(tiny_policy, rows, tmp_path, lag):
     """What a random policy writes is rubbish: counted as failed, and training goes on."""
 
     def run(folder, checkpoint=None, **changes):
         trainer = trainer_for(
-            tiny_policy, folder, rows, NOBODY, editor="current", evolution_lag=lag, max_completion_length=900, **changes
+            tiny_policy,
+            folder,
+            rows,
+            NOBODY,
+            reflector="policy",
+            evolution_lag=lag,
+            max_completion_length=900,
+            **changes,
         )
         trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -389,14 +440,14 @@ def test_the_policy_as_its_own_editor(tiny_policy, rows, tmp_path, lag):
 
 def test_what_the_policy_writes_becomes_a_prompt(tiny_policy, rows, tmp_path):
     """Its edits are read as a reference LLM's are; the conversation it gets is the real one."""
-    trainer = trainer_for(tiny_policy, tmp_path, rows, NOBODY, editor="current", evolution_lag=0, max_steps=2)
+    trainer = trainer_for(tiny_policy, tmp_path, rows, NOBODY, reflector="policy", evolution_lag=0, max_steps=2)
     asked = []
 
-    def writes(conversations, seed):
-        asked.extend(conversations)
-        return [Reply(EDIT % 7 if "JSON" in talk[-1]["content"] else "It went wrong.") for talk in conversations]
+    async def write(messages, **options):
+        asked.append(messages)
+        return Reply(EDIT % 7 if "JSON" in messages[-1]["content"] else "It went wrong.")
 
-    trainer._editor._write = writes
+    trainer._reflector.write = write
     trainer.train()
     assert [member.prompt.principles for member in trainer.population.members[1:]] == [
         ("Ask first .", "Principle number 7.")
@@ -409,13 +460,15 @@ def test_bad_arguments(tiny_policy, rows, tmp_path):
         arguments(tmp_path, prompts_per_step=3)
     with pytest.raises(ValueError, match="between 0 and 1"):
         arguments(tmp_path, p_crossover=1.2)
-    for name in ("mode", "baseline", "prompt_place", "reflect_on", "editor"):
+    for name in ("mode", "baseline", "prompt_place", "reflect_on", "reflector", "selection", "best_rule"):
         with pytest.raises(ValueError, match=name):
             arguments(tmp_path, **{name: "other"})
     with pytest.raises(ValueError, match="needs a reference"):
-        ESPLTrainer(str(tiny_policy), reward_by_word, None, arguments(tmp_path), rows)
+        ESPLTrainer(str(tiny_policy), reward_by_word, arguments(tmp_path), rows)
     with pytest.raises(ValueError, match="would never be asked"):
-        ESPLTrainer(str(tiny_policy), reward_by_word, Reference(), arguments(tmp_path, editor="current"), rows)
+        ESPLTrainer(
+            str(tiny_policy), reward_by_word, arguments(tmp_path, reflector="policy"), rows, reference=Reference()
+        )
 
 
 def test_prompt_r1_under_an_evolving_prompt(tiny_policy, rows, tmp_path):

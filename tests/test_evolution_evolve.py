@@ -1,9 +1,9 @@
 """`evolve` end to end with scripted models: it improves a policy, resumes exactly, and stops with what it has."""
 
+import asyncio
 import json
 import random
 import re
-from concurrent.futures import Future
 
 import pytest
 
@@ -12,11 +12,10 @@ from agentic_prompting.evolution import (
     EvolutionStopped,
     EvolveConfig,
     Population,
-    Reflection,
     SystemPrompt,
     evolve,
 )
-from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, Reply, ScriptedChat, ServerFailed, Usage
+from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, Reply, ScriptedChat, ServerFailed, Usage, start
 from agentic_prompting.rewards import AccuracyJudge, exact_match_reward
 from misbehaving import MisbehavingServer
 
@@ -27,8 +26,9 @@ SETTINGS = EvolveConfig(
     steps=12,
     problems_per_step=6,
     num_generations=4,
-    crossover_probability=0.5,
-    reflection=Reflection("imperfect", max_problems=1),
+    p_crossover=0.5,
+    reflect_on="imperfect",
+    max_problems=1,
 )
 
 
@@ -41,7 +41,7 @@ class Policy:
     def __init__(self, fail=None):
         self.calls, self.fail, self.seen = 0, fail or (lambda number: None), set()
 
-    def submit(self, messages, *, repeat=None, session=None, **sampling):
+    async def __call__(self, messages, *, repeat=None, session=None, **sampling):
         error = self.fail(self.calls)
         self.calls += 1
         kind, number = re.search(r"Which (\w+) is number (\d+)", messages[-1]["content"]).groups()
@@ -49,9 +49,7 @@ class Policy:
         lucky = random.Random(f"{messages[0]['content']}{kind}{number}{repeat}").random() < 0.2
         known = WORDS[kind] in messages[0]["content"]
         said = f"<answer>{kind} {number}</answer>" if known or lucky else f"say {WORDS[kind]} <answer>no</answer>"
-        future = Future()
-        future.set_result(Reply(error=error) if error else Reply(said, usage=Usage(3, 2, 0.01)))
-        return future
+        return Reply(error=error) if error else Reply(said, usage=Usage(3, 2, 0.01))
 
 
 def reflect(messages):
@@ -97,7 +95,7 @@ def test_crossover_unites_what_two_prompts_know():
     for words in (["amber"], ["birch", "cedar"]):
         rules = tuple(f"Always mention {word}." for word in words)
         population.add(SystemPrompt(ROOT.preamble, rules, parents=(0,), operator="mutation"))
-    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1, "problems_per_step": 12, "crossover_probability": 1.0})
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1, "problems_per_step": 12, "p_crossover": 1.0})
     result = evolve(Policy(), ScriptedChat(reflect), ROWS, exact_match_reward, population, config)
     mutation, crossover = result.steps[0].operators
     assert (mutation["child"], crossover["child"]) == (3, 4)
@@ -142,7 +140,8 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role):
     judge = AccuracyJudge(ScriptedChat(lambda messages: "<ACCURACY>0</ACCURACY>"))
 
     def graded(rollout, answers, **kwargs):
-        asked = [judge.submit("?", one.answer or "", golds) for one, golds in zip(rollout, answers, strict=True)]
+        pairs = zip(rollout, answers, strict=True)
+        asked = [start(judge("?", one.answer or "", golds)) for one, golds in pairs]
         return [future.result() for future in asked]
 
     def say(request):
@@ -169,7 +168,7 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role):
     assert result.stopped.endswith(f"Spent so far: {role} $0.0000 (105 tokens)") and "\n" not in result.stopped
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: text.replace('"joined"', '"Joined"')])
+@pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: text.replace('"members"', '"Members"')])
 def test_a_damaged_checkpoint_is_named_in_a_line(tmp_path, damage):
     path = tmp_path / "evolution.json"
     run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 1}), checkpoint=path)
@@ -213,7 +212,7 @@ def test_it_stops_when_too_much_fails():
     evolution = Evolution(down, down, ROWS, exact_match_reward, ROOT, SETTINGS)
     before = evolution.state_dict()
     with pytest.raises(EvolutionStopped):
-        evolution.step()
+        asyncio.run(evolution.step())
     assert {**evolution.state_dict(), "usage": 0} == {**before, "usage": 0}
 
 
@@ -227,8 +226,10 @@ def test_a_reference_that_never_answers_leaves_the_population_as_it_was():
 
 
 def test_own_population_and_other_places():
-    population = Population(ROOT, window=2, rule="softmax", islands=2)
-    config = EvolveConfig(**{**vars(SETTINGS), "steps": 2, "place": "user", "policy_sampling": {"temperature": 0.6}})
+    population = Population(ROOT, window=2, rule="softmax")
+    config = EvolveConfig(
+        **{**vars(SETTINGS), "steps": 2, "prompt_place": "user", "policy_sampling": {"temperature": 0.6}}
+    )
     chat = ScriptedChat(["<answer>x</answer>"])
     result = evolve(chat, ScriptedChat(reflect), ROWS, exact_match_reward, population, config)
     assert result.population is population
@@ -251,12 +252,41 @@ def test_a_reward_that_gives_none_is_left_out():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"crossover_probability": 1.5}, "crossover_probability must be between 0 and 1, got 1.5"),
-        ({"mode": "joint"}, "mode must be 'evolution' or 'reflection'"),
-        ({"num_generations": 0}, "at least 1 .* got 3, 10, 0, 10"),
+        ({"p_crossover": 1.5}, "p_crossover must be between 0 and 1, got 1.5"),
+        ({"mode": "joint"}, "mode must be one of evolution, reflection, got 'joint'"),
+        ({"num_generations": 0}, "num_generations must be at least 1, got 0"),
         ({"problems_per_step": 13}, "problems_per_step=13 of only 12 rows: use 12"),
     ],
 )
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         run(config=EvolveConfig(**options))
+
+
+def test_it_works_in_a_running_event_loop_and_awaits_rewards():
+    """A notebook's cell runs in one; a reward may be a coroutine."""
+
+    async def reward(rollout, answers, **_):
+        await asyncio.sleep(0)
+        return [float(one.answer in golds) for one, golds in zip(rollout, answers, strict=True)]
+
+    async def cell():
+        return evolve(Policy(), ScriptedChat(reflect), ROWS, reward, ROOT, EvolveConfig(steps=1))
+
+    assert asyncio.run(cell()).steps[0].reward is not None
+
+
+def test_settings_that_would_be_ignored_are_an_error():
+    with pytest.raises(ValueError, match="best_rule='mean' would be ignored: a Population brings its own"):
+        evolve(Policy(), Policy(), ROWS, exact_match_reward, Population(ROOT), EvolveConfig(best_rule="mean"))
+    result = run(config=EvolveConfig(steps=1, best_rule="newest", selection="softmax", independent_draws=True))
+    assert result.best is result.population.members[-1].prompt
+
+
+def test_the_trainer_and_evolve_have_the_same_settings():
+    from agentic_prompting import ESPLConfig
+    from agentic_prompting.evolution import ESPLSettings
+
+    assert issubclass(ESPLConfig, ESPLSettings) and issubclass(EvolveConfig, ESPLSettings)
+    own = {**vars(ESPLSettings())}
+    assert {name: getattr(ESPLConfig, name) for name in own} == own, "one default for both"

@@ -10,23 +10,21 @@ from agentic_prompting.evolution import (
     EvolveConfig,
     Outcome,
     Population,
+    ProblemResult,
+    PromptResult,
     SystemPrompt,
-    Trial,
     attempt_records,
-    crossover,
     journal_beside,
-    mutate,
     read_journal,
     read_lineage,
     scores_of,
 )
-from agentic_prompting.evolution.account import MAX_CHARS, MAX_EDITS, MAX_PROBLEMS, MAX_REFLECTIONS
-from agentic_prompting.evolution.evidence import Evidence
+from agentic_prompting.evolution.operators import MAX_CHARS, MAX_EDITS, MAX_PROBLEMS, MAX_REFLECTIONS
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rollout import BatchEngine
 from test_espl_trainer import EDIT, Reference, WritesBySeed, trainer_for
 from test_evolution_evolve import SETTINGS, Policy, run
-from test_evolution_operators import MIXED, PROMPT, edits, problem, reference
+from test_evolution_operators import MIXED, PROMPT, crossover, edits, mutate, problem, reference
 
 
 def record_of(outcome, scores, child=None):
@@ -69,16 +67,16 @@ def test_refusals_are_kept_too():
     refused = mutate(reference(plan="no json"), MIXED)
     record = record_of(refused, {3: MIXED.row})
     assert (record["reason"], record["child"]) == ("unreadable", None) and record["edits"] and record["evidence"]
-    nothing = mutate(reference(), Trial(PROMPT, (problem("a", 1.0, 1.0),)))
-    assert record_of(nothing, {})["evidence"] == [] and nothing.account.parents == (3,)
+    nothing = mutate(reference(), PromptResult(PROMPT, (problem("a", 1.0, 1.0),)))
+    assert record_of(nothing, {})["evidence"] == [] and nothing.trace.parents == (3,)
     dead = mutate(reference(fail_on=lambda number: True), MIXED)
-    assert record_of(dead, {})["reason"] == "call_failed" and not dead.account.edits
+    assert record_of(dead, {})["reason"] == "call_failed" and not dead.trace.edits
 
 
 def test_a_crossover_and_why():
     rows = {1: [1.0, 0.0, 1.0], 2: [0.0, 1.0, 1.0]}
     trials = [
-        Trial(
+        PromptResult(
             SystemPrompt("Solve.", (f"Rule {name}.",), id=name),
             tuple(problem(str(column), value) for column, value in enumerate(row)),
         )
@@ -100,7 +98,9 @@ def test_a_crossover_and_why():
 def test_a_line_has_a_limit():
     huge = "x" * (2 * MAX_CHARS)
     attempts = tuple(Attempt(f"try this {huge}", float(number % 2)) for number in range(MAX_REFLECTIONS + 2))
-    trial = Trial(PROMPT, tuple(Evidence(f"{number}{huge}", huge, attempts) for number in range(MAX_PROBLEMS + 2)))
+    trial = PromptResult(
+        PROMPT, tuple(ProblemResult(f"{number}{huge}", huge, attempts) for number in range(MAX_PROBLEMS + 2))
+    )
     critique = edits(*({"op": "modify", "id": "G9", "text": huge, "reason": huge} for _ in range(9)))
     record = record_of(mutate(reference(critique, huge), trial), scores_of([trial]))
     assert len(record["evidence"]) == MAX_PROBLEMS and len(record["edits"]) == MAX_EDITS
@@ -112,7 +112,7 @@ def test_a_line_has_a_limit():
 def test_text_that_no_file_can_hold(tmp_path):
     journal = EvolutionJournal(tmp_path / "new" / "evolution.jsonl")
     outcome = Outcome("mutation", reason="unreadable")
-    outcome.account.show(0, Evidence("half \ud800 a pair\u2028\n", "é\x00"))
+    outcome.trace.show(0, ProblemResult("half \ud800 a pair\u2028\n", "é\x00"))
     journal.write([record_of(outcome, {})])
     (read,) = read_journal(journal.path)
     assert read["evidence"][0]["question"] == "half \ud800 a pair\u2028\n"

@@ -1,5 +1,6 @@
 """Mutation and crossover with scripted reference LLMs: what is asked, in which order, and what failures do."""
 
+import asyncio
 import json
 import re
 
@@ -7,15 +8,12 @@ import pytest
 
 from agentic_prompting.evolution import (
     Attempt,
-    Evidence,
-    Reflection,
+    ESPLSettings,
+    ProblemResult,
+    PromptResult,
     SystemPrompt,
-    Trial,
-    crossover,
-    crossover_steps,
-    mutate,
-    mutation_steps,
-    run_operators,
+    breed,
+    operators,
     templates,
 )
 from agentic_prompting.llm import BudgetExceeded, Reply, ScriptedChat, Usage
@@ -24,13 +22,21 @@ PROMPT = SystemPrompt("Solve.", ("Check small cases.", "Name the unknowns."), id
 TEXT = SystemPrompt("Search once.\nThen answer.", id=4)
 
 
+def mutate(*args, **options):
+    return asyncio.run(operators.mutate(*args, **options))
+
+
+def crossover(*args, **options):
+    return asyncio.run(operators.crossover(*args, **options))
+
+
 def problem(name, *rewards):
-    return Evidence(
+    return ProblemResult(
         f"question {name}", f"truth {name}", tuple(Attempt(f"try {name}{n}", r) for n, r in enumerate(rewards))
     )
 
 
-MIXED = Trial(
+MIXED = PromptResult(
     PROMPT, (problem("a", 1.0, 0.0), problem("b", 1.0, 1.0), problem("c", 0.0, None, 1.0), problem("d", 0.0, 0.0))
 )
 
@@ -65,15 +71,17 @@ def test_the_four_stages_in_order():
             {"op": "add", "text": f"Lesson of {re.search('question (.)', said)[1]}."},
             {"op": "modify", "id": "G0", "text": "Check tiny cases."},
         ),
-        plan=edits({"op": "merge", "ids": ["G2", "G3"], "text": "Lessons of both."}),
+        plan=edits(
+            {"op": "merge", "ids": ["G2", "G3"], "text": "Lessons of both."},
+            {"op": "modify", "id": "G0", "text": "Check tiny cases."},
+        ),
     )
     outcome = mutate(chat, MIXED, temperature=0.5)
     assert [task(call) for call in chat.calls] == ["retell"] * 4 + ["draw"] * 2 + ["turn"]
     assert all(sampling == {"temperature": 0.5} for sampling in chat.sampling)
     assert outcome.child.principles == ("Check tiny cases.", "Name the unknowns.", "Lessons of both.")
     assert (outcome.child.parents, outcome.child.operator, outcome.child.id) == ((3,), "mutation", None)
-    # The second problem proposes the wording of G0 that the first one has already brought.
-    assert dict(outcome.counts) == {"calls": 7, "failed_calls": 0, "proposed": 3, "refused/unchanged": 1, "applied": 1}
+    assert dict(outcome.counts) == {"calls": 7, "failed_calls": 0, "proposed": 4, "applied": 2}
     assert (
         outcome.usage.tokens == sum(len(c[0]["content"].split()) for c in chat.calls) + outcome.usage.completion_tokens
     )
@@ -106,7 +114,9 @@ def test_what_the_prompts_show():
 
 
 def test_values_are_not_templates():
-    strange = Trial(PROMPT, (Evidence("{truth} {x}", "secret", (Attempt("{question}", 1.0), Attempt("", 0.0))),))
+    strange = PromptResult(
+        PROMPT, (ProblemResult("{truth} {x}", "secret", (Attempt("{question}", 1.0), Attempt("", 0.0))),)
+    )
     chat = reference(critique=edits())
     chat.script = lambda messages: "It said {truth}." if task(messages) == "retell" else "[]"
     mutate(chat, strange)
@@ -117,7 +127,7 @@ def test_values_are_not_templates():
 def test_reflect_on():
     questions = lambda **kw: [  # noqa: E731
         re.search("question (.)", c[0]["content"])[1]
-        for c in (lambda chat: (mutate(chat, MIXED, Reflection(**kw)), chat.calls)[1])(reference())
+        for c in (lambda chat: (mutate(chat, MIXED, ESPLSettings(**kw)), chat.calls)[1])(reference())
         if task(c) == "draw"
     ]
     assert questions() == ["a", "c"]
@@ -128,12 +138,12 @@ def test_reflect_on():
     assert not problem("g", 0.5, 0.5).instructive()
     assert problem("g", 0.5, 0.5).instructive("imperfect")
     assert not problem("g", None, None).instructive("imperfect")
-    assert not problem("g", 2.0, 2.0).instructive("imperfect", perfect=2.0)
+    assert not problem("g", 2.0, 2.0).instructive("imperfect", perfect_reward=2.0)
 
 
 def test_no_evidence_asks_nobody():
     chat = reference()
-    outcome = mutate(chat, Trial(PROMPT, (problem("b", 1.0, 1.0), problem("d", 0.0, 0.0))))
+    outcome = mutate(chat, PromptResult(PROMPT, (problem("b", 1.0, 1.0), problem("d", 0.0, 0.0))))
     assert (outcome.reason, outcome.child, outcome.failed, chat.calls) == ("no_evidence", None, False, [])
 
 
@@ -172,7 +182,7 @@ def test_bad_replies():
 
 def test_at_most_k_edits_a_problem_and_no_edit_of_anothers():
     critique = edits(*({"op": "add", "text": f"New {n}."} for n in range(3)), {"op": "modify", "id": "G2", "text": "x"})
-    outcome = mutate(reference(critique=critique), Trial(PROMPT, (problem("a", 1.0, 0.0),)))
+    outcome = mutate(reference(critique=critique), PromptResult(PROMPT, (problem("a", 1.0, 0.0),)))
     assert outcome.child.principles == (*PROMPT.principles, "New 0.", "New 1.")
     assert outcome.counts["refused/too_many"] == 2
     mine, new = edits({"op": "modify", "id": "G2", "text": "Mine."}), edits({"op": "add", "text": "New."})
@@ -182,10 +192,36 @@ def test_at_most_k_edits_a_problem_and_no_edit_of_anothers():
 
 def test_long_attempts_are_shortened():
     chat = reference()
-    long = Evidence("q", "t", (Attempt("try A" + "x" * 1000 + "END", 1.0), Attempt("try B", 0.0)))
-    mutate(chat, Trial(PROMPT, (long,)), Reflection(max_attempt_chars=100))
+    long = ProblemResult("q", "t", (Attempt("try A" + "x" * 1000 + "END", 1.0), Attempt("try B", 0.0)))
+    mutate(chat, PromptResult(PROMPT, (long,)), ESPLSettings(max_attempt_chars=100))
     assert "characters left out" in chat.calls[0][0]["content"]
     assert "xEND\n" in chat.calls[0][0]["content"]
+
+
+def test_the_plan_decides_about_suggested_wordings():
+    """A.5: local `modify` edits are suggestions, seen by the plan and aggregated by its own `modify`; what is added
+    locally is in the draft."""
+    modify = edits({"op": "modify", "id": "G0", "text": "Check tiny cases."}, {"op": "add", "text": "New."})
+    chat = reference(critique=modify, plan="[]")
+    outcome = mutate(chat, MIXED)
+    assert outcome.child.principles == ("Check small cases.", "Name the unknowns.", "New."), "an empty plan keeps none"
+    turn = chat.calls[-1][0]["content"]
+    assert "[G0]. Check small cases." in turn and turn.count("- modify G0: Check tiny cases.") == 2
+    only = mutate(reference(critique=edits({"op": "modify", "id": "G1", "text": "Name all."}), plan="[]"), MIXED)
+    assert (only.reason, only.child) == ("unchanged", None)
+    plan = edits({"op": "modify", "id": "G0", "text": "Check tiny and odd cases."})
+    assert mutate(reference(critique=modify, plan=plan), MIXED).child.principles[0] == "Check tiny and odd cases."
+    added = mutate(
+        reference(critique=edits({"op": "add", "text": "A."}, {"op": "add", "text": "B."}), plan="[]"), MIXED
+    )
+    assert added.child.principles[2:] == ("A.", "B."), "lists of `add` alone as ever"
+
+
+def test_the_released_crossover_form_is_read():
+    """`option` and `remove_id` are the released prompts' names."""
+    cross = edits({"option": "remove", "remove_id": "G0", "reason": "it lost"}, {"option": "add", "principle": "New."})
+    child = crossover(reference(cross=cross), trials([1.0, 0.0], [0.0, 0.6])).child
+    assert child.principles == ("New.",)
 
 
 BLOCK = "<<<<<<< SEARCH\nSearch once.\n=======\nSearch twice.\n>>>>>>> REPLACE"
@@ -193,16 +229,16 @@ BLOCK = "<<<<<<< SEARCH\nSearch once.\n=======\nSearch twice.\n>>>>>>> REPLACE"
 
 def test_free_text():
     chat = reference(critique=BLOCK + "\n" + BLOCK.replace("once", "never"), plan=BLOCK)
-    outcome = mutate(chat, Trial(TEXT, MIXED.evidence))
+    outcome = mutate(chat, PromptResult(TEXT, MIXED.problems))
     assert outcome.child.text == "Search twice.\nThen answer."
     assert outcome.child.principles is None
     assert outcome.counts["refused/not_found"] == 2
     turn = chat.calls[-1][0]["content"]
     assert turn.count(BLOCK) == 2
     assert "Search once.\nThen answer." in turn
-    assert mutate(reference(critique=BLOCK, plan="NO CHANGE"), Trial(TEXT, MIXED.evidence)).reason == "unchanged"
-    assert mutate(reference(critique="NO CHANGE"), Trial(TEXT, MIXED.evidence)).reason == "unchanged"
-    assert mutate(reference(critique=BLOCK, plan="Hm."), Trial(TEXT, MIXED.evidence)).reason == "unreadable"
+    assert mutate(reference(critique=BLOCK, plan="NO CHANGE"), PromptResult(TEXT, MIXED.problems)).reason == "unchanged"
+    assert mutate(reference(critique="NO CHANGE"), PromptResult(TEXT, MIXED.problems)).reason == "unchanged"
+    assert mutate(reference(critique=BLOCK, plan="Hm."), PromptResult(TEXT, MIXED.problems)).reason == "unreadable"
 
 
 # Crossover -----------------------------------------------------------------------------------------------------------
@@ -212,7 +248,7 @@ def trials(*rows, prompts=None):
     """Trials with the given rows of the matrix; each cell is one rollout."""
     prompts = prompts or [SystemPrompt(f"Prompt {n}.", (f"Rule {n}.",), id=10 + n) for n in range(len(rows))]
     return [
-        Trial(prompt, tuple(problem(f"{column}", value) for column, value in enumerate(row)))
+        PromptResult(prompt, tuple(problem(f"{column}", value) for column, value in enumerate(row)))
         for prompt, row in zip(prompts, rows, strict=True)
     ]
 
@@ -271,49 +307,40 @@ def test_crossover_fails_as_mutation_does():
     assert (outcome.reason, dict(outcome.counts)["refused/unknown_id"]) == ("unchanged", 1)
 
 
-# The driver ----------------------------------------------------------------------------------------------------------
+# Side by side -------------------------------------------------------------------------------------------------------
 
 
-def test_all_calls_of_a_stage_go_out_at_once():
-    chat = reference(latency=0.1)
-    outcomes = run_operators(chat, [mutation_steps(MIXED), crossover_steps(trials([1.0, 0.0], [0.0, 0.6]))])
+def test_both_operators_and_all_their_calls_run_side_by_side():
+    chat, batch = reference(latency=0.1), trials([1.0, 0.0], [0.0, 0.6])
+    outcomes = asyncio.run(breed(chat, MIXED, batch))
     assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"]
-    assert [task(call) for call in chat.calls] == ["retell"] * 4 + ["let"] + ["draw"] * 2 + ["turn"]
+    assert sorted(map(task, chat.calls[:5])) == ["let"] + ["retell"] * 4, "what waits for nothing goes out at once"
+    assert [task(call) for call in chat.calls[5:]] == ["draw"] * 2 + ["turn"]
     assert [outcome.reason for outcome in outcomes] == ["child", "child"]
-    assert run_operators(chat, []) == []
+    assert asyncio.run(breed(chat, None, None)) == []
 
-    from concurrent.futures import Future
 
-    class Waits:
-        """Answers nothing before a whole stage was asked."""
+def test_a_critique_waits_for_its_own_problem_alone():
+    """The other problem's summary comes only after this problem's critique was asked for."""
+    script, said = reference().script, []
 
-        def __init__(self):
-            self.stages, self.open = [], []
+    async def waits(messages, **_):
+        asked = messages[0]["content"]
+        said.append(task(messages))
+        while "try a0" in asked and task(messages) == "retell" and "draw" not in said:
+            await asyncio.sleep(0)
+        return Reply(script(messages))
 
-        def submit(self, messages, **_):
-            future = Asked(self)
-            self.open.append((future, messages))
-            return future
+    outcome = asyncio.run(asyncio.wait_for(operators.mutate(waits, MIXED), 60))
+    assert said == ["retell"] * 4 + ["draw"] * 2 + ["turn"] and outcome.child is not None
 
-        def answer(self):
-            self.stages.append(len(self.open))
-            for future, messages in self.open:
-                future.set_result(reference().submit(messages).result())
-            self.open = []
 
-    class Asked(Future):
-        def __init__(self, owner):
-            super().__init__()
-            self.owner = owner
+def test_a_model_that_raises_fails_its_own_call():
+    async def broken(messages, **_):
+        raise KeyError("x")
 
-        def result(self, timeout=None):
-            if not self.done():
-                self.owner.answer()
-            return super().result(timeout)
-
-    waits = Waits()
-    assert mutate(waits, MIXED).child is not None
-    assert waits.stages == [4, 2, 1]
+    outcome = mutate(broken, MIXED)
+    assert (outcome.reason, outcome.counts["failed_calls"], outcome.error.kind) == ("call_failed", 4, "ServerFailed")
 
 
 def test_the_fatal_error_is_the_one_that_is_reported():
@@ -326,9 +353,12 @@ def test_the_fatal_error_is_the_one_that_is_reported():
 
 def test_settings_are_checked():
     with pytest.raises(ValueError, match="reflect_on must be"):
-        Reflection(reflect_on="all")
+        ESPLSettings(reflect_on="all")
     with pytest.raises(ValueError, match="at least 1"):
-        Reflection(max_ops=0)
+        ESPLSettings(max_ops=0)
+    with pytest.raises(ValueError, match="reference_sampling must be a JSON object"):
+        ESPLSettings(reference_sampling="0.7")
+    assert ESPLSettings(reference_sampling='{"temperature": 0.7}').reference_sampling == {"temperature": 0.7}
 
 
 def test_every_template_names_its_task():

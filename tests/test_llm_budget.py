@@ -272,7 +272,7 @@ def test_one_client_in_several_roles_is_booked_under_all_their_names(server):
 
 PROCESS = """
 import sys
-from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, charge
+from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, charge, start
 with OpenAIChat("m", sys.argv[1], max_concurrency=2) as chat:
     charge(Budget(tokens=3000, path=sys.argv[2]), environment=chat)
     futures = [start(chat([{"role": "user", "content": str(i)}])) for i in range(400)]

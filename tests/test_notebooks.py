@@ -23,7 +23,8 @@ STORIES = {
     "01_prompt_r1": "right = lambda all: sum(exact_match(one.answer or '', one.row['answers']) for one in all)\n"
     "assert right(after) > right(before), 'training did not help'\n"
     "assert rollout.answer, 'the question at the end was not answered'",
-    "02_espl": "assert held_out(result.best).low > held_out(root).high, 'the best prompt is no better than the first'\n"
+    "02_espl": "first, best = await held_out(root), await held_out(result.best)\n"
+    "assert best.low > first.high, 'the best prompt is no better than the first'\n"
     "assert len(line) > 2, 'the best prompt has no line of descent to show'",
     "03_prorefine": "plain, verified = estimates['no refinement'], estimates['verifier']\n"
     "assert verified.low > plain.high, 'refining did not help'\n"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentic_prompting.evaluation.templates import CHAIN_OF_THOUGHT
-from agentic_prompting.evolution.evolve_config import EvolveConfig
-from agentic_prompting.evolution.reflection import Reflection
+from agentic_prompting.evolution import EvolveConfig
 from agentic_prompting.llm import LLMError, ReplayCache, ScriptedChat, ServerFailed
 from paper_tables.optimise import OPTIMISERS, Objective, optimise_espl, optimise_opro
 from paper_tables.optimise.opro import read_instruction
@@ -38,9 +37,7 @@ def test_each_optimiser_finds_a_better_prompt_within_its_calls(name):
 
 def test_espl_evolves_the_prompt_of_a_model_that_nobody_trains():
     # The stand-in answers a question the same way each time: no mixed outcomes, so failures have to be looked at.
-    config = EvolveConfig(
-        num_generations=1, problems_per_step=8, crossover_probability=0.0, reflection=Reflection(reflect_on="imperfect")
-    )
+    config = EvolveConfig(num_generations=1, problems_per_step=8, p_crossover=0.0, reflect_on="imperfect")
     found = optimise_espl(objective(400), CHAIN_OF_THOUGHT, config)
     assert found.calls <= 400 and "[G0]" in found.prompt and 0 <= found.score <= 1
 

@@ -1,6 +1,7 @@
 """E-SPL's sandbox: the house, its oracle, what the policy imitates, and the reflector that knows only what it reads."""
 
 import ast
+import asyncio
 import random
 import re
 from pathlib import Path
@@ -9,10 +10,10 @@ import pytest
 
 from agentic_prompting.evolution import (
     Attempt,
-    Evidence,
-    Reflection,
+    ESPLSettings,
+    ProblemResult,
+    PromptResult,
     SystemPrompt,
-    Trial,
     crossover,
     mutate,
     parse_edits,
@@ -43,7 +44,7 @@ from agentic_prompting.sandbox.questions import all_questions, parse_question, s
 
 WORLD = load_house_world()
 HOUSE = House({"capital": "amber", "currency": "birch"})
-EVERYTHING = Reflection("imperfect")
+EVERYTHING = ESPLSettings(reflect_on="imperfect")
 
 
 def user(text):
@@ -176,11 +177,11 @@ def refused_for(relation, word):
 
 
 def trial(*attempts, principles=(), question="what is it ?"):
-    return Trial(SystemPrompt(PREAMBLE, principles, id=0), (Evidence(question, "x", attempts),))
+    return PromptResult(SystemPrompt(PREAMBLE, principles, id=0), (ProblemResult(question, "x", attempts),))
 
 
 def advice(trial, mistakes=0.0, seed=0):
-    child = mutate(HouseReflector(mistakes, seed), trial, EVERYTHING).child
+    child = asyncio.run(mutate(HouseReflector(mistakes, seed), trial, EVERYTHING)).child
     return [] if child is None else list(child.principles)
 
 
@@ -233,14 +234,14 @@ def test_it_is_wrong_as_often_as_asked_and_by_seed():
 
 def test_crossover_takes_over_what_won():
     def with_prompt(number, principles, rewards):
-        evidence = tuple(Evidence(f"q{i}", "x", (Attempt("", reward),)) for i, reward in enumerate(rewards))
-        return Trial(SystemPrompt(PREAMBLE, principles, id=number), evidence)
+        evidence = tuple(ProblemResult(f"q{i}", "x", (Attempt("", reward),)) for i, reward in enumerate(rewards))
+        return PromptResult(SystemPrompt(PREAMBLE, principles, id=number), evidence)
 
     trials = [
         with_prompt(0, (say("city", "amber"), HASTY), (1.0, 1.0, 0.0)),
         with_prompt(1, (say("code", "birch"), say("city", "flint")), (0.0, 0.0, 1.0)),
     ]
-    child = crossover(HouseReflector(0.0), trials, EVERYTHING).child
+    child = asyncio.run(crossover(HouseReflector(0.0), trials, EVERYTHING)).child
     assert child.principles == (say("city", "amber"), say("code", "birch")) and child.parents == (0, 1)
 
 
@@ -248,6 +249,6 @@ def test_its_replies_are_in_the_real_format():
     shown = trial(refused_for("currency", "birch"), principles=(HASTY,))
     for seed in range(20):
         reflector = HouseReflector(0.5, seed)
-        assert mutate(reflector, shown, EVERYTHING).reason in ("child", "unchanged")
+        assert asyncio.run(mutate(reflector, shown, EVERYTHING)).reason in ("child", "unchanged")
         for call in reflector.calls[1:]:
             assert parse_edits(complete(reflector, call).text).found

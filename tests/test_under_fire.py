@@ -298,7 +298,7 @@ def test_a_planted_key_is_in_nothing_that_a_run_leaves_behind(tiny_policy, rows,
             trainer.train()
         trainer.save_model(str(tmp_path / "run"))
         trainer.create_model_card()
-        shown = f"{stopped.value} {chat!r} {chat.endpoint!r} {environment!r} {vars(environment)} {trainer.args!r}"
+        shown = f"{stopped.value} {chat!r} {environment!r} {vars(environment)} {trainer.args!r}"
     printed = capfd.readouterr()
     cache.close()
     assert server.authorizations == {f"Bearer {KEY}"}, "it was sent"

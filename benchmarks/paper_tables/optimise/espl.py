@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentic_prompting.evaluation.answers import Answer, read_answer
-from agentic_prompting.evolution import SystemPrompt, evolve
-from agentic_prompting.evolution.evolve_config import EvolveConfig
+from agentic_prompting.evolution import EvolveConfig, SystemPrompt, evolve
 from agentic_prompting.rollout import FreeText, Rollout
 
 from .common import Found, Objective

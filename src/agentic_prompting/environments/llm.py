@@ -62,8 +62,10 @@ class LLMEnvironment:
         """Send the request of the rollout's last turn. Never raises: failure is in the observation."""
         # The rollout's seed is its identity: a recorded run finds its replies again, and N rollouts of one question
         # that ask the same thing get N replies of their own.
-        messages, identity = self.messages(rollout), {"repeat": rollout.seed, "session": str(rollout.seed)}
-        return self._observation(await as_chat(self.chat)(messages, **identity, **self.sampling))
+        asked = as_chat(self.chat)(
+            self.messages(rollout), repeat=rollout.seed, session=str(rollout.seed), **self.sampling
+        )
+        return self._observation(await asked)
 
     def messages(self, rollout: Rollout) -> list[Message]:
         """What the large LLM is sent for the rollout's last turn."""

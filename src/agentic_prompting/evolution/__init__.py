@@ -3,34 +3,44 @@
 No torch, no trl: [`ESPLTrainer`] uses this room beside the weight update, [`evolve`] without one.
 """
 
-from .account import Account
 from .edits import Draft, Edit, EditReport, apply_edits
-from .evidence import Attempt, Evidence, Trial, question_of, truth_of
-from .evolve import Evolution, EvolutionStopped, EvolveResult, evolve
-from .evolve_config import EvolveConfig, StepLog
-from .journal import EvolutionJournal, attempt_records, journal_beside, read_journal, scores_of
-from .lineage import Lineage, lineage_of, read_lineage
-from .matrix import common_means, sole_wins
-from .member import Member, word_diversity
-from .operators import best_trial, breed, crossover, crossover_steps, mutate, mutation_steps
-from .parsing import ParsedEdits, parse_edits
-from .population import Population, load_state
+from .evolve import Evolution, EvolutionStopped, EvolveResult, StepLog, evolve
+from .lineage import (
+    EvolutionJournal,
+    Lineage,
+    attempt_records,
+    journal_beside,
+    lineage_of,
+    read_journal,
+    read_lineage,
+)
+from .operators import OperatorTrace, Outcome, breed, crossover, mutate
+from .parsing import ParsedEdits, ProposedEdits, parse_edits
+from .plotting import plot_lineage
+from .population import Member, Population, load_state, word_diversity
 from .ratings import Rating, crossover_rating, mutation_rating, ranks, rate
-from .reflection import Answer, Conversation, Outcome, Reflection, drive, run_operators
+from .results import (
+    Attempt,
+    ProblemResult,
+    PromptResult,
+    best_result,
+    common_means,
+    question_of,
+    scores_of,
+    sole_wins,
+    truth_of,
+)
 from .selection import RULES, optimistic_scores, select, selection_rule
+from .settings import ESPLSettings, EvolveConfig
 from .system_prompt import SystemPrompt
-from .tree_picture import plot_lineage
 
 __all__ = [
     "RULES",
-    "Account",
-    "Answer",
     "Attempt",
-    "Conversation",
     "Draft",
+    "ESPLSettings",
     "Edit",
     "EditReport",
-    "Evidence",
     "Evolution",
     "EvolutionJournal",
     "EvolutionStopped",
@@ -38,30 +48,29 @@ __all__ = [
     "EvolveResult",
     "Lineage",
     "Member",
+    "OperatorTrace",
     "Outcome",
     "ParsedEdits",
     "Population",
+    "ProblemResult",
+    "PromptResult",
+    "ProposedEdits",
     "Rating",
-    "Reflection",
     "StepLog",
     "SystemPrompt",
-    "Trial",
     "apply_edits",
     "attempt_records",
-    "best_trial",
+    "best_result",
     "breed",
     "common_means",
     "crossover",
     "crossover_rating",
-    "crossover_steps",
-    "drive",
     "evolve",
     "journal_beside",
     "lineage_of",
     "load_state",
     "mutate",
     "mutation_rating",
-    "mutation_steps",
     "optimistic_scores",
     "parse_edits",
     "plot_lineage",
@@ -70,7 +79,6 @@ __all__ = [
     "rate",
     "read_journal",
     "read_lineage",
-    "run_operators",
     "scores_of",
     "select",
     "selection_rule",

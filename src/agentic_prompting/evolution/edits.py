@@ -78,6 +78,7 @@ class Draft:
         allowed: Collection[str] = OPERATIONS,
         limit: int | None = None,
         known: Collection[str] | None = None,
+        suggested: Collection[str] = (),
     ) -> EditReport:
         """Apply what can be applied, in order.
 
@@ -87,12 +88,13 @@ class Draft:
             limit (`int`, *optional*): At most so many are applied (K_ops), the first that can be.
             known (`Collection[str]`, *optional*): The ids that the writer of the edits could see, where the draft has
                 moved on since: an id of another writer's new principle is unknown to it.
+            suggested (`Collection[str]`, *optional*): Operations that are checked and reported, but not carried out.
         """
         report = EditReport()
         for edit in edits:
             full = limit is not None and len(report.applied) >= limit
             unseen = known is not None and edit.op != "add" and any(name not in known for name in edit.ids)
-            reason = "too_many" if full else "unknown_id" if unseen else self._try(edit, allowed)
+            reason = "too_many" if full else "unknown_id" if unseen else self._try(edit, allowed, suggested)
             if reason:
                 report.refused.append((edit, reason))
             else:
@@ -110,20 +112,20 @@ class Draft:
         parents = () if self.prompt.id is None else (self.prompt.id,)
         return replace(child, id=None, parents=parents, operator="edit", born_at=0)
 
-    def _try(self, edit: Edit, allowed: Collection[str]) -> str:
-        """Apply one edit; the reason for refusing it, or `""`."""
+    def _try(self, edit: Edit, allowed: Collection[str], suggested: Collection[str]) -> str:
+        """Apply one edit, or only check it; the reason for refusing it, or `""`."""
         free_text = self.prompt.principles is None
         if edit.op not in allowed or edit.op not in OPERATIONS or (edit.op == "replace") != free_text:
             return "not_allowed"
-        return self._replace(edit) if free_text else self._revise(edit)
+        return self._replace(edit) if free_text else self._revise(edit, edit.op in suggested)
 
-    def _revise(self, edit: Edit) -> str:
+    def _revise(self, edit: Edit, only_check: bool) -> str:
         text = " ".join(edit.text.split())
         ids = list(dict.fromkeys(edit.ids))
         reason = self._check_ids(edit.op, ids)
         if not reason and edit.op != "remove":
             reason = self._check_text(text, ids)
-        if reason:
+        if reason or only_check:
             return reason
         if edit.op == "add":
             self._insert(text)

@@ -7,6 +7,8 @@ its state, or from its checkpoint, exactly as if it had not been interrupted.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import logging
 import random
@@ -15,21 +17,49 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import Budget, BudgetExceeded, ChatModel, Usage, charge
-from ..llm.files import write_whole
-from ..rollout import AgentSpec
-from .evidence import Trial
-from .evolve_config import EvolveConfig, StepLog, step_log
-from .journal import EvolutionJournal, attempt_records, journal_beside, scores_of
-from .operators import best_trial, breed
-from .play import Reward, play
+from ..llm import Budget, BudgetExceeded, ChatModel, Reply, Usage, as_chat, charge
+from ..llm.parallel import in_parallel
+from ..records import atomic_write
+from ..rollout import AgentSpec, Grammar, Rollout, Sample, gather
+from .lineage import EvolutionJournal, attempt_records, journal_beside
+from .operators import Outcome, breed
 from .population import Population, load_state
-from .reflection import Outcome, run_operators
+from .results import Attempt, ProblemResult, PromptResult, best_result, mean, question_of, scores_of, truth_of
+from .settings import EvolveConfig
 from .system_prompt import SystemPrompt
 
 logger = logging.getLogger(__name__)
 
+Reward = Callable[..., Any]
+"""TRL's reward signature: called with `prompts`, `completions`, `rollout` and the columns of the rows, all lists; plain
+(then on a thread of its own, as it may block) or `async`."""
+
 _FORMAT = 1  # of the state; raised when a reader of the old one would go wrong
+
+
+@dataclass
+class StepLog:
+    """One step, for logs and plots; plain JSON through `dataclasses.asdict`.
+
+    Args:
+        step (`int`): From 0.
+        prompts (`list[int]`): Ids of the prompts that played.
+        values (`list[float | None]`): V_i of each.
+        reward (`float`, *optional*): The mean reward over all rollouts that have one.
+        failed (`float`): Share of the rollouts that have no reward: the call failed, or the grader did.
+        operators (`list[dict]`): Per operator `operator`, `reason`, `child` (its id or `None`), `counts`.
+        ratings (`dict[str, list[float]]`): μ and σ after the step, of those that played and of the children.
+        diversity (`float`): See [`Population.diversity`].
+    """
+
+    step: int
+    prompts: list[int]
+    values: list[float | None]
+    reward: float | None
+    failed: float
+    operators: list[dict[str, Any]]
+    ratings: dict[str, list[float]]
+    diversity: float
 
 
 @dataclass
@@ -66,25 +96,29 @@ class Evolution:
         rows: Sequence[Mapping[str, Any]],
         reward: Reward,
         prompt: SystemPrompt | Population,
-        config: EvolveConfig = EvolveConfig(),
+        config: EvolveConfig | None = None,
     ):
+        config = config or EvolveConfig()
         if len(rows) < config.problems_per_step:
             raise ValueError(f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}")
         self.policy, self.reference, self.rows, self.reward, self.config = policy, reference, rows, reward, config
         self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=config.grammar)
-        window = config.sizes[1]
+        alone = config.mode == "reflection"
         if isinstance(prompt, Population):
-            if config.mode == "reflection" and (prompt.window, prompt.include_newest) != (1, True):
-                raise ValueError("mode='reflection' needs a Population with window=1 and include_newest=True")
+            if alone and prompt.window != 1:
+                raise ValueError("mode='reflection' needs a Population with window=1")
+            config.check_own_population()
             self.population = prompt
         else:
-            self.population = Population(prompt, window, include_newest=window == 1, seed=config.seed)
+            self.population = config.population(prompt, config.seed, window=1 if alone else None)
+        self.prompts_per_step = 1 if alone else config.prompts_per_step
+        self.p_crossover = 0.0 if alone else config.p_crossover
         self.rng = random.Random(f"{config.seed}:crossover")
         self.logs: list[StepLog] = []
         self.attempts: list[dict[str, Any]] = []  # of the latest step: for the journal
         self.usage = {"policy": Usage(), "reference": Usage()}
 
-    def step(self) -> StepLog:
+    async def step(self) -> StepLog:
         """One step.
 
         Raises:
@@ -92,7 +126,7 @@ class Evolution:
         """
         before = self.state_dict()
         try:
-            log = self._step()
+            log = await self._step()
         except BaseException:
             spent = self.usage
             self.load_state_dict(before)
@@ -101,17 +135,18 @@ class Evolution:
         self.logs.append(log)
         return log
 
-    def _step(self) -> StepLog:
-        count, _, probability = self.config.sizes
+    async def _step(self) -> StepLog:
+        population = self.population
         epoch, places = self._problems()
-        prompts = list({prompt.id: prompt for prompt in self.population.select(count)}.values())
-        trials = self._play(prompts, places, epoch)
-        values = self.population.record(prompts, [trial.row for trial in trials], list(map(str, places)))
-        crossing = self.rng.random() < probability
-        outcomes = self._reflect(trials, values, crossing)
-        children = [self.population.add(outcome.child) if outcome.child else None for outcome in outcomes]
-        self.attempts = attempt_records(len(self.logs), outcomes, children, scores_of(trials), self.population)
-        return step_log(len(self.logs), self.population, trials, values, outcomes, children)
+        drawn = population.select(self.prompts_per_step)
+        prompts = list({prompt.id: prompt for prompt in drawn}.values())
+        results = await self._play(prompts, [self.rows[place] for place in places], epoch)
+        values = population.record(prompts, [result.row for result in results])
+        crossing = results if self.rng.random() < self.p_crossover else None
+        outcomes = await self._reflect(best_result(results, values), crossing)
+        children = [population.add(outcome.child) if outcome.child else None for outcome in outcomes]
+        self.attempts = attempt_records(len(self.logs), outcomes, children, scores_of(results), population)
+        return self._log(results, values, outcomes, children)
 
     def _problems(self) -> tuple[int, list[int]]:
         """The pass over the data and the rows of this step: a function of the step alone, each row once a pass."""
@@ -121,33 +156,66 @@ class Evolution:
         random.Random(f"{self.config.seed}:{epoch}").shuffle(order)
         return epoch, order[part * size : (part + 1) * size]
 
-    def _play(self, prompts: list[SystemPrompt], places: list[int], epoch: int) -> list[Trial]:
-        config = self.config
-        rows = [self.rows[place] for place in places]
+    async def _play(
+        self, prompts: Sequence[SystemPrompt], rows: Sequence[Mapping[str, Any]], epoch: int
+    ) -> list[PromptResult]:
+        """Every prompt on every problem, N times, all calls at once."""
+        n, place = self.config.num_generations, self.config.prompt_place
         # The number of a sample: a pass later the same conversation is asked for other samples, not for recorded ones.
-        repeats = range(epoch * config.num_generations, (epoch + 1) * config.num_generations)
-        trials, failures, usage = play(
-            self.policy, prompts, rows, self.reward, self.spec, config.place, repeats, config.policy_sampling
+        repeats = range(epoch * n, (epoch + 1) * n)
+        replies = await gather(
+            as_chat(self.policy)(conversation, repeat=repeat, **self.config.policy_sampling)
+            for prompt in prompts
+            for row in rows
+            for conversation in [prompt.messages(self.spec.messages(row), place)]  # type: ignore[arg-type]
+            for repeat in repeats
         )
-        self.usage["policy"] += usage
-        if failures.fatal:
-            raise EvolutionStopped(f"the policy cannot be asked any more: {failures.first}")
-        if failures.share > config.max_failed:
-            raise EvolutionStopped(
-                f"{failures.share:.0%} of the policy's calls failed (max_failed={config.max_failed:.0%}): "
-                f"{failures.first}"
-            )
-        return trials
+        self.usage["policy"] += sum((reply.usage for reply in replies), Usage())
+        rewards = await _score(
+            self.reward, [row for _ in prompts for row in rows for _ in repeats], replies, self.spec.grammar
+        )
+        _check_failures(replies, rewards, self.config.max_failed)
+        attempts = [Attempt(reply.text, score) for reply, score in zip(replies, rewards, strict=True)]
+        cells = iter([tuple(attempts[start : start + n]) for start in range(0, len(attempts), n)])
+        return [
+            PromptResult(prompt, tuple(ProblemResult(question_of(row), truth_of(row), next(cells)) for row in rows))
+            for prompt in prompts
+        ]
 
-    def _reflect(self, trials: list[Trial], values: list[float | None], crossing: bool) -> list[Outcome]:
-        operators = breed(best_trial(trials, values), trials if crossing else None, self.config.reflection)
-        outcomes = run_operators(self.reference, operators, **self.config.reference_sampling)
+    async def _reflect(self, best: PromptResult | None, crossing: list[PromptResult] | None) -> list[Outcome]:
+        sampling: Any = self.config.reference_sampling or {}
+        outcomes = await breed(self.reference, best, crossing, self.config, **sampling)
         for outcome in outcomes:
             self.usage["reference"] += outcome.usage
         for outcome in outcomes:
             if outcome.error is not None and outcome.error.fatal:
                 raise EvolutionStopped(f"the reference cannot be asked any more: {outcome.error}")
         return outcomes
+
+    def _log(
+        self,
+        results: Sequence[PromptResult],
+        values: Sequence[float | None],
+        outcomes: Sequence[Outcome],
+        children: Sequence[SystemPrompt | None],
+    ) -> StepLog:
+        rewards = [attempt.reward for result in results for one in result.problems for attempt in one.attempts]
+        born = [None if child is None else child.id for child in children]
+        ids = [result.prompt.id for result in results if result.prompt.id is not None]
+        ratings = {str(name): self.population.rating(name) for name in [*ids, *born] if name is not None}
+        return StepLog(
+            step=len(self.logs),
+            prompts=ids,
+            values=list(values),
+            reward=mean(rewards),
+            failed=rewards.count(None) / len(rewards) if rewards else 0.0,
+            operators=[
+                {"operator": outcome.operator, "reason": outcome.reason, "child": child, "counts": dict(outcome.counts)}
+                for outcome, child in zip(outcomes, born, strict=True)
+            ],
+            ratings={name: [rating.mu, rating.sigma] for name, rating in ratings.items()},
+            diversity=self.population.diversity(),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain JSON."""
@@ -187,12 +255,12 @@ def evolve(
     rows: Sequence[Mapping[str, Any]],
     reward: Reward,
     prompt: SystemPrompt | Population,
-    config: EvolveConfig = EvolveConfig(),
+    config: EvolveConfig | None = None,
     on_step: Callable[[StepLog], None] | None = None,
     checkpoint: str | Path | None = None,
     budget: Budget | None = None,
 ) -> EvolveResult:
-    """Evolve a system prompt for a model that is only asked, never trained.
+    """Evolve a system prompt for a model that is only asked, never trained. Also works in a notebook.
 
     Args:
         policy ([`ChatModel`]): The model that solves the problems.
@@ -200,7 +268,8 @@ def evolve(
         rows (`Sequence[Mapping]`): Problems: `question` (or `prompt`), `answers`, and whatever the reward reads. A
             `datasets.Dataset` will do.
         reward (`Callable`): With TRL's reward signature, like all of `rewards/`. `None` leaves a rollout out.
-        prompt ([`SystemPrompt`] or [`Population`]): Where to start. A population brings its own window and rule.
+        prompt ([`SystemPrompt`] or [`Population`]): Where to start. A population brings its own window and rule:
+            settings that would be ignored with it are an error.
         config ([`EvolveConfig`], *optional*): The settings.
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
         checkpoint (`str` or `Path`, *optional*): File that holds the state after each step. If it exists, the run
@@ -214,6 +283,7 @@ def evolve(
 
     Raises:
         `ValueError`: There are fewer rows than `problems_per_step`, or the checkpoint is another run's or damaged.
+        `RuntimeError`: On the background loop's own thread, which would wait for itself.
 
     Example:
 
@@ -222,6 +292,7 @@ def evolve(
     """
     if budget is not None:
         charge(budget, policy=policy, reference=reference, judge=reward)
+    config = config or EvolveConfig()
     evolution = Evolution(policy, reference, rows, reward, prompt, config)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
@@ -232,18 +303,18 @@ def evolve(
     stopped = None
     while len(evolution.logs) < config.steps:
         try:
-            log = evolution.step()
+            ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
         except EvolutionStopped as error:
             stopped = f"{error}{_bill(budget)}"
             logger.warning("evolution stopped before step %d: %s", len(evolution.logs), stopped)
             break
         if path is not None and journal is not None:
             journal.write(evolution.attempts)  # first: a step whose state is not there yet is done again
-            write_whole(path, json.dumps(evolution.state_dict(), ensure_ascii=False))
+            atomic_write(path, json.dumps(evolution.state_dict(), ensure_ascii=False))
         if on_step is not None:
             on_step(log)
     population = evolution.population
-    return EvolveResult(population.best(config.best_rule), population, evolution.logs, evolution.usage, stopped)
+    return EvolveResult(population.best(), population, evolution.logs, evolution.usage, stopped)
 
 
 def _bill(budget: Budget | None) -> str:
@@ -255,3 +326,49 @@ def _bill(budget: Budget | None) -> str:
     except BudgetExceeded as error:
         return f" ({error}). Spent so far: {budget}"
     return f". Spent so far: {budget}"
+
+
+async def _score(
+    reward: Reward, rows: Sequence[Mapping[str, Any]], replies: Sequence[Reply], grammar: Grammar
+) -> list[float | None]:
+    """Rewards of all replies that are none of them an error, in one call; `None` for the others."""
+    answered = [number for number, reply in enumerate(replies) if reply.error is None]
+    scores: list[float | None] = [None] * len(replies)
+    if not answered:
+        return scores
+    shown = [rows[number] for number in answered]
+    texts = [replies[number].text for number in answered]
+    columns = {name: [row[name] for row in shown] for name in shown[0] if name not in ("prompt", "completion")}
+    columns |= {
+        "prompts": [row.get("prompt") or row["question"] for row in shown],
+        "completions": [[{"role": "assistant", "content": text}] for text in texts],
+        "rollout": [_rollout(row, text, grammar) for row, text in zip(shown, texts, strict=True)],
+    }
+    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None)):  # noqa: B004
+        given = await reward(**columns)
+    else:
+        given = await asyncio.to_thread(reward, **columns)
+    for number, score in zip(answered, given, strict=True):
+        scores[number] = None if score is None else float(score)
+    return scores
+
+
+def _rollout(row: Mapping[str, Any], text: str, grammar: Grammar) -> Rollout:
+    """A reply as an episode of one turn, for rewards that read rollouts. It has no tokens: one stands for the turn."""
+    rollout = Rollout([0], dict(row))
+    turn = grammar.parse(text)
+    rollout.sampled(Sample([0]), turn)
+    return rollout.ended("answered" if turn.kind == "answer" else "malformed")
+
+
+def _check_failures(replies: Sequence[Reply], rewards: Sequence[float | None], max_failed: float) -> None:
+    """Raises [`EvolutionStopped`] for an error that cannot get better by waiting, and for too many rollouts without a
+    reward."""
+    errors = [reply.error for reply in replies if reply.error is not None]
+    fatal = next((error for error in errors if error.fatal), None)
+    if fatal is not None:
+        raise EvolutionStopped(f"the policy cannot be asked any more: {fatal}")
+    share = rewards.count(None) / len(rewards)
+    if share > max_failed:
+        why = errors[0] if errors else "the reward gave None"
+        raise EvolutionStopped(f"{share:.0%} of the policy's calls failed (max_failed={max_failed:.0%}): {why}")

@@ -1,19 +1,131 @@
-"""E-SPL's evolutionary tree (Figure 3) as data: who came from whom, what is believed of each, and where to draw it.
+"""What a run of evolution leaves behind: its journal, one line for each child that was attempted and why; and
+E-SPL's evolutionary tree (Figure 3) as data: who came from whom, what is believed of each, and where to draw it.
 
-Of a living population, or read from what the trainer and [`evolve`] save; no drawing here.
+The journal lies beside the state it belongs to. A line is known by its step and its number within the step. Steps that
+a killed run had done after its last checkpoint are done again, perhaps with other children:
+[`EvolutionJournal.keep_before`] takes the old lines away, so that no attempt is there twice.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .journal import journal_beside, read_journal
-from .member import Member, read_members
-from .population import Population, best_of
+from ..records import RecordFile
+from .operators import Outcome
+from .population import Member, Population, best_of, read_members
+from .selection import EXPLORATION
+from .system_prompt import SystemPrompt
+
+JOURNAL_FILE = "evolution.jsonl"
+
+
+def journal_beside(state: str | Path) -> Path:
+    """Where the journal of the evolution in this state file is: `evolution.jsonl` beside a trainer's `population.json`,
+    `<name>.evolution.jsonl` beside any other, as there may be several in a folder."""
+    state = Path(state)
+    return state.with_name(JOURNAL_FILE if state.name == "population.json" else f"{state.stem}.{JOURNAL_FILE}")
+
+
+class EvolutionJournal:
+    """Appends attempts to a file. For one process of a job only.
+
+    Args:
+        path (`str` or `Path`): The file; created with its first line.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self._file = RecordFile(path, sync=True)
+
+    def keep_before(self, step: int) -> None:
+        """Take away the attempts of this step and later ones."""
+        self._file.keep(lambda attempt: attempt["step"] < step)
+
+    def write(self, attempts: Iterable[Mapping[str, Any]]) -> None:
+        """Append [`attempt_records`]; they are on the disk when this returns."""
+        self._file.append(attempts)
+
+
+def read_journal(path: str | Path) -> list[dict[str, Any]]:
+    """All attempts of a journal, oldest first.
+
+    Raises:
+        `ValueError`: A line that was written to its end is no JSON object; names file and line.
+    """
+    return list(RecordFile(path))
+
+
+def attempt_records(
+    step: int,
+    outcomes: Sequence[Outcome],
+    children: Sequence[SystemPrompt | None],
+    scores: Mapping[int, Sequence[float | None]],
+    population: Population,
+) -> list[dict[str, Any]]:
+    """The lines of a step.
+
+    Args:
+        step (`int`): The batch that the operators worked on, from 0.
+        outcomes (`Sequence[Outcome]`): Of its operators, in order.
+        children (`Sequence[SystemPrompt | None]`): As they joined the population, with their ids.
+        scores (`Mapping[int, Sequence[float | None]]`): By prompt id its mean reward on each problem of the batch.
+        population ([`Population`]): For what is known of the parents on held-out problems.
+
+    Returns:
+        `list[dict]`: Each `step`, `attempt`, `operator`, `reason`, `child` (id or `None`), `parents`, `counts`,
+            `edits` and `evidence` (see [`OperatorTrace`] and [`with_scores`]), `held_out` of the parents where it was
+            measured.
+    """
+    records = []
+    for attempt, (outcome, child) in enumerate(zip(outcomes, children, strict=True)):
+        trace = outcome.trace
+        measured = {str(name): population.members[name].held_out for name in trace.parents}
+        records.append(
+            {
+                "step": step,
+                "attempt": attempt,
+                "operator": outcome.operator,
+                "reason": outcome.reason,
+                "child": None if child is None else child.id,
+                "parents": list(trace.parents),
+                "counts": dict(outcome.counts),
+                "edits": trace.edits,
+                "evidence": [with_scores(problem, scores) for problem in trace.problems],
+                "held_out": {name: value for name, value in measured.items() if value is not None},
+            }
+        )
+    return records
+
+
+def with_scores(problem: Mapping[str, Any], scores: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
+    """A problem of a trace with how each prompt of the batch did on it, and so who won and who lost.
+
+    Args:
+        problem (`Mapping`): One of [`OperatorTrace`]'s.
+        scores (`Mapping[int, Sequence[float | None]]`): By prompt id its mean reward on each problem of the batch.
+
+    Returns:
+        `dict`: Without `column`; with `scores` by id, and the ids in `won` and `lost`, both empty where all did alike.
+    """
+    column = problem["column"]
+    known = {name: row[column] for name, row in scores.items() if column < len(row)}
+    scored = {name: value for name, value in known.items() if value is not None}
+    top = max(scored.values(), default=0.0)
+    won = [name for name, value in scored.items() if value == top]
+    differ = len(won) < len(scored)
+    return {
+        **{name: value for name, value in problem.items() if name != "column"},
+        "scores": {str(name): round(value, 6) for name, value in scored.items()},
+        "won": won if differ else [],
+        "lost": [name for name in scored if name not in won] if differ else [],
+    }
+
+
+# The tree ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -68,29 +180,27 @@ def read_lineage(path: str | Path) -> Lineage:
         saved = state["population"]
         members = read_members(saved["members"])
         window = saved["window"]
-        alive = {name for island in saved["joined"] for name in island[-window:]}
+        best = best_of(members, saved.get("best_rule", "conservative"), saved.get("exploration", EXPLORATION))
         counts = _counts(state.get("steps") or [])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no population that this version can read: {error!r}") from None
-    journal = journal_beside(path)
-    attempts = read_journal(journal) if journal.exists() else []
-    return _lineage(members, alive, window, counts, attempts)
+    return _lineage(members, best, window, counts, read_journal(journal_beside(path)))
 
 
 def lineage_of(population: Population) -> Lineage:
     """The tree of a population as it is now."""
-    alive = {member.prompt.id or 0 for member in population.alive()}
-    return _lineage(population.members, alive, population.window)
+    best = best_of(population.members, population.best_rule, population.exploration)
+    return _lineage(population.members, best, population.window)
 
 
 def _lineage(
     members: Sequence[Member],
-    alive: Collection[int],
+    best: Member,
     window: int,
     counts: Mapping[int, Mapping[str, int]] | None = None,
     attempts: Sequence[dict[str, Any]] = (),
 ) -> Lineage:
-    best, counts = best_of(members), dict(counts or {})
+    counts, alive = dict(counts or {}), range(len(members))[-window:]
     stories = {one["child"]: one for one in attempts if one.get("child") is not None}
     counts |= {child: story["counts"] for child, story in stories.items() if isinstance(story.get("counts"), dict)}
     nodes = [

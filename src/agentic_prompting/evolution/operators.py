@@ -1,112 +1,238 @@
 """Mutation and crossover: from rollouts to a child prompt, through the reference LLM (3.2, A.1 to A.5, Algorithm 2).
 
-Neither touches the population: if one fails, nothing has happened but what its [`Outcome`] counts.
+Coroutines that read like the paper and await a [`ChatModel`]. Neither touches the population: if one fails, nothing has
+happened but what its [`Outcome`] tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from math import fsum
+from typing import Any, Literal
 
-from ..llm import ChatModel
+from ..llm import ChatModel, LLMError, Message, Usage, as_chat
+from ..rollout import gather
 from . import templates
-from .account import Account
-from .edits import Draft, Edit
-from .evidence import Evidence, Trial, merge_trials
-from .matrix import common_means, sole_wins
-from .parsing import ParsedEdits
-from .reflection import Operator, Outcome, Reflection, Stage, answer_format, apply_plan, run_operators
+from .edits import Draft, Edit, EditReport
+from .parsing import ParsedEdits, final_text, parse_edits
+from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
+from .settings import ESPLSettings
 from .system_prompt import SystemPrompt
+from .templates import shorten
+
+Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged"]
+Summaries = list[tuple[float, str]]
+"""Of one problem: reward and summary of each attempt."""
+
+# What is kept of an attempt: a line of the journal stays below about 100 KB.
+MAX_CHARS = 600
+"""Characters of each text: question, answer, summary, edit, reason. The middle of a longer one is left out."""
+MAX_PROBLEMS = 20
+MAX_REFLECTIONS = 8
+"""Of a problem."""
+MAX_EDITS = 60
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def mutation_steps(trial: Trial, settings: Reflection = Reflection()) -> Operator:
+@dataclass
+class OperatorTrace:
+    """Why a child is as it is: what its operator was shown, and every edit that was proposed.
+
+    Args:
+        parents (`tuple[int, ...]`): Ids of the prompts it works from.
+        problems (`list[dict]`): Each `column` (its place in the batch), `question`, `truth`, `reflections` (each
+            `reward` and `text`: the summaries of the attempts).
+        edits (`list[dict]`): Each `problem` (its place in `problems`; `None` in the final plan), `op`, `ids`, `text`,
+            `search`, `reason`, `refused` (why it was not applied, or `None`).
+    """
+
+    parents: tuple[int, ...] = ()
+    problems: list[dict[str, Any]] = field(default_factory=list)
+    edits: list[dict[str, Any]] = field(default_factory=list)
+
+    def show(self, column: int, problem: ProblemResult, summaries: Sequence[tuple[float, str]] = ()) -> None:
+        """Note a problem that the operator looks at."""
+        if len(self.problems) < MAX_PROBLEMS:
+            kept = [{"reward": reward, "text": _short(text)} for reward, text in summaries[:MAX_REFLECTIONS]]
+            shown = {"question": _short(problem.question), "truth": _short(problem.truth), "reflections": kept}
+            self.problems.append({"column": column, **shown})
+
+    def propose(self, report: EditReport, problem: int | None = None) -> None:
+        """Note edits and what became of them."""
+        judged = [*((edit, None) for edit in report.applied), *report.refused]
+        self.edits += [_told(edit, why, problem) for edit, why in judged[: MAX_EDITS - len(self.edits)]]
+
+
+@dataclass
+class Outcome:
+    """What became of one operator.
+
+    Args:
+        operator (`str`): `mutation` or `crossover`.
+        child ([`SystemPrompt`], *optional*): With parents and operator, without id: for [`Population.add`].
+        reason (`str`): `child`; `no_evidence` and `too_few_winners`: there was nothing to work on, and nobody was
+            asked; `call_failed`, `unreadable`, `unchanged`: the operator failed.
+        counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that fit), `applied` (of
+            the final plan), `refused/<why>` of both, `unread/<why>`.
+        usage ([`Usage`]): Of all calls.
+        error ([`LLMError`], *optional*): The worst error among the calls: the first fatal one, else the first.
+        trace ([`OperatorTrace`]): What it was shown and what edits were proposed.
+    """
+
+    operator: str
+    child: SystemPrompt | None = None
+    reason: Reason = "child"
+    counts: Counter[str] = field(default_factory=Counter)
+    usage: Usage = field(default_factory=Usage)
+    error: LLMError | None = None
+    trace: OperatorTrace = field(default_factory=OperatorTrace)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was tried and gave no child."""
+        return self.reason in ("call_failed", "unreadable", "unchanged")
+
+    def ended(self, reason: Reason, child: SystemPrompt | None = None) -> Outcome:
+        """This outcome, complete."""
+        self.reason, self.child = reason, child
+        return self
+
+    def read(self, text: str, prompt: SystemPrompt) -> ParsedEdits:
+        """The edits of a reply, what cannot be read counted."""
+        read = parse_edits(text)
+        if prompt.principles is None and not read.found and templates.NO_CHANGE in text:
+            read = ParsedEdits(found=True)
+        self.counts.update(f"unread/{problem}" for problem in read.problems)
+        return read
+
+    def apply(self, plan: str | None, draft: Draft, allowed: Collection[str], parents: Sequence[int]) -> Outcome:
+        """The last step of both operators: the edits of a reply onto the draft, like a patch, and the child."""
+        if plan is None:
+            return self.ended("call_failed")
+        read = self.read(plan, draft.prompt)
+        if not read.found:
+            return self.ended("unreadable")
+        report = draft.apply(read.edits, ("replace",) if draft.prompt.principles is None else allowed)
+        self.trace.propose(report)
+        self.counts["applied"] += len(report.applied)
+        self.counts.update(f"refused/{why}" for _, why in report.refused)
+        child = draft.finish()
+        if child.text == draft.prompt.text:
+            return self.ended("unchanged")
+        return self.ended("child", replace(child, operator=self.operator, parents=tuple(parents)))
+
+
+class _Reader:
+    """The reference LLM as one operator asks it: a template filled in, a text back, every call on the bill."""
+
+    def __init__(self, reference: ChatModel, outcome: Outcome, sampling: dict[str, Any]):
+        self.reference, self.outcome, self.sampling = reference, outcome, sampling
+        self._costs: list[float] = []
+
+    async def __call__(self, template: str, **values: object) -> str | None:
+        """What it says to this, without its thoughts; `None` if there is nothing."""
+        message: Message = {"role": "user", "content": templates.fill(template, **values)}
+        reply = await as_chat(self.reference)([message], **self.sampling)
+        text = None if reply.error else final_text(reply.text) or None
+        outcome, used = self.outcome, self.outcome.usage
+        outcome.counts["calls"] += 1
+        outcome.counts["failed_calls"] += text is None
+        self._costs.append(reply.usage.cost_usd)  # an exact sum: replies come in any order
+        tokens = used + reply.usage
+        outcome.usage = replace(tokens, cost_usd=fsum(self._costs))
+        if reply.error and (outcome.error is None or (reply.error.fatal and not outcome.error.fatal)):
+            outcome.error = reply.error
+        return text
+
+
+async def mutate(
+    reference: ChatModel, result: PromptResult, settings: ESPLSettings | None = None, **sampling: Any
+) -> Outcome:
     """Mutation: summarise every attempt, critique every problem, consolidate over the batch, apply (A.2 to A.5).
 
     A summary or critique whose call failed is left out. Without any, and if consolidation fails, there is no child.
+
+    Args:
+        reference ([`ChatModel`]): π_ref, which reflects and edits. A fixed model, by the paper's ablation (4.4).
+        result ([`PromptResult`]): The parent and how it did.
+        settings ([`ESPLSettings`], *optional*): What is looked at, and the limits of the edits.
+        sampling (*optional*): Passed on with every call.
     """
-    outcome, prompt = Outcome("mutation", account=Account(_known([trial.prompt.id]))), trial.prompt
+    settings, prompt = settings or ESPLSettings(), result.prompt
+    outcome = Outcome("mutation", trace=OperatorTrace(_known([prompt.id])))
+    reader = _Reader(reference, outcome, sampling)
     chosen = [
         (column, problem)
-        for column, problem in enumerate(trial.evidence)
-        if problem.instructive(settings.reflect_on, settings.perfect)
+        for column, problem in enumerate(result.problems)
+        if problem.instructive(settings.reflect_on, settings.perfect_reward)
     ][: settings.max_problems]
     if not chosen:
         return outcome.ended("no_evidence")
-    summaries = yield from _summarise(outcome, prompt, [problem for _, problem in chosen], settings)
-    for (column, problem), said in zip(chosen, summaries, strict=True):
-        outcome.account.show(column, problem, said)
-    told = [(place, problem, summaries[place]) for place, (_, problem) in enumerate(chosen) if summaries[place]]
-    if not told:
-        return outcome.ended("call_failed")
-    critiques = yield from _critique(outcome, prompt, told, settings)
+
+    lessons = await gather(_critique(reader, prompt, problem, settings) for _, problem in chosen)
+    for (column, problem), (summaries, _) in zip(chosen, lessons, strict=True):
+        outcome.trace.show(column, problem, summaries)
+    critiques = [(place, text) for place, (_, text) in enumerate(lessons) if text is not None]
     if not critiques:
         return outcome.ended("call_failed")
-    read = [(place, reply) for place, text in critiques if (reply := outcome.read(text, prompt)).found]
+    read = [(place, edits) for place, text in critiques if (edits := outcome.read(text, prompt)).found]
     if not read:
         return outcome.ended("unreadable")
     draft, proposals = _propose(outcome, prompt, read, settings)
     if not proposals:
         return outcome.ended("unchanged")
-    return (yield from _consolidate(outcome, draft, proposals, settings))
 
-
-def _summarise(outcome: Outcome, prompt: SystemPrompt, problems: Sequence[Evidence], settings: Reflection) -> Stage:
-    """Per problem its `(reward, summary)` pairs."""
-    asked = [(place, problem, *attempt) for place, problem in enumerate(problems) for attempt in problem.scored]
-    texts = yield from outcome.ask(
-        [
-            templates.fill(
-                templates.SUMMARISE,
-                prompt=prompt.text,
-                question=problem.question,
-                truth=problem.truth,
-                attempt=templates.shorten(attempt, settings.max_attempt_chars),
-                reward=f"{reward:g}",
-            )
-            for _, problem, attempt, reward in asked
-        ]
+    plan = await reader(
+        templates.CONSOLIDATE,
+        prompt=draft.finish().text,  # only added to so far: the ids are still those of the draft
+        proposals=templates.render_proposals(proposals),
+        answer_format=_format(prompt, templates.CONSOLIDATE_FORMAT, templates.CONSOLIDATE_TEXT_FORMAT, settings),
     )
-    summaries: list[list[tuple[float, str]]] = [[] for _ in problems]
-    for (place, _, _, reward), text in zip(asked, texts, strict=True):
-        if text is not None:
-            summaries[place].append((reward, text))
-    return summaries
+    return outcome.apply(plan, draft, ("modify", "merge"), outcome.trace.parents)
 
 
-def _critique(
-    outcome: Outcome,
-    prompt: SystemPrompt,
-    told: Sequence[tuple[int, Evidence, Sequence[tuple[float, str]]]],
-    settings: Reflection,
-) -> Stage:
-    """The replies that came, in the order of the problems, each with the problem's number."""
-    form = answer_format(prompt, templates.CRITIQUE_FORMAT, templates.CRITIQUE_TEXT_FORMAT, settings)
-    texts = yield from outcome.ask(
-        [
-            templates.fill(
-                templates.CRITIQUE,
-                prompt=prompt.text,
-                question=problem.question,
-                truth=problem.truth,
-                summaries=templates.render_summaries(summaries),
-                max_ops=settings.max_ops,
-                answer_format=form,
-            )
-            for _, problem, summaries in told
-        ]
+async def _critique(
+    reader: _Reader, prompt: SystemPrompt, problem: ProblemResult, settings: ESPLSettings
+) -> tuple[Summaries, str | None]:
+    """Of one problem the summaries of its attempts (A.3) and the critique of them together (A.4)."""
+    texts = await gather(
+        reader(
+            templates.SUMMARISE,
+            prompt=prompt.text,
+            question=problem.question,
+            truth=problem.truth,
+            attempt=shorten(attempt, settings.max_attempt_chars),
+            reward=f"{reward:g}",
+        )
+        for attempt, reward in problem.scored
     )
-    return [(place, text) for (place, _, _), text in zip(told, texts, strict=True) if text is not None]
+    scored = zip(problem.scored, texts, strict=True)
+    summaries = [(reward, text) for (_, reward), text in scored if text is not None]
+    if not summaries:
+        return summaries, None
+    critique = await reader(
+        templates.CRITIQUE,
+        prompt=prompt.text,
+        question=problem.question,
+        truth=problem.truth,
+        summaries=templates.render_summaries(summaries),
+        max_ops=settings.max_ops,
+        answer_format=_format(prompt, templates.CRITIQUE_FORMAT, templates.CRITIQUE_TEXT_FORMAT, settings),
+    )
+    return summaries, critique
 
 
 def _propose(
-    outcome: Outcome, prompt: SystemPrompt, read: Sequence[tuple[int, ParsedEdits]], settings: Reflection
+    outcome: Outcome, prompt: SystemPrompt, read: Sequence[tuple[int, ParsedEdits]], settings: ESPLSettings
 ) -> tuple[Draft, list[list[str]]]:
     """The local edits of each problem (A.4): a draft, and the proposals as the consolidation gets to read them.
 
-    Principles: all edits that fit are applied to the draft, one problem after another. Free text: each problem's are
-    tried on the parent, and the draft stays the parent: blocks of several writers seldom fit one after another.
+    Principles: what is added goes into the draft, one problem after another; what is modified is a suggestion only, as
+    the problems may not agree (A.5): the plan decides. Free text: each problem's edits are tried on the parent, and the
+    draft stays the parent: blocks of several writers seldom fit one after another.
     """
     draft = Draft(prompt, settings.max_words)
     known = frozenset(draft.principles)
@@ -115,8 +241,8 @@ def _propose(
         if prompt.principles is None:
             report = Draft(prompt, settings.max_words).apply(reply.edits, ("replace",), settings.max_ops)
         else:
-            report = draft.apply(reply.edits, ("add", "modify"), settings.max_ops, known)
-        outcome.account.propose(report, place)
+            report = draft.apply(reply.edits, ("add", "modify"), settings.max_ops, known, suggested=("modify",))
+        outcome.trace.propose(report, place)
         outcome.counts["proposed"] += len(report.applied)
         outcome.counts.update(f"refused/{why}" for _, why in report.refused)
         agreed = [edit for edit, why in report.refused if why == "duplicate"]  # said twice: worth knowing
@@ -125,58 +251,77 @@ def _propose(
     return draft, proposals
 
 
-def _consolidate(outcome: Outcome, draft: Draft, proposals: Sequence[Sequence[str]], settings: Reflection) -> Stage:
-    """Local to global (A.5), then apply."""
-    prompt = draft.prompt
-    text = templates.fill(
-        templates.CONSOLIDATE,
-        prompt=draft.finish().text,  # only added to and modified so far: the ids are still those of the draft
-        proposals=templates.render_proposals(proposals),
-        answer_format=answer_format(prompt, templates.CONSOLIDATE_FORMAT, templates.CONSOLIDATE_TEXT_FORMAT, settings),
-    )
-    (plan,) = yield from outcome.ask([text])
-    return apply_plan(outcome, draft, plan, ("modify", "merge"), (prompt.id,))
-
-
-def crossover_steps(trials: Sequence[Trial], settings: Reflection = Reflection()) -> Operator:
+async def crossover(
+    reference: ChatModel, results: Sequence[PromptResult], settings: ESPLSettings | None = None, **sampling: Any
+) -> Outcome:
     """Crossover (Algorithm 2): the best prompt of the batch learns from the problems that only others solved best.
 
     All prompts of the batch that could be scored are shown and are the child's parents, the best one as set A. At
     least two of them must have problems on which they alone did best, set A among them.
+
+    Args:
+        results (`Sequence[PromptResult]`): The batch.
+        reference, settings, sampling: As in [`mutate`].
     """
-    outcome = Outcome("crossover")
-    scored = [trial for trial in merge_trials(trials) if trial.row and any(value is not None for value in trial.row)]
-    values = common_means([trial.row for trial in scored])
-    wins = sole_wins([trial.row for trial in scored])
+    settings, outcome = settings or ESPLSettings(), Outcome("crossover")
+    scored = [result for result in merge_results(results) if any(value is not None for value in result.row)]
+    values = common_means([result.row for result in scored])
+    wins = sole_wins([result.row for result in scored])
     order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))
-    outcome.account.parents = _known([scored[place].prompt.id for place in order])
+    outcome.trace.parents = _known([scored[place].prompt.id for place in order])
     if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
         return outcome.ended("too_few_winners")
     order = order[: len(_LETTERS)]
     best = scored[order[0]].prompt
     for column in sorted({column for place in order for column in wins[place]}):
-        outcome.account.show(column, scored[0].evidence[column])
+        outcome.trace.show(column, scored[0].problems[column])
     sets = [
         (
             letter,
             scored[place].prompt.text,
             values[place] or 0.0,
-            [(scored[place].evidence[column].question, scored[place].evidence[column].truth) for column in wins[place]],
+            [(problem.question, problem.truth) for problem in (scored[place].problems[at] for at in wins[place])],
         )
         for letter, place in zip(_LETTERS, order, strict=False)
     ]
-    text = templates.fill(
+    plan = await _Reader(reference, outcome, sampling)(
         templates.CROSSOVER,
         sets=templates.render_sets(sets),
-        answer_format=answer_format(best, templates.CROSSOVER_FORMAT, templates.CROSSOVER_TEXT_FORMAT, settings),
+        answer_format=_format(best, templates.CROSSOVER_FORMAT, templates.CROSSOVER_TEXT_FORMAT, settings),
     )
-    (plan,) = yield from outcome.ask([text])
-    parents = tuple(scored[place].prompt.id for place in order)
-    return apply_plan(outcome, Draft(best, settings.max_words), plan, ("add", "modify", "remove"), parents)
+    parents = _known([scored[place].prompt.id for place in order])
+    return outcome.apply(plan, Draft(best, settings.max_words), ("add", "modify", "remove"), parents)
+
+
+async def breed(
+    reference: ChatModel,
+    best: PromptResult | None,
+    crossing: Sequence[PromptResult] | None,
+    settings: ESPLSettings | None = None,
+    **sampling: Any,
+) -> list[Outcome]:
+    """What a batch leads to (Algorithm 1): its best prompt mutates, and now and then all of them cross, side by side.
+
+    Args:
+        best ([`PromptResult`], *optional*): The parent of the mutation, if there is one.
+        crossing (`Sequence[PromptResult]`, *optional*): The whole batch, if it crosses this time.
+        reference, settings, sampling: As in [`mutate`].
+    """
+    operators: list[Coroutine[Any, Any, Outcome]] = []
+    if best is not None:
+        operators.append(mutate(reference, best, settings, **sampling))
+    if crossing is not None:
+        operators.append(crossover(reference, crossing, settings, **sampling))
+    return await gather(operators)
 
 
 def _known(ids: Sequence[int | None]) -> tuple[int, ...]:
     return tuple(name for name in ids if name is not None)
+
+
+def _format(prompt: SystemPrompt, principles: str, free_text: str, settings: ESPLSettings) -> str:
+    """How edits are to be written, for this kind of prompt, with the limits filled in."""
+    return templates.fill(free_text if prompt.principles is None else principles, max_words=settings.max_words)
 
 
 def _describe(edit: Edit) -> str:
@@ -185,31 +330,10 @@ def _describe(edit: Edit) -> str:
     return f"{edit.op} {edit.ids[0]}: {edit.text}" if edit.op == "modify" else f"{edit.op}: {edit.text}"
 
 
-def best_trial(trials: Sequence[Trial], values: Sequence[float | None]) -> Trial | None:
-    """The trial of the prompt that did best, by the V_i that [`Population.record`] returns; `None` if none has one."""
-    scored = [(value, trial) for value, trial in zip(values, trials, strict=True) if value is not None]
-    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+def _told(edit: Edit, refused: str | None, problem: int | None) -> dict[str, Any]:
+    texts = {"text": _short(edit.text), "search": _short(edit.search), "reason": _short(edit.reason)}
+    return {"problem": problem, "op": edit.op, "ids": list(edit.ids)[:20], **texts, "refused": refused}
 
 
-def breed(best: Trial | None, crossing: Sequence[Trial] | None, settings: Reflection = Reflection()) -> list[Operator]:
-    """What a batch leads to (Algorithm 1): its best prompt mutates, and now and then all of them cross.
-
-    Args:
-        best ([`Trial`], *optional*): The parent of the mutation, if there is one.
-        crossing (`Sequence[Trial]`, *optional*): The whole batch, if it crosses this time.
-        settings ([`Reflection`], *optional*): Of both operators.
-    """
-    operators = [] if best is None else [mutation_steps(best, settings)]
-    return operators if crossing is None else [*operators, crossover_steps(crossing, settings)]
-
-
-def mutate(reference: ChatModel, trial: Trial, settings: Reflection = Reflection(), **sampling: Any) -> Outcome:
-    """One mutation; blocks. See [`mutation_steps`]."""
-    return run_operators(reference, [mutation_steps(trial, settings)], **sampling)[0]
-
-
-def crossover(
-    reference: ChatModel, trials: Sequence[Trial], settings: Reflection = Reflection(), **sampling: Any
-) -> Outcome:
-    """One crossover; blocks. See [`crossover_steps`]."""
-    return run_operators(reference, [crossover_steps(trials, settings)], **sampling)[0]
+def _short(text: str) -> str:
+    return shorten(text, MAX_CHARS)

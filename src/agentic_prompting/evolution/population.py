@@ -9,18 +9,47 @@ from __future__ import annotations
 import json
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from .matrix import cell_means, common_means
-from .member import Member, read_members, word_diversity
 from .ratings import Rating, crossover_rating, mutation_rating, rate
-from .selection import EXPLORATION, SelectionRule, select, selection_rule
+from .results import Row, cell_means, common_means
+from .selection import EXPLORATION, SelectionRule, check_independent, select, selection_rule
 from .system_prompt import SystemPrompt
 
-BestRule = Literal["conservative", "mean", "newest"]
+BEST_RULES = ("conservative", "mean", "newest")
+
+
+@dataclass
+class Member:
+    """A prompt and what is known of it.
+
+    Args:
+        prompt ([`SystemPrompt`]): The prompt, with its id.
+        rating ([`Rating`]): The current belief.
+        games (`int`, *optional*, defaults to `0`): Batches in which it was rated against another.
+        held_out (`dict[str, float]`, *optional*): Its latest `mean` reward, the `deviation` and the number `n` of
+            rollouts on held-out problems, where that was measured.
+    """
+
+    prompt: SystemPrompt
+    rating: Rating
+    games: int = 0
+    held_out: dict[str, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; [`Member.from_json`] gives an equal member back."""
+        rating = [self.rating.mu, self.rating.sigma]
+        measured = {} if self.held_out is None else {"held_out": dict(self.held_out)}
+        return {"prompt": self.prompt.to_json(), "rating": rating, "games": self.games, **measured}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Member:
+        """The inverse of [`Member.to_json`]."""
+        prompt, rating = SystemPrompt.from_json(saved["prompt"]), Rating(*saved["rating"])
+        return cls(prompt, rating, saved["games"], saved.get("held_out"))
 
 
 class Population:
@@ -29,23 +58,22 @@ class Population:
     Args:
         root ([`SystemPrompt`]): The first one. It gets id 0.
         window (`int`, *optional*, defaults to `10`): K: only the latest so many are selected (A.5).
-        rule (`str` or `Callable`, *optional*, defaults to `"top_plus_random"`): See `selection.py`.
+        rule (`str` or `Callable`, *optional*, defaults to `"top_plus_random"`): Who plays: a name, or a function of
+            the members of the window (oldest first), k and a `random.Random` that returns k positions; see
+            `selection.py`.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, also for `best("conservative")`.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
+        independent_draws (`bool`, *optional*, defaults to `False`): The prompts of a batch are drawn independently, as
+            Algorithm 1 reads, so that one may come twice; by default they are different ones.
         include_newest (`bool`, *optional*, defaults to `False`): The newest prompt of the window always plays.
         delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: how much less is known of a child (A.5).
         tie_tolerance (`float`, *optional*, defaults to `0.01`): Scores this close to the best of a group are equal.
-        capacity (`int`, *optional*): [`Population.best`] looks at the latest so many only. By default at all.
-        islands (`int`, *optional*, defaults to `1`): Separate windows, which take turns: a step's prompts come from
-            one of them and so do its children's parents (niching; not in the paper, which names it as future work).
-        migrate_every (`int`, *optional*, defaults to `10`): After so many turns of every island, its best joins the
-            next one's window.
+        best_rule (`str`, *optional*, defaults to `"conservative"`): See [`Population.best`].
         seed (`int`, *optional*, defaults to `0`): Of the selection.
 
     Attributes:
         members (`list[Member]`): Everything that ever lived; a prompt's id is its place.
         turns (`int`): How often was selected.
-        island (`int`): Where the latest selection came from, and where children join unless they are sent elsewhere.
 
     Raises:
         `ValueError`: An argument is out of range.
@@ -59,46 +87,37 @@ class Population:
         *,
         exploration: float = EXPLORATION,
         temperature: float = 1.0,
+        independent_draws: bool = False,
         include_newest: bool = False,
         delta_sigma: float = 1.0,
         tie_tolerance: float = 0.01,
-        capacity: int | None = None,
-        islands: int = 1,
-        migrate_every: int = 10,
+        best_rule: str = "conservative",
         seed: int = 0,
     ):
-        if min(window, islands, migrate_every) < 1:
-            raise ValueError(f"{window=}, {islands=} and {migrate_every=} must be at least 1")
-        if capacity is not None and capacity < window:
-            raise ValueError(f"{capacity=} must be at least window={window}: what is selected has to be alive")
+        if window < 1:
+            raise ValueError(f"{window=} must be at least 1")
         if delta_sigma < 0 or tie_tolerance < 0:
             raise ValueError(f"{delta_sigma=} and {tie_tolerance=} must not be negative")
-        self.window, self.capacity, self.include_newest = window, capacity, include_newest
+        _check_best_rule(best_rule)
+        if independent_draws:
+            check_independent(rule)
+        self.window, self.include_newest, self.independent_draws = window, include_newest, independent_draws
         self.exploration, self.delta_sigma, self.tie_tolerance = exploration, delta_sigma, tie_tolerance
-        self.migrate_every = migrate_every
+        self.best_rule = best_rule
         self.rule = selection_rule(rule, exploration, temperature)
         self.rng = random.Random(seed)
         self.members = [Member(replace(root, id=0), Rating())]
-        self.turns, self.island = 0, 0
-        # Per island the ids that joined it, oldest first; of these the last `window` are its window.
-        self._joined = [[0] for _ in range(islands)]
+        self.turns = 0
 
     def select(self, k: int) -> list[SystemPrompt]:
-        """The prompts of the next batch: different ones, unless the window holds fewer than `k`."""
-        islands = len(self._joined)
-        if islands > 1 and self.turns and self.turns % (islands * self.migrate_every) == 0:
-            self._migrate()
-        self.island = self.turns % islands
+        """The prompts of the next batch: different ones, unless the window holds fewer than `k` or draws are
+        independent."""
         self.turns += 1
-        alive = self.alive(self.island)
-        return [alive[place].prompt for place in select(alive, k, self.rule, self.rng, self.include_newest)]
+        alive = self.alive()
+        places = select(alive, k, self.rule, self.rng, self.include_newest, self.independent_draws)
+        return [alive[place].prompt for place in places]
 
-    def record(
-        self,
-        prompts: Sequence[SystemPrompt | int],
-        scores: Sequence[Sequence[float | None]],
-        problems: Sequence[str] | None = None,
-    ) -> list[float | None]:
+    def record(self, prompts: Sequence[SystemPrompt | int], scores: Sequence[Row]) -> list[float | None]:
         """Rate the prompts of a batch by how they did.
 
         V_i is the mean over the problems on which *every* scorable prompt has a score, so that a prompt does not
@@ -109,8 +128,6 @@ class Population:
             prompts (`Sequence[SystemPrompt]` or ids): The M prompts.
             scores (`Sequence[Sequence[float | None]]`): M rows of b: the mean reward over the N rollouts of a problem,
                 `None` where all of them failed.
-            problems (`Sequence[str]`, *optional*): Names of the b problems, for the `pareto` rule, if the same problem
-                may come again and its rewards can be compared then (frozen weights). By default each batch's are new.
 
         Returns:
             `list[float | None]`: V_i per row.
@@ -123,7 +140,6 @@ class Population:
             cell_means([row for name, row in zip(ids, scores, strict=True) if name == player]) for player in players
         ]
         values = dict(zip(players, common_means(rows), strict=True))
-        self._note_problems(players, rows, problems)
         rated = [player for player in players if values[player] is not None]
         if len(rated) > 1:
             before = [self.members[player].rating for player in rated]
@@ -140,14 +156,12 @@ class Population:
             measured = {"mean": statistics.fmean(rewards), "deviation": deviation, "n": len(rewards)}
             self.members[_id(prompt)].held_out = measured
 
-    def add(self, child: SystemPrompt, rating: Rating | None = None, island: int | None = None) -> SystemPrompt:
+    def add(self, child: SystemPrompt, rating: Rating | None = None) -> SystemPrompt:
         """A child joins, as the newest. Returns it with its id.
 
         Args:
             child ([`SystemPrompt`]): With its parents and operator. If its `born_at` is 0 it becomes `turns`.
-            rating ([`Rating`], *optional*): By default what Appendix B says: of one parent [`mutation_rating`], of
-                several [`crossover_rating`], without any a fresh one.
-            island (`int`, *optional*): Where it joins; by default where the latest selection came from.
+            rating ([`Rating`], *optional*): By default [`Population.child_rating`] of its parents, as they are now.
 
         Raises:
             `ValueError`: It is a member already, or a parent is not.
@@ -157,37 +171,41 @@ class Population:
         if any(not 0 <= parent < len(self.members) for parent in child.parents):
             raise ValueError(f"parents {child.parents} of the child are unknown: ids go to {len(self.members) - 1}")
         born = replace(child, id=len(self.members), born_at=child.born_at or self.turns)
-        self.members.append(Member(born, rating or self._first_rating(child)))
-        joined = self._joined[self.island if island is None else island]
-        joined.append(len(self.members) - 1)
-        self._forget_outside()
+        self.members.append(Member(born, rating or self.child_rating(child)))
         return born
 
-    def best(self, rule: BestRule = "conservative") -> SystemPrompt:
+    def child_rating(self, child: SystemPrompt, parents: Mapping[int, Rating] | None = None) -> Rating:
+        """What a child starts with (Appendix B): of one parent [`mutation_rating`], of several [`crossover_rating`],
+        without any a fresh one.
+
+        Args:
+            child ([`SystemPrompt`]): With its parents.
+            parents (`Mapping[int, Rating]`, *optional*): Ratings by id, where those of the batch that the child was
+                made from count and the parents may have played again since. By default the current ones.
+        """
+        known = [(parents or {}).get(parent, self.members[parent].rating) for parent in child.parents]
+        if not known:
+            return Rating()
+        if len(known) == 1:
+            return mutation_rating(known[0], self.delta_sigma)
+        return crossover_rating(known, self.delta_sigma)
+
+    def best(self, rule: str | None = None) -> SystemPrompt:
         """The prompt to use.
 
         Args:
-            rule (`str`, *optional*, defaults to `"conservative"`): `conservative`: the highest μ - λσ; `mean`: the
-                highest μ; both among prompts that were rated, if there are any. `newest`: the latest, rated or not,
-                which is what the released code tests.
+            rule (`str`, *optional*): `conservative`: the highest μ - λσ; `mean`: the highest μ; both among prompts
+                that were rated, if there are any. `newest`: the latest, rated or not, which is what the released code
+                tests. Defaults to the population's own `best_rule`.
 
         Raises:
             `ValueError`: There is no such rule.
         """
-        if rule == "newest":
-            return self.members[-1].prompt
-        if rule not in ("conservative", "mean"):
-            raise ValueError(f"rule must be 'conservative', 'mean' or 'newest', got {rule!r}")
-        recent = self.members[-self.capacity :] if self.capacity else self.members
-        doubt = self.exploration if rule == "conservative" else 0.0
-        return best_of(recent, doubt).prompt
+        return best_of(self.members, rule or self.best_rule, self.exploration).prompt
 
-    def alive(self, island: int | None = None) -> list[Member]:
-        """The members of an island's window in the order they joined it, or of all windows in order of birth."""
-        if island is not None:
-            return [self.members[name] for name in self._joined[island][-self.window :]]
-        ids = {name for joined in self._joined for name in joined[-self.window :]}
-        return [self.members[name] for name in sorted(ids)]
+    def alive(self) -> list[Member]:
+        """The members of the window, oldest first."""
+        return self.members[-self.window :]
 
     def rating(self, prompt: SystemPrompt | int) -> Rating:
         """The current rating of a member."""
@@ -198,14 +216,15 @@ class Population:
         return word_diversity(member.prompt for member in self.alive())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes during a run, as plain JSON; and the window, for whoever draws it."""
+        """Everything that changes during a run, as plain JSON; and for whoever draws it what decides who is in play and
+        who is best."""
         version, state, gauss = self.rng.getstate()
         return {
             "window": self.window,
+            "exploration": self.exploration,
+            "best_rule": self.best_rule,
             "members": [member.to_json() for member in self.members],
-            "joined": [list(joined) for joined in self._joined],
             "turns": self.turns,
-            "island": self.island,
             "rng": [version, list(state), gauss],
         }
 
@@ -213,59 +232,60 @@ class Population:
         """Continue from a [`Population.state_dict`]. The settings stay those of the constructor.
 
         Raises:
-            `ValueError`: It was made with another number of islands, or is damaged. Nothing has changed then.
+            `ValueError`: It is damaged, or was made with islands, which are gone. Nothing has changed then.
         """
         try:
-            members, turns, island = read_members(state["members"]), state["turns"], state["island"]
-            joined = [list(ids) for ids in state["joined"]]
+            members, turns = read_members(state["members"]), state["turns"]
+            islands = len(state.get("joined", [0]))  # as older versions wrote it
             version, numbers, gauss = state["rng"]
             rng = random.Random()
             rng.setstate((version, tuple(numbers), gauss))
-            if island not in range(len(joined)) or not all(
-                ids and set(ids) <= {*range(len(members))} for ids in joined
-            ):
-                raise ValueError("a window holds a member that is not there")
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the saved population is damaged: {_said(error)}") from None
-        if len(joined) != len(self._joined):
-            raise ValueError(
-                f"the saved population has islands={len(joined)}, this one {len(self._joined)}: use the same"
-            )
-        self.members, self._joined, self.turns, self.island, self.rng = members, joined, turns, island, rng
+        if islands > 1:
+            raise ValueError(f"the saved population has islands={islands}: this version has one window of all")
+        self.members, self.turns, self.rng = members, turns, rng
 
-    def _first_rating(self, child: SystemPrompt) -> Rating:
-        parents = [self.members[parent].rating for parent in child.parents]
-        if not parents:
-            return Rating()
-        if len(parents) == 1:
-            return mutation_rating(parents[0], self.delta_sigma)
-        return crossover_rating(parents, self.delta_sigma)
 
-    def _note_problems(
-        self, players: Sequence[int], rows: Sequence[Sequence[float | None]], problems: Sequence[str] | None
-    ) -> None:
-        for player, row in zip(players, rows, strict=True):
-            names = problems if problems is not None else [f"{self.turns}:{column}" for column in range(len(row))]
-            played = zip(names, row, strict=True)
-            self.members[player].problem_scores.update({name: score for name, score in played if score is not None})
+def read_members(saved: Iterable[Mapping[str, Any]]) -> list[Member]:
+    """The members of a saved population.
 
-    def _forget_outside(self) -> None:
-        """Drop the per-problem scores of those that left the window; what joined last pushed out at most one."""
-        kept = {name for joined in self._joined for name in joined[-self.window :]}
-        for joined in self._joined:
-            for name in joined[-self.window - 1 : -self.window]:
-                if name not in kept:
-                    self.members[name].problem_scores.clear()
+    Raises:
+        `ValueError`: There is none, an id is not its place, or a parent is younger than its child.
+    """
+    members = [Member.from_json(one) for one in saved]
+    if not members:
+        raise ValueError("it has no members")
+    for place, member in enumerate(members):
+        if member.prompt.id != place:
+            raise ValueError(f"member {place} has the id {member.prompt.id}")
+        if not all(0 <= parent < place for parent in member.prompt.parents):
+            raise ValueError(f"member {place} has parents that are not before it: {list(member.prompt.parents)}")
+    return members
 
-    def _migrate(self) -> None:
-        """The best of each island joins the next one's window (a ring)."""
-        islands = range(len(self._joined))
-        best = [max(self.alive(island), key=lambda member: member.rating.mu).prompt for island in islands]
-        for island, prompt in enumerate(best):
-            target = self._joined[(island + 1) % len(self._joined)]
-            if prompt.id not in target[-self.window :]:
-                target.append(_id(prompt))
-        self._forget_outside()
+
+def best_of(members: Sequence[Member], rule: str = "conservative", exploration: float = EXPLORATION) -> Member:
+    """The best of some members by [`Population.best`]'s rule, λ being `exploration`."""
+    _check_best_rule(rule)
+    if rule == "newest":
+        return members[-1]
+    doubt = exploration if rule == "conservative" else 0.0
+    rated = [member for member in members if member.games] or members
+    return max(rated, key=lambda member: member.rating.mu - doubt * member.rating.sigma)
+
+
+def word_diversity(prompts: Iterable[SystemPrompt]) -> float:
+    """How much prompts differ: the mean share of words that two of them do not have in common, over all pairs.
+
+    0.0 where all are the same (or there is only one), 1.0 where no two share a word.
+    """
+    words = [set(prompt.text.casefold().split()) for prompt in prompts]
+    apart = [
+        1 - len(one & other) / len(one | other) if one != other else 0.0
+        for place, one in enumerate(words)
+        for other in words[:place]
+    ]
+    return sum(apart) / len(apart) if apart else 0.0
 
 
 def load_state(path: str | Path, load: Callable[[dict[str, Any]], None]) -> None:
@@ -291,7 +311,6 @@ def _id(prompt: SystemPrompt) -> int:
     return prompt.id
 
 
-def best_of(members: Sequence[Member], doubt: float = EXPLORATION) -> Member:
-    """The one with the highest μ - `doubt`·σ, among those that were rated, if there are any."""
-    rated = [member for member in members if member.games] or members
-    return max(rated, key=lambda member: member.rating.mu - doubt * member.rating.sigma)
+def _check_best_rule(rule: str) -> None:
+    if rule not in BEST_RULES:
+        raise ValueError(f"best_rule must be one of {', '.join(BEST_RULES)}, got {rule!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -24,13 +24,10 @@ class Rated(Protocol):
 
     Attributes:
         rating ([`Rating`]): The current belief.
-        problem_scores (`Mapping[str, float]`): Mean reward per problem that it played.
     """
 
     @property
     def rating(self) -> Rating: ...
-    @property
-    def problem_scores(self) -> Mapping[str, float]: ...
 
 
 SelectionRule = Callable[[Sequence[Rated], int, random.Random], list[int]]
@@ -69,7 +66,10 @@ def ucb(members: Sequence[Rated], k: int, rng: random.Random, exploration: float
 
 
 def lucb(members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION) -> list[int]:
-    """The highest mean, and as its challengers the highest scores among the others (Kalyanakrishnan et al. 2012)."""
+    """The highest mean, and as its challengers the highest scores among the others (Kalyanakrishnan et al. 2012).
+
+    The released code has a rule of this name that is another: see docs/fidelity.md.
+    """
     leader = _highest([member.rating.mu for member in members], 1)[0]
     by_score = _highest(optimistic_scores(members, exploration), k)
     return [leader, *(position for position in by_score if position != leader)][:k]
@@ -80,24 +80,12 @@ def uniform(members: Sequence[Rated], k: int, rng: random.Random) -> list[int]:
     return rng.sample(range(len(members)), k)
 
 
-def pareto(members: Sequence[Rated], k: int, rng: random.Random) -> list[int]:
-    """With p ∝ the number of problems on which a prompt is the best of those that played it, as in GEPA.
-
-    A prompt is left out if another is best on all of its problems and more: it is dominated. Where fewer than k are
-    left, the rest is drawn uniformly, so a prompt that has not played yet still gets its turn.
-    """
-    wins = _undominated(_problem_wins(members))
-    weights = [float(len(problems)) for problems in wins]
-    return _draw(weights, k, rng)
-
-
 RULES: dict[str, Callable[..., list[int]]] = {
     "top_plus_random": top_plus_random,
     "softmax": softmax,
     "ucb": ucb,
     "lucb": lucb,
     "uniform": uniform,
-    "pareto": pareto,
 }
 """The shipped rules by name."""
 
@@ -108,7 +96,7 @@ def selection_rule(
     """A rule by name with its parameters set; an object of one's own comes back as it is.
 
     Args:
-        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `ucb`, `lucb`, `uniform`, `pareto`.
+        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `ucb`, `lucb`, `uniform`.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has one.
 
@@ -123,11 +111,22 @@ def selection_rule(
         raise ValueError(f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function")
     if rule == "softmax":
         return partial(softmax, exploration=exploration, temperature=temperature)
-    return RULES[rule] if rule in ("uniform", "pareto") else partial(RULES[rule], exploration=exploration)
+    return RULES[rule] if rule == "uniform" else partial(RULES[rule], exploration=exploration)
+
+
+def check_independent(rule: str | SelectionRule) -> None:
+    """Raises `ValueError` for a shipped rule whose independent draws would all be the same prompt."""
+    if isinstance(rule, str) and rule not in ("softmax", "uniform"):
+        raise ValueError(f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform")
 
 
 def select(
-    members: Sequence[Rated], k: int, rule: SelectionRule, rng: random.Random, include_newest: bool = False
+    members: Sequence[Rated],
+    k: int,
+    rule: SelectionRule,
+    rng: random.Random,
+    include_newest: bool = False,
+    independent: bool = False,
 ) -> list[int]:
     """Positions of `k` members: different ones, as long as there are enough; else each at least ⌊k / n⌋ times.
 
@@ -137,12 +136,17 @@ def select(
         rule (`Callable`): One of the rules above.
         rng (`random.Random`): The randomness.
         include_newest (`bool`, *optional*, defaults to `False`): The newest always plays; the rule chooses the others.
+        independent (`bool`, *optional*, defaults to `False`): Draw one after another from all, as Algorithm 1 reads:
+            the same one may come again.
 
     Raises:
         `ValueError`: There is no member, or `k` is below 1.
     """
     if not members or k < 1:
         raise ValueError(f"cannot select {k} of {len(members)} prompts: both numbers must be at least 1")
+    if independent:
+        fixed = [len(members) - 1] if include_newest else []
+        return [*fixed, *(rule(members, 1, rng)[0] for _ in range(k - len(fixed)))]
     chosen: list[int] = []
     while len(chosen) < k:
         chosen += _distinct(members, min(k - len(chosen), len(members)), rule, rng, include_newest)
@@ -175,26 +179,3 @@ def _draw(weights: list[float], k: int, rng: random.Random) -> list[int]:
         chosen.append(left.pop(place))
         weights.pop(place)
     return chosen
-
-
-def _problem_wins(members: Sequence[Rated]) -> list[set[str]]:
-    """For each member the problems on which nobody did better."""
-    best: dict[str, float] = {}
-    for member in members:
-        for problem, score in member.problem_scores.items():
-            best[problem] = max(score, best.get(problem, -math.inf))
-    return [
-        {problem for problem, score in member.problem_scores.items() if score >= best[problem]} for member in members
-    ]
-
-
-def _undominated(wins: list[set[str]]) -> list[set[str]]:
-    """The sets with those emptied that are a proper part of another (looked for only where they share a problem)."""
-    holders: dict[str, list[int]] = {}
-    for position, problems in enumerate(wins):
-        for problem in problems:
-            holders.setdefault(problem, []).append(position)
-    return [
-        set() if problems and any(problems < wins[other] for other in holders[min(problems)]) else problems
-        for problems in wins
-    ]

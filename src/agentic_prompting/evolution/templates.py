@@ -109,8 +109,9 @@ End your reply with one JSON list in a ```json block. Its items are of these two
 
 CONSOLIDATE_FORMAT = (
     """\
-The instructions above have the proposals applied already, one after another: those with the highest ids are new. End \
-your reply with one JSON list in a ```json block that revises them. Its items are of these two forms:
+New instructions that were proposed are in the list above already, with the highest ids. New wordings are not: to take \
+one over, write it as a "modify" of your own, one for each id, of what its proposals have in common. End your reply \
+with one JSON list in a ```json block. Its items are of these two forms:
 {"op": "modify", "id": "G2", "text": "the new wording"}
 {"op": "merge", "ids": ["G1", "G4"], "text": "one instruction in place of all of these"}
 What you do not mention stays as it is. """

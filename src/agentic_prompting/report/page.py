@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from ..evolution import Lineage, plot_lineage
 from ..evolution.lineage import Node
-from ..evolution.palette import LINES
+from ..evolution.plotting import LINES
 from ..llm.files import write_whole
 from ..refine import RefinementResult
 from .plots import PANELS, panels_in, plot_panels
@@ -176,7 +176,6 @@ def _prompt(node: Node, texts: Sequence[str]) -> dict[str, Any]:
         "mu": rating.mu,
         "sigma": rating.sigma,
         "games": node.member.games,
-        "scores": node.member.problem_scores,
         "lane": node.lane,
         "alive": node.in_window,
         "best": node.best,

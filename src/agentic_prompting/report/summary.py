@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..evolution import Lineage, read_lineage
-from ..evolution.journal import JOURNAL_FILE
+from ..evolution.lineage import JOURNAL_FILE
 from ..refine import RefinementResult
 from ..rewards import exact_match, prompt_r1_score, token_f1
 from ..rollout import read_rollouts

@@ -45,7 +45,7 @@ class EvolveArguments:
     prompts_per_step: int = setting("M of the paper.", 3)
     problems_per_step: int = setting("b of the paper.", 10)
     num_generations: int = setting("N of the paper.", 5)
-    crossover_probability: float = setting("How often prompts cross over.", 0.2)
+    p_crossover: float = setting("How often prompts cross over.", 0.2)
     window: int = setting("K of the paper.", 10)
     seed: int = setting("Of everything that is drawn.", 0)
 
@@ -81,7 +81,7 @@ def evolve_prompt(
     """
     from ..evolution import EvolveConfig, evolve
     from ..llm import Budget
-    from ..llm.files import write_whole
+    from ..records import atomic_write
 
     config, folder = EvolveConfig(**vars(options)), script.output_dir
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ def evolve_prompt(
         folder.mkdir(parents=True, exist_ok=True)
         budget = Budget(script.budget_usd, script.budget_tokens, folder / "spending.sqlite")
         result = evolve(**run, on_step=on_step, checkpoint=folder / "state.json", budget=budget)
-    write_whole(folder / "system_prompt.txt", result.best.text)
+    atomic_write(folder / "system_prompt.txt", result.best.text)
     return result
 
 
@@ -127,7 +127,6 @@ def in_sandbox(script: ScriptArguments, config: EvolveConfig, stack: ExitStack) 
     """The same, with a tiny agent whose weights stay as they are, and a scripted reflector."""
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
-    from ..evolution import Reflection
     from ..rewards import exact_match_reward
     from ..sandbox.house import HouseReflector
     from ..sandbox.house.setup import ROOT, prepare_house
@@ -142,7 +141,7 @@ def in_sandbox(script: ScriptArguments, config: EvolveConfig, stack: ExitStack) 
         "rows": list(house.train),
         "reward": exact_match_reward,
         "prompt": ROOT,
-        "config": replace(config, reflection=Reflection("imperfect"), **own),
+        "config": replace(config, reflect_on="imperfect", **own),
     }
 
 

@@ -1,7 +1,7 @@
 """Train under an evolving system prompt (E-SPL): the sandbox on a laptop, maths, agentic search, or Prompt-R1's agent.
 
 Every option of [`ESPLConfig`], TRL's `ModelConfig` and [`ScriptArguments`] can stand in the YAML file or on the
-command line, where it wins. Without a reference LLM: `--editor current` lets the policy revise its own prompt.
+command line, where it wins. Without a reference LLM: `--reflector policy` lets the policy revise its own prompt.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         reference: ChatModel | None = None
         if script.task == "sandbox":
             sandbox = prepare_house(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
-        if args.evolves and args.editor == "reference":
+        if args.evolves and args.reflector == "reference":
             reference = HouseReflector(seed=args.seed) if sandbox and not script.reference_model else None
             reference = reference or connect(script, script.reference_model, script.reference_base_url, stack)
         setting = in_sandbox(sandbox) if sandbox else of_task(script, model_args, args.seed, stack)
@@ -118,8 +118,8 @@ def check(script: ScriptArguments, args: ESPLConfig) -> None:
         raise ValueError("say which large LLM the policy may ask: --environment_model NAME")
     if script.environment == "search" and not script.search_url:
         raise ValueError("say where to search: --search_url http://host:port/retrieve")
-    if script.task != "sandbox" and args.evolves and args.editor == "reference" and not script.reference_model:
-        raise ValueError("say which LLM reflects: --reference_model NAME, or --editor current")
+    if script.task != "sandbox" and args.evolves and args.reflector == "reference" and not script.reference_model:
+        raise ValueError("say which LLM reflects: --reference_model NAME, or --reflector policy")
 
 
 def connect(script: ScriptArguments, model: str | None, base_url: str | None, stack: ExitStack) -> ChatModel:

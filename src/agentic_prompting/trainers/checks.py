@@ -8,7 +8,7 @@ from typing import Any
 from datasets import Dataset
 from trl import GRPOConfig
 
-from ..evolution import SystemPrompt
+from ..evolution import Population, SystemPrompt
 from ..llm import ChatModel
 from ..rollout import Environment
 from .espl_config import ESPLConfig
@@ -49,21 +49,34 @@ def check_environment(environment: Environment | ChatModel | None) -> None:
         check()
 
 
-def check_editor(reference: ChatModel | None, args: ESPLConfig) -> None:
-    """Raises `ValueError` unless there is exactly one editor for a mode that needs one."""
+def check_reflector(reference: ChatModel | None, args: ESPLConfig) -> None:
+    """Raises `ValueError` unless there is exactly one that reflects, for a mode that needs it."""
     if not args.evolves:
         return
-    if reference is None and args.editor == "reference":
+    if reference is None and args.reflector == "reference":
         raise ValueError(
             f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl', or "
-            "editor='current' to let the policy do it"
+            "reflector='policy' to let the policy do it"
         )
-    if reference is not None and args.editor == "current":
-        raise ValueError("with editor='current' the reference LLM would never be asked: pass reference=None")
+    if reference is not None and args.reflector == "policy":
+        raise ValueError("with reflector='policy' the reference LLM would never be asked: pass reference=None")
 
 
-def root_prompt(prompt: SystemPrompt | str) -> SystemPrompt:
-    """The root of an evolution: a text with lines `[G0]. ...` as principles, any other as a preamble to add them to."""
-    if isinstance(prompt, SystemPrompt):
-        return prompt
-    return SystemPrompt.parse(prompt) if "[G0]" in prompt else SystemPrompt(prompt, ())
+def population_of(population: Population | None, initial_prompt: SystemPrompt | str, args: ESPLConfig) -> Population:
+    """The population to train with: a given one, or a new one from the root that `initial_prompt` is: a text with lines
+    `[G0]. ...` as principles, any other as a preamble to add them to.
+
+    Raises:
+        `ValueError`: An argument would be ignored beside a population of one's own, or that does not fit the mode.
+    """
+    if population is not None:
+        if initial_prompt:
+            raise ValueError("initial_prompt would be ignored: population= brings its own prompts")
+        if args.mode == "reflection" and population.window != 1:
+            raise ValueError("mode='reflection' needs a Population with window=1")
+        args.check_own_population()
+        return population
+    root = initial_prompt
+    if not isinstance(root, SystemPrompt):
+        root = SystemPrompt.parse(root) if "[G0]" in root else SystemPrompt(root, ())
+    return args.population(root, args.seed, window=1 if args.mode == "reflection" else None)

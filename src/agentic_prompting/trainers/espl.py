@@ -23,25 +23,25 @@ from datasets import Dataset
 
 from ..evolution import (
     Attempt,
-    Evidence,
     EvolutionJournal,
     Outcome,
     Population,
+    ProblemResult,
+    PromptResult,
     SystemPrompt,
-    Trial,
     attempt_records,
-    best_trial,
+    best_result,
     journal_beside,
     load_state,
     scores_of,
 )
 from ..llm import ChatModel
-from ..llm.files import write_whole
+from ..records import atomic_write
 from ..rollout import AgentSpec, Environment, FreeText, Grammar
-from .checks import check_editor, root_prompt
+from .checks import check_reflector, population_of
 from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
-from .reflecting import Editor, PolicyEditor, ReferenceEditor, Reflecting, told_of
+from .reflecting import PolicyReflector, ReferenceReflector, ReflectionJob, Reflector, told_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,15 +56,20 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             The policy.
         reward_funcs (`Callable` or `list[Callable]`):
             As in [`MultiTurnGRPOTrainer`].
-        reference ([`ChatModel`], *optional*):
-            π_ref: summarises, criticises and edits. Not needed in mode `rl` and with `editor="current"`.
         args ([`ESPLConfig`], *optional*):
             Training arguments.
         train_dataset (`Dataset`):
             Columns `question` and `answers`.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
+            The same, held out.
+        reference ([`ChatModel`], *optional*):
+            π_ref: summarises, criticises and edits. Not needed in mode `rl` and with `reflector="policy"`.
         initial_prompt ([`SystemPrompt`] or `str`, *optional*, defaults to `""`):
             The root of the evolution. A text with lines `[G0]. ...` is read as principles, any other as a preamble
             that principles are added to; for free text pass `SystemPrompt(text)`.
+        population ([`Population`], *optional*):
+            Instead of `initial_prompt`: a population of your own, with your own selection rule. The settings that make
+            one (`window`, `selection`, ...) must then be left as they are.
         environment ([`Environment`], *optional*):
             What the policy may ask. Without one each rollout is a single turn, whose text is the answer.
         grammar ([`Grammar`], *optional*):
@@ -85,30 +90,23 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self,
         model: Any,
         reward_funcs: Any,
-        reference: ChatModel | None = None,
         args: ESPLConfig | None = None,
         train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        *,
+        reference: ChatModel | None = None,
         initial_prompt: SystemPrompt | str = "",
+        population: Population | None = None,
         environment: Environment | None = None,
         grammar: Grammar | None = None,
         **kwargs: Any,
     ):
         args = args if args is not None else ESPLConfig("espl_output")
-        check_editor(reference, args)
-        self.population = Population(
-            root_prompt(initial_prompt),
-            window=1 if args.mode == "reflection" else args.window,
-            rule=args.selection,
-            exploration=args.exploration,
-            delta_sigma=args.delta_sigma,
-            tie_tolerance=args.tie_tolerance,
-            islands=args.islands,
-            migrate_every=args.migrate_every,
-            seed=args.seed,
-        )
+        check_reflector(reference, args)
+        self.population = population_of(population, initial_prompt, args)
         self.reference = reference
         self._playing = [self.population.best()]  # until the first batch draws its own
-        self._pending: list[Reflecting] = []
+        self._pending: list[ReflectionJob] = []
         self._batches = 0  # training batches generated so far: the clock of the evolution
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=100)  # attempts that a full disk has not taken
@@ -119,15 +117,13 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             reward_funcs=reward_funcs,
             args=args,
             train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
             grammar=grammar if grammar is not None else FreeText() if environment is None else None,
             **kwargs,
         )
-        self._editor: Editor | None = None
-        if args.evolves and reference is not None:
-            asks = self.accelerator.is_main_process
-            self._editor = ReferenceEditor(reference, args.reflection(), args.seed, asks, args.reflection_timeout)
-        elif args.evolves:
-            self._editor = PolicyEditor(self, args.reflection())
+        self._reflector: Reflector | None = None
+        if args.evolves:
+            self._reflector = PolicyReflector(self) if reference is None else ReferenceReflector(reference, self)
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations
@@ -186,32 +182,33 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self._journal.keep_before(0)  # of another run in the same folder
         # In mode `rl` nobody reads them, and the texts of a batch are megabytes.
         told = gather_object([told_of(row) for row in rows]) if self.args.evolves else [("", "", "")] * len(rewards)
-        trials = self._trials(rewards, told)
-        values = self.population.record(self._playing, [trial.row for trial in trials])
-        best = best_trial(trials, values)
+        results = self._results(rewards, told)
+        values = self.population.record(self._playing, [result.row for result in results])
+        best = best_result(results, values)
         self._log_population([value for value in values if value is not None])
         if self.args.evolves and best is not None:
             # Drawn on every process alike, whether or not there is anything to cross: the generators stay in step.
             crosses = self.args.mode != "reflection" and self.population.rng.random() < self.args.p_crossover
-            crossing = trials if crosses else None
-            self._reflect(Reflecting(self._batches, self.population.island, best, crossing, scores_of(trials)))
+            ratings = {prompt.id or 0: self.population.rating(prompt) for prompt in self._playing}
+            crossing = results if crosses else None
+            self._reflect(ReflectionJob(self._batches, best, crossing, scores_of(results), ratings))
         self._batches += 1
 
-    def _trials(self, rewards: Sequence[float | None], told: Sequence[tuple[str, str, str]]) -> list[Trial]:
+    def _results(self, rewards: Sequence[float | None], told: Sequence[tuple[str, str, str]]) -> list[PromptResult]:
         """The batch as the operators read it: per slot, per problem, the N attempts (the order of the sampler)."""
         m, n = self.args.prompts_per_step, self.args.num_generations
-        cells: list[list[Evidence]] = [[] for _ in range(m)]
+        cells: list[list[ProblemResult]] = [[] for _ in range(m)]
         for start in range(0, len(rewards), n):
             attempts = tuple(Attempt(told[i][2], rewards[i]) for i in range(start, start + n))
             # Said in the same words for every prompt: a row's own `prompt` is rendered with the slot's.
             question, truth, _ = told[start - start % (m * n)]
-            cells[self._slot(start)].append(Evidence(question, truth, attempts))
-        return [Trial(prompt, tuple(row)) for prompt, row in zip(self._playing, cells, strict=True)]
+            cells[self._slot(start)].append(ProblemResult(question, truth, attempts))
+        return [PromptResult(prompt, tuple(row)) for prompt, row in zip(self._playing, cells, strict=True)]
 
-    def _reflect(self, work: Reflecting) -> None:
-        self._pending.append(work)
-        if self._editor is not None:
-            self._editor.begin(work)
+    def _reflect(self, job: ReflectionJob) -> None:
+        self._pending.append(job)
+        if self._reflector is not None:
+            self._reflector.begin(job)
 
     def _let_children_join(self) -> None:
         """Add the children that are due: those of the batch `evolution_lag` before the last one, and older.
@@ -219,23 +216,24 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         Due by the clock, not by the wall: a run does not depend on how fast the reference LLM is, and training waits
         where it is slower than `evolution_lag` steps.
         """
-        while self._editor and self._pending and self._pending[0].batch < self._batches - self.args.evolution_lag:
-            work = self._pending.pop(0)
-            outcomes = self._editor.finish(work)
+        while self._reflector and self._pending and self._pending[0].batch < self._batches - self.args.evolution_lag:
+            job = self._pending.pop(0)
+            outcomes = self._reflector.finish(job)
             fatal = next((o.error for o in outcomes if o.error is not None and o.error.fatal), None)
-            if fatal is not None and self.args.editor == "reference":
-                self._pending.insert(0, work)  # asked for again when training goes on
+            if fatal is not None and self.args.reflector == "reference":
+                self._pending.insert(0, job)  # asked for again when training goes on
                 self._stop(f"the reference LLM failed for good with {fatal.kind}: {fatal}")
-            self._join(work, outcomes)
+            self._join(job, outcomes)
 
-    def _join(self, work: Reflecting, outcomes: Sequence[Outcome]) -> None:
+    def _join(self, job: ReflectionJob, outcomes: Sequence[Outcome]) -> None:
+        """With the rating that Algorithm 1 gives a child: of its parents at the batch it was made from."""
         children = []
         for outcome in outcomes:
             self._log_outcome(outcome)
             child = outcome.child and replace(outcome.child, born_at=self._batches)
-            children.append(child and self.population.add(child, island=work.island))
+            children.append(child and self.population.add(child, self.population.child_rating(child, job.ratings)))
         if self.accelerator.is_main_process:
-            self._note(attempt_records(work.batch, outcomes, children, work.scores, self.population))
+            self._note(attempt_records(job.batch, outcomes, children, job.scores, self.population))
 
     def _note(self, attempts: Sequence[dict[str, Any]]) -> None:
         """Into the journal. What a full disk does not take waits for the next time: no reason to end a run."""
@@ -286,29 +284,29 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return {
             "population": self.population.state_dict(),
             "batches": self._batches,
-            "pending": [work.to_json() for work in self._pending],
+            "pending": [job.to_json() for job in self._pending],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`ESPLTrainer.state_dict`]. Unfinished reflections are asked for again when they are due."""
         self.population.load_state_dict(state["population"])
         self._batches = state["batches"]
-        self._pending = [Reflecting.from_json(saved) for saved in state["pending"]]
+        self._pending = [ReflectionJob.from_json(saved) for saved in state["pending"]]
 
     def _load_population(self, path: Path) -> None:
         load_state(path, self.load_state_dict)
-        if self._editor is not None and self.state.global_step < self.state.max_steps:
-            for work in self._pending:
-                self._editor.begin(work)
+        if self._reflector is not None and self.state.global_step < self.state.max_steps:
+            for job in self._pending:
+                self._reflector.begin(job)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
-        write_whole(folder / PROMPT_FILE, self.population.best().text)
+        atomic_write(folder / PROMPT_FILE, self.population.best().text)
         state = self.state_dict()
         if self.staging is None:  # a model, which may be shared; what is at work holds rows and rollouts
             state["pending"] = []
-        write_whole(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
+        atomic_write(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
 
     def saved_spec(self) -> AgentSpec:
         """As in evaluation here: under the best prompt."""

@@ -30,7 +30,7 @@ _SETTINGS = (
     "max_turn_tokens", "max_completion_length", "seed", "gate",
 )  # fmt: skip
 _ESPL_SETTINGS = (
-    "mode", "prompts_per_step", "baseline", "window", "selection", "p_crossover", "max_ops", "reflect_on", "editor",
+    "mode", "prompts_per_step", "baseline", "window", "selection", "p_crossover", "max_ops", "reflect_on", "reflector",
     "evolution_lag", "prompt_place",
 )  # fmt: skip
 

@@ -1,33 +1,24 @@
 """The work that makes children: what of a batch is reflected on, who does it, and when its outcomes are taken.
 
-Either a reference LLM does it, on a thread of its own beside the weight update; or the policy itself, when the children
+Either a reference LLM does it, on the background loop beside the weight update; or the policy itself, when the children
 are due, with the weights of that moment, which a checkpoint has.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from itertools import count
-from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from accelerate.utils import broadcast_object_list
 
-from ..evolution import (
-    Conversation,
-    Outcome,
-    Reflection,
-    Trial,
-    breed,
-    drive,
-    question_of,
-    scores_of,
-    truth_of,
-)
-from ..llm import BadRequest, ChatModel, Reply, TimedOut, Usage
-from ..rollout import Rollout, SampleRequest, gather, lend, rollout_seed
+from ..evolution import Outcome, PromptResult, Rating, breed, question_of, truth_of
+from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat
+from ..llm.loop import background_loop
+from ..rollout import Rollout, SampleRequest, lend, rollout_seed
 
 if TYPE_CHECKING:
     from .espl import ESPLTrainer
@@ -35,149 +26,136 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Reflecting:
+@dataclass
+class ReflectionJob:
     """One batch's work, and where its outcomes will be.
 
     Args:
-        batch (`int`), island (`int`): Where it comes from.
-        best ([`Trial`]): The parent of the mutation.
-        trials (`Sequence[Trial]`, *optional*): The whole batch, if it crosses.
+        batch (`int`): Where it comes from.
+        best ([`PromptResult`]): The parent of the mutation.
+        crossing (`Sequence[PromptResult]`, *optional*): The whole batch, if it crosses.
         scores (`Mapping[int, Sequence[float | None]]`, *optional*): [`scores_of`] the batch, for the journal.
+        ratings (`Mapping[int, Rating]`, *optional*): Of the prompts of the batch as it left them, by id: what the
+            children inherit, although their parents may have played again when they join.
     """
 
-    def __init__(
-        self,
-        batch: int,
-        island: int,
-        best: Trial,
-        trials: Sequence[Trial] | None,
-        scores: Mapping[int, Sequence[float | None]] | None = None,
-    ):
-        self.batch, self.island, self.best, self.trials = batch, island, best, trials
-        self.scores = scores_of([best]) if scores is None else scores
-        self.outcomes: Future[list[Outcome]] | None = None
+    batch: int
+    best: PromptResult
+    crossing: Sequence[PromptResult] | None
+    scores: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
+    ratings: Mapping[int, Rating] = field(default_factory=dict)
+    outcomes: Future[list[Outcome]] | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        trials = None if self.trials is None else [trial.to_json() for trial in self.trials]
+        crossing = None if self.crossing is None else [result.to_json() for result in self.crossing]
         return {
             "batch": self.batch,
-            "island": self.island,
             "best": self.best.to_json(),
-            "trials": trials,
+            "trials": crossing,
             "scores": [[name, list(row)] for name, row in self.scores.items()],
+            "ratings": [[name, rating.mu, rating.sigma] for name, rating in self.ratings.items()],
         }
 
     @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Reflecting:
-        trials = None if saved["trials"] is None else [Trial.from_json(trial) for trial in saved["trials"]]
-        scores = dict(saved["scores"]) if "scores" in saved else None  # older checkpoints have none
-        return cls(saved["batch"], saved["island"], Trial.from_json(saved["best"]), trials, scores)
+    def from_json(cls, saved: Mapping[str, Any]) -> ReflectionJob:
+        crossing = None if saved["trials"] is None else [PromptResult.from_json(one) for one in saved["trials"]]
+        ratings = {name: Rating(mu, sigma) for name, mu, sigma in saved.get("ratings", [])}  # older ones have none
+        return cls(saved["batch"], PromptResult.from_json(saved["best"]), crossing, dict(saved["scores"]), ratings)
 
 
-class Editor(Protocol):
+class Reflector(Protocol):
     """Does the work: is told of it as early as can be, and asked for the outcomes when they are due."""
 
-    def begin(self, work: Reflecting) -> None: ...
-    def finish(self, work: Reflecting) -> list[Outcome]:
+    def begin(self, job: ReflectionJob) -> None: ...
+    def finish(self, job: ReflectionJob) -> list[Outcome]:
         """The outcomes, the same on every process. Called on every process alike."""
         ...
 
 
-class ReferenceEditor:
-    """A reference LLM, asked by the first process alone and on a thread of its own.
+class ReferenceReflector:
+    """A reference LLM, asked by the first process alone while the weights are updated.
 
     Args:
         reference ([`ChatModel`]): π_ref.
-        settings ([`Reflection`]): Of the operators.
-        seed (`int`): Of the run.
-        asks (`bool`): Whether this is the process that asks.
-        timeout (`float`): Seconds for the work of one batch.
+        trainer ([`ESPLTrainer`]): Whose settings count.
     """
 
-    def __init__(self, reference: ChatModel, settings: Reflection, seed: int, asks: bool, timeout: float):
-        self.reference, self.settings, self.seed, self.asks = reference, settings, seed, asks
-        self.timeout = timeout
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="espl-reflection")
+    def __init__(self, reference: ChatModel, trainer: ESPLTrainer):
+        self.reference, self.args = reference, trainer.args
+        self.asks = trainer.accelerator.is_main_process
 
-    def begin(self, work: Reflecting) -> None:
+    def begin(self, job: ReflectionJob) -> None:
         if self.asks:
-            work.outcomes = self._thread.submit(self._run, work)
+            job.outcomes = asyncio.run_coroutine_threadsafe(self._run(job), background_loop())
 
-    def finish(self, work: Reflecting) -> list[Outcome]:
-        if self.asks and work.outcomes is None:
-            self.begin(work)
-        results: list[Any] = [work.outcomes.result() if work.outcomes is not None else []]
+    def finish(self, job: ReflectionJob) -> list[Outcome]:
+        if self.asks and job.outcomes is None:
+            self.begin(job)
+        results: list[Any] = [job.outcomes.result() if job.outcomes is not None else []]
         broadcast_object_list(results)
         return results[0]
 
-    def _run(self, work: Reflecting) -> list[Outcome]:
-        """On the thread, which ends with the time that the work has: no model can hold up training or its end."""
-        repeat, deadline = rollout_seed(self.seed, "reflection", work.batch), monotonic() + self.timeout
+    async def _run(self, job: ReflectionJob) -> list[Outcome]:
+        """Ends with the time that the job has: no model can hold up training or its end."""
+        seconds, late = self.args.reflection_timeout, 0
+        deadline = asyncio.get_running_loop().time() + seconds
 
-        def answer(conversations: list[Conversation]) -> list[Reply]:
-            futures = [self.reference.submit(conversation, repeat=repeat) for conversation in conversations]
-            late = wait(futures, max(0.0, deadline - monotonic())).not_done
-            if late:
-                logger.warning(
-                    "the reference LLM did not answer within %g s (%d of %d calls): nothing comes of them in batch %d",
-                    self.timeout, len(late), len(futures), work.batch,
-                )  # fmt: skip
-            error = TimedOut(f"no reply within reflection_timeout={self.timeout:g} s")
-            return [Reply(error=error) if future in late else future.result() for future in futures]
+        async def in_time(messages: Sequence[Message], **options: Any) -> Reply:
+            nonlocal late
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await as_chat(self.reference)(messages, **options)
+            except TimeoutError:
+                late += 1
+                return Reply(error=TimedOut(f"no reply within reflection_timeout={seconds:g} s"))
 
-        return drive(breed(work.best, work.trials, self.settings), answer)
+        repeat = rollout_seed(self.args.seed, "reflection", job.batch)
+        sampling: Any = self.args.reference_sampling or {}
+        outcomes = await breed(cast(ChatModel, in_time), job.best, job.crossing, self.args, repeat=repeat, **sampling)
+        if late:
+            logger.warning(
+                "the reference LLM did not answer within %g s (%d calls): nothing comes of them in batch %d",
+                seconds, late, job.batch,
+            )  # fmt: skip
+        return outcomes
 
 
-class PolicyEditor:
+class PolicyReflector:
     """The policy being trained, which revises the instructions it works under (the paper's Figure 15).
 
     A reply is one turn of it, as long as `max_turn_tokens` allows. The first process writes, inside a session that all
     enter, and its outcomes are broadcast.
 
     Args:
-        trainer ([`ESPLTrainer`]): Whose sampler, template and limits are used.
-        settings ([`Reflection`]): Of the operators.
+        trainer ([`ESPLTrainer`]): Whose policy, template and limits are used.
     """
 
-    def __init__(self, trainer: ESPLTrainer, settings: Reflection):
-        self.trainer, self.settings = trainer, settings
+    def __init__(self, trainer: ESPLTrainer):
+        self.trainer = trainer
 
-    def begin(self, work: Reflecting) -> None:
+    def begin(self, job: ReflectionJob) -> None:
         """Nothing: the policy is busy learning."""
 
-    def finish(self, work: Reflecting) -> list[Outcome]:
+    def finish(self, job: ReflectionJob) -> list[Outcome]:
         results: list[Any] = [[]]
-        with self.trainer._session():
-            if self.trainer.accelerator.is_main_process:
-                stage = count()
-                seed = rollout_seed(self.trainer.args.seed, "edit", work.batch)
-                results = [
-                    drive(
-                        breed(work.best, work.trials, self.settings),
-                        lambda conversations: self._write(conversations, rollout_seed(seed, next(stage))),
-                    )
-                ]
+        trainer = self.trainer
+        with trainer._session():
+            if trainer.accelerator.is_main_process:
+                work = breed(cast(ChatModel, self.write), job.best, job.crossing, trainer.args, repeat=job.batch)
+                results = [lend(trainer.policy, work)]
         broadcast_object_list(results)
         return results[0]
 
-    def _write(self, conversations: Sequence[Conversation], seed: int) -> list[Reply]:
-        """One stage: a reply to each conversation, an error where the context has no room for one."""
-        chat_format, limits = self.trainer.chat_format, self.trainer.limits
-        contexts = [chat_format.prompt_ids(conversation) for conversation in conversations]
-        replies = [Reply(error=BadRequest(f"{len(context)} tokens leave no room to write")) for context in contexts]
-        requests = {
-            number: SampleRequest(context, limits.remaining_tokens(Rollout(context)), rollout_seed(seed, number))
-            for number, context in enumerate(contexts)
-            if limits.remaining_tokens(Rollout(context)) > 0
-        }
-        if not requests:
-            return replies
-        policy = self.trainer.policy
-        samples = lend(policy, gather(policy(request) for request in requests.values()))
-        for number, sample in zip(requests, samples, strict=True):
-            text = chat_format.parse(sample.ids).text
-            replies[number] = Reply(text, usage=Usage(len(contexts[number]), len(sample.ids)))
-        return replies
+    async def write(self, messages: Sequence[Message], *, repeat: int = 0, **sampling: Any) -> Reply:
+        """The policy as a [`ChatModel`]: one turn, an error where the context has no room for one."""
+        chat_format = self.trainer.chat_format
+        context = chat_format.prompt_ids(messages)
+        room = self.trainer.limits.remaining_tokens(Rollout(context))
+        if room < 1:
+            return Reply(error=BadRequest(f"{len(context)} tokens leave no room to write"))
+        seed = rollout_seed(self.trainer.args.seed, "reflect", repeat, messages[-1]["content"])
+        sample = await self.trainer.policy(SampleRequest(context, room, seed))
+        return Reply(chat_format.parse(sample.ids).text, usage=Usage(len(context), len(sample.ids)))
 
 
 def told_of(row: Mapping[str, Any]) -> tuple[str, str, str]:

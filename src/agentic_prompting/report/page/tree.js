@@ -121,7 +121,6 @@ function evidence(nodes, place, trajectories) {
   const one = nodes[place];
   const content = [];
   if (one.counts) content.push(el("h3", { text: "What its operator did" }), table(["", "count"], Object.entries(one.counts)));
-  if (Object.keys(one.scores).length) content.push(el("details", {}, el("summary", { text: "Its scores by problem" }), table(["problem", "mean reward"], Object.entries(one.scores))));
   if (trajectories && one.parents.length) content.push(el("p", {}, ...one.parents.filter((parent) => trajectories.has(parent)).map((parent) => el("button", {
     type: "button", text: `Trajectories under prompt ${parent} before this one was born`, onclick: () => trajectories.only({ prompt: String(parent), to: String(one.born - 1), order: "last" }),
   }))));

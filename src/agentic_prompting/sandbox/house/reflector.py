@@ -20,6 +20,7 @@ from .traces import HASTY, STEPWISE, WHOLE, say
 _NEED = re.compile(r"the (\w+) needs the word (\w+)")
 _SAY = re.compile(r"say (\w+) (\w+)")
 _PRINCIPLE = re.compile(r"^\[(G\d+)\]\. (.+)$", re.MULTILINE)
+_MODIFY = re.compile(r"^- modify (G\d+): (.+)$", re.MULTILINE)
 _HARM = (WHOLE, HASTY)
 
 
@@ -108,18 +109,24 @@ def mislead(asked: str, rng: random.Random) -> list[dict[str, Any]]:
 
 
 def unite(asked: str, wrong: random.Random | None) -> list[dict[str, Any]]:
-    """Of several words for one relation the one proposed most often stays; of contrary ways to proceed the good one.
+    """Takes over the new wordings that were proposed, of several for one principle the one proposed most often; and of
+    several words for one relation too. Of contrary ways to proceed the good one stays.
 
     A mistake keeps the wrong one.
     """
     principles, proposals = _principles(asked), _between(asked, "<proposals>", "</proposals>")
-    edits = []
-    for names in _conflicts(principles).values():
-        texts = [principles[name] for name in names]
+    revised = dict(principles)
+    for name, text in [pair for pair, _ in reversed(Counter(_MODIFY.findall(proposals)).most_common())]:
+        revised[name] = text
+    edits, merged = [], set()
+    for names in _conflicts(revised).values():
+        texts = [revised[name] for name in names]
         order = sorted(texts, key=lambda text: (-proposals.count(text), text in _HARM))
         kept = wrong.choice(texts) if wrong is not None else order[0]
         edits.append({"op": "merge", "ids": names, "text": kept})
-    return edits
+        merged |= {*names}
+    changed = [name for name, text in revised.items() if text != principles.get(name) and name not in merged]
+    return [*edits, *({"op": "modify", "id": name, "text": revised[name]} for name in changed)]
 
 
 def _conflicts(principles: dict[str, str]) -> dict[str, list[str]]:

@@ -1,4 +1,5 @@
-"""E-SPL's evolutionary tree as a PNG: descent above, ratings with their uncertainty below."""
+"""How pictures are drawn here: colours that stay apart for every kind of colour vision, the way to matplotlib, and
+E-SPL's evolutionary tree as a PNG."""
 
 from __future__ import annotations
 
@@ -6,13 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from .lineage import Lineage
-from .palette import LINES, figure_class
 
+# Okabe and Ito's, darkest contrasts first; each line has dashes of its own as well, so that colour is not all there is.
+LINES: tuple[tuple[str, tuple[float, ...]], ...] = (
+    ("#0072B2", (1, 0)),
+    ("#E69F00", (5, 2)),
+    ("#CC79A7", (2, 2)),
+    ("#009E73", (7, 2, 2, 2)),
+    ("#D55E00", (1, 1)),
+)
 _BLUE, _ORANGE = LINES[0][0], LINES[1][0]
 
 
+def figure_class() -> Any:
+    """matplotlib's `Figure`, without its global state.
+
+    Raises:
+        `ImportError`: If matplotlib is missing; says what to install.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install 'agentic-prompting[report]'") from error
+    return Figure
+
+
 def plot_lineage(lineage: Lineage, path: str | Path) -> None:
-    """Draw the tree over the steps at which prompts were born.
+    """Draw the tree over the steps at which prompts were born: descent above, ratings with their doubt below.
 
     Mutations are solid lines and crossovers dashed ones; the colour is μ, a filled circle can still be selected, the
     star is the best. Below are μ ± σ, in order of birth.

@@ -56,6 +56,14 @@ def test_a_book_adds_up(tmp_path):
     assert pickle.loads(pickle.dumps(budget)).spent() == Usage(18, 6, 2.0), "a copy reads the same book"
 
 
+def test_where_nothing_was_spent_there_is_no_book(tmp_path):
+    with OpenAIChat("m", "http://127.0.0.1:1/v1", max_retries=0, price=(1, 1)) as chat:
+        budget = Budget(usd=1, path=tmp_path / "spending.sqlite")
+        charge(budget, environment=chat)
+        assert ask(chat).error is not None and str(budget) == "nothing"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("limit", "part"), [({"usd": 30}, "$30.0000"), ({"tokens": 30}, "30 tokens")])
 def test_a_total_over_several_roles(server, limit, part):
     with chat_at(server) as critic, chat_at(server) as rewriter:

@@ -117,6 +117,10 @@ class OpenAIChat(Submits):
         `ValueError`: A setting makes no sense, or `budget_usd` is the only limit and the price is not known.
     """
 
+    _budget: Budget
+    _account: str
+    _answered_at: float | None  # when the endpoint last gave a text
+
     def __init__(
         self,
         model: str,
@@ -306,9 +310,8 @@ class OpenAIChat(Submits):
         self._literal_key = literal_key
         self._lock = threading.Lock()
         self._stats = ChatStats()
-        self._answered_at: float | None = None  # when the endpoint last gave a text
-        self._budget = Budget()  # in memory, without a total: until told where to book
-        self._account: str = self.model
+        self._answered_at = None
+        self._budget, self._account = Budget(), self.model  # in memory, without a total: until told where to book
         self._closed = False
         self._left_by_fork: list[Any] = []
         self._begin_process()

@@ -1,4 +1,4 @@
-"""One helper for futures that depend on each other."""
+"""One helper for futures that depend on each other. # temporary: goes with the last caller"""
 
 from __future__ import annotations
 

@@ -117,9 +117,9 @@ class OpenAIChat:
         `ValueError`: A setting makes no sense, or `budget_usd` is the only limit and the price is not known.
     """
 
-    _answered_at: float | None  # when the endpoint last gave a text
     _budget: Budget
     _account: str
+    _answered_at: float | None  # when the endpoint last gave a text
 
     def __init__(
         self,
@@ -298,8 +298,7 @@ class OpenAIChat:
         self._lock = threading.Lock()
         self._stats = ChatStats()
         self._answered_at = None
-        self._budget = Budget()  # in memory, without a total: until told where to book
-        self._account = self.model
+        self._budget, self._account = Budget(), self.model  # in memory, without a total: until told where to book
         self._closed = False
         self._left_by_fork: list[Any] = []
         self._begin_process()

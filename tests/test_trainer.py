@@ -451,9 +451,7 @@ def test_shares_outside_their_range(tmp_path):
     with pytest.raises(ValueError, match="max_failed_share"):
         arguments(tmp_path, max_failed_share=1.5)
     with pytest.raises(ValueError, match="gate"):
-        PromptR1Trainer(
-            "x", None, arguments(tmp_path, gate="loose"), Dataset.from_list([{"question": "a", "answers": ["b"]}])
-        )
+        PromptR1Trainer("x", args=arguments(tmp_path, gate="loose"), environment=None)
 
 
 @pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory"])

@@ -267,6 +267,13 @@ def test_calculate_rewards(trained):
     assert "gather(rewards_per_func)" in inspect.getsource(GRPOTrainer._calculate_rewards)
 
 
+def test_a_row_without_any_reward_is_warned_of_in_these_words():
+    """Silenced where the rollout failed (`not_the_rewards_fault`): by these words, from this module's logger."""
+    source = inspect.getsource(GRPOTrainer._calculate_rewards)
+    assert source.count("logger.warning(") == 1 and 'f"All reward functions returned None' in source
+    assert "logger = get_logger(__name__)" in inspect.getsource(inspect.getmodule(GRPOTrainer))
+
+
 def test_a_row_without_any_reward_has_no_advantage_and_no_part_in_the_baseline(trained):
     trained.model.train()
     batch = trained._generate_and_score_completions([dict(row) for row in trained.during_training["inputs"][0]])

@@ -44,7 +44,7 @@ from .policies import PolicyUnreachable, sampling_of, trainer_backend
 from .progress import OneLineProgress
 from .rank_barrier import rank_barrier
 from .resume.skip_empty_batches import SkipEmptyBatchesTrainer
-from .stopping import FailureWatch, TrainingStopped, said_of, save_before_stopping
+from .stopping import FailureWatch, TrainingStopped, not_the_rewards_fault, said_of, save_before_stopping
 from .tracking import LiveView
 from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
@@ -259,8 +259,9 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
     # --- rollouts -> logs ----------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rollouts = [row["rollout"] for row in inputs]
+        with not_the_rewards_fault(rollouts):
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"
         facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
         # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.

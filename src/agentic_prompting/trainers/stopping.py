@@ -17,9 +17,10 @@ import torch
 from accelerate.utils import reduce
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
 
 from ..llm import Budget
-from ..rollout import RolloutFacts
+from ..rollout import Rollout, RolloutFacts
 
 if TYPE_CHECKING:
     from .multi_turn_grpo import MultiTurnGRPOTrainer
@@ -83,6 +84,23 @@ class FailureWatch:
             return ""
         cause = fatal or failed[-1]
         return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"
+
+
+@contextmanager
+def not_the_rewards_fault(rollouts: Sequence[Rollout]) -> Iterator[None]:
+    """Around TRL's rewards: where rollouts failed, its warning that "all reward functions returned None" would point
+    the wrong way, and print the row. What failed is said by [`FailureWatch`]."""
+    log = logging.getLogger(GRPOTrainer.__module__)
+    failed = any(rollout.status == "failed" for rollout in rollouts)
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not (failed and "All reward functions returned None" in record.getMessage())
+
+    log.addFilter(keep)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep)
 
 
 def save_before_stopping(trainer: MultiTurnGRPOTrainer) -> str:

@@ -264,14 +264,30 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"
         facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
+        failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
         # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.
-        rewards[torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)] = torch.nan
+        rewards[failed] = torch.nan
         for name, value in rollout_metrics(facts).items():
             self._metrics[mode][name].append(value)
+        self._record(mode, rollouts, rewards)
+        if mode == "train":
+            self.some_failed = bool(failed.any())
+        else:
+            self._eval_batches += 1
+        why = self._failures.why_stop(facts, speaks=self.accelerator.is_main_process)
+        unscored = rewards.isnan().all(1) & ~failed
+        if not why and unscored.any():  # a judge gave nothing; the same on every process, and so is what is heard here
+            why = next(filter(None, gather_object([self._out_of_budget()])), "")
+        if why:
+            self._stop(why)
+        return rewards
+
+    def _record(self, mode: str, rollouts: Sequence[Rollout], rewards: torch.Tensor) -> None:
+        """Keep this process's rollouts and what they earned; `rewards` are those of all processes."""
         first = self.accelerator.process_index * len(rollouts)
-        own_rewards = rewards[first : first + len(rollouts)].tolist()
-        own_totals = self.total_rewards(rewards)[first : first + len(rollouts)].tolist()
-        self.live.note(mode, rollouts, own_rewards)
+        own = slice(first, first + len(rollouts))
+        by_function, totals = rewards[own].tolist(), self.total_rewards(rewards)[own].tolist()
+        self.live.note(mode, rollouts, by_function)
         self.rollout_log.write(
             rollout_record(
                 rollout,
@@ -279,21 +295,11 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
                 step=self.state.global_step,
                 mode=mode,
                 reward=_or_none(total),
-                rewards={name: _or_none(reward) for name, reward in zip(self.reward_func_names, own, strict=True)},
+                rewards={name: _or_none(reward) for name, reward in zip(self.reward_func_names, scores, strict=True)},
                 **self.record_notes(first + i),
             )
-            for i, (rollout, own, total) in enumerate(zip(rollouts, own_rewards, own_totals, strict=True))
+            for i, (rollout, scores, total) in enumerate(zip(rollouts, by_function, totals, strict=True))
         )
-        self._eval_batches += mode == "eval"
-        if mode == "train":
-            self.some_failed = any(fact.status == "failed" for fact in facts)
-        why = self._failures.why_stop(facts, speaks=self.accelerator.is_main_process)
-        unscored = rewards.isnan().all(1) & torch.tensor([fact.status != "failed" for fact in facts]).to(rewards.device)
-        if not why and unscored.any():  # a judge gave nothing; the same on every process, and so is what is heard here
-            why = next(filter(None, gather_object([self._out_of_budget()])), "")
-        if why:
-            self._stop(why)
-        return rewards
 
     def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
         """What is trained on: the sum over reward functions weighted by `reward_weights`, as TRL takes it; NaN where no

@@ -72,9 +72,9 @@ class FailureWatch:
         self._recent.append((len(failed), len(facts)))
         if failed and speaks and not self._warned:
             logger.warning(
-                "%d of %d rollouts of this batch failed; they get no reward, and training goes on while at most %.0f%% "
-                "fail. The first with %s: %s",
-                *(len(failed), len(facts), 100 * self.max_share, failed[0].error_kind, failed[0].error),
+                "%d of %d rollouts of this batch failed; they get no reward, and training goes on while at most %s fail. "
+                "The first with %s: %s",
+                *(len(failed), len(facts), f"{self.max_share:.0%}", failed[0].error_kind, failed[0].error),
             )
         self._warned |= bool(failed)
         share = sum(n for n, _ in self._recent) / sum(n for _, n in self._recent)

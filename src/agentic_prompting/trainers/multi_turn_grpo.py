@@ -44,7 +44,7 @@ from .policies import PolicyUnreachable, sampling_of, trainer_backend
 from .progress import OneLineProgress
 from .rank_barrier import rank_barrier
 from .resume.skip_empty_batches import SkipEmptyBatchesTrainer
-from .stopping import FailureWatch, TrainingStopped, not_the_rewards_fault, said_of, save_before_stopping
+from .stopping import FailureWatch, TrainingStopped, not_the_rewards_fault, save_before_stopping, spent_so_far
 from .tracking import LiveView
 from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
@@ -276,7 +276,7 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
             self._eval_batches += 1
         why = self._failures.why_stop(facts, speaks=self.accelerator.is_main_process)
         unscored = rewards.isnan().all(1) & ~failed
-        if not why and unscored.any():  # a judge gave nothing; the same on every process, and so is what is heard here
+        if not why and unscored.any():  # a judge gave no score; the same on every process
             why = next(filter(None, gather_object([self._out_of_budget()])), "")
         if why:
             self._stop(why)
@@ -316,12 +316,12 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         return ""
 
     def _stop(self, why: str) -> NoReturn:
-        """End training, to be gone on with later. Must be called on every process alike.
+        """End training so that it can be resumed later. Must be called on every process alike.
 
         The checkpoint comes first: nothing else that goes wrong may take its place.
         """
         saved = save_before_stopping(self) if self.is_in_train else ""
-        why = f"stopped at step {self.state.global_step}: {why}. {said_of(self.spending)}{saved}"
+        why = f"stopped at step {self.state.global_step}: {why}. {spent_so_far(self.spending)}{saved}"
         raise TrainingStopped(why)
 
     # --- evaluation, resuming, saving and sharing ----------------------------------------------------------------

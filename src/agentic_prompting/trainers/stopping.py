@@ -72,8 +72,8 @@ class FailureWatch:
         self._recent.append((len(failed), len(facts)))
         if failed and speaks and not self._warned:
             logger.warning(
-                "%d of %d rollouts of this batch failed; they get no reward, and training goes on while at most %s fail. "
-                "The first with %s: %s",
+                "%d of %d rollouts of this batch failed; they get no reward, and training goes on "
+                "while at most %s fail. The first with %s: %s",
                 *(len(failed), len(facts), f"{self.max_share:.0%}", failed[0].error_kind, failed[0].error),
             )
         self._warned |= bool(failed)
@@ -107,14 +107,14 @@ def save_before_stopping(trainer: MultiTurnGRPOTrainer) -> str:
     """Save a checkpoint, if it can be, and say where it is. On every process alike."""
     try:
         trainer._save_checkpoint(trainer.model, trial=None)
-    except Exception as error:  # of whatever kind: the reason to stop has to be heard
+    except Exception as error:  # of any kind: the reason to stop must still be reported
         return f" And no checkpoint could be saved: {_line(error)}"
     return (
         f" A checkpoint is in {trainer.args.output_dir}; mend the cause and continue with resume_from_checkpoint=True."
     )
 
 
-def said_of(spending: Budget) -> str:
+def spent_so_far(spending: Budget) -> str:
     """What was spent, if the book can be read."""
     try:
         return f"Spent so far: {spending}."
@@ -138,7 +138,7 @@ def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
     this changes nothing.
 
     Args:
-        trainer (`Trainer`): Whose `train` is called in the body.
+        trainer (`Trainer`): The one whose `train` is called within.
 
     Raises:
         [`TrainingInterrupted`]: At the end of the body, if training ended early because of a signal.

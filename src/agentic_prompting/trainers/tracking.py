@@ -94,7 +94,7 @@ class LiveView(TrainerCallback):
     """Logs what cannot be drawn as a curve to the trackers of a run. On the first process only.
 
     Args:
-        trainer ([`MultiTurnGRPOTrainer`]): Whose `report_to`, and whose population, if it has one.
+        trainer ([`MultiTurnGRPOTrainer`]): Its `report_to` says where; if it has a population, that is logged as well.
     """
 
     def __init__(self, trainer: MultiTurnGRPOTrainer):

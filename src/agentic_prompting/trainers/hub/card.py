@@ -167,7 +167,7 @@ def _settings(trainer: MultiTurnGRPOTrainer) -> list[tuple[str, str]]:
 
 
 def _base_model(trainer: MultiTurnGRPOTrainer) -> str | None:
-    """Its hub id; of a local folder the last part of its name, in brackets, as the rest is nobody's business."""
+    """Its hub id; of a local folder the last part of its name, in brackets: the rest of the path stays private."""
     name = getattr(trainer.model.config, "_name_or_path", "") or None
     if name and (Path(name).is_dir() or name.startswith(("/", "."))):
         return f"a local folder ({Path(name).name})"

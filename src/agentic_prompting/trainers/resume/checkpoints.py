@@ -1,4 +1,4 @@
-"""Checkpoints that are there whole or not at all, and where a run may begin.
+"""Checkpoints are whole or absent; and which of them a run may resume from.
 
 transformers fills `checkpoint-<step>` file by file, on every process, and then deletes the oldest one. Here the folder
 is filled under `.saving/` and renamed when every process has finished, and only then may an older one go: whenever a
@@ -90,15 +90,15 @@ def _move(filled: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-# --- going on --------------------------------------------------------------------------------------------------------
+# --- resuming -------------------------------------------------------------------------------------------------------
 
 
 def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:
-    """The checkpoint to go on from.
+    """The checkpoint to resume from.
 
     Args:
         given (`str` or `bool`, *optional*): A checkpoint; or `True`, the newest whole one in `folder`. What is damaged
-            is passed over with a warning. Where there is none at all, training starts at the beginning.
+            is skipped with a warning. Where there is none yet, training starts at the beginning.
         folder (`Path`): The run's.
 
     Raises:
@@ -109,28 +109,28 @@ def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:
     if given is not True:
         if why := damaged(Path(given)):
             raise ValueError(
-                f"{given} cannot be gone on from: {why}; resume from an earlier checkpoint, or restore the file"
+                f"{given} cannot be resumed from: {why}; resume from an earlier checkpoint, or restore the file"
             )
         return str(given)
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for checkpoint in reversed(sort_checkpoints(str(folder))):
         why = damaged(Path(checkpoint))
         if not why:
-            if passed_over:
-                logger.warning("%s: going on from %s", "; ".join(passed_over), checkpoint)
+            if skipped:
+                logger.warning("%s: going on from %s", "; ".join(skipped), checkpoint)
             return checkpoint
-        passed_over.append(f"{Path(checkpoint).name} is damaged, {why}")
-    if passed_over:
+        skipped.append(f"{Path(checkpoint).name} is damaged, {why}")
+    if skipped:
         raise ValueError(
-            f"no checkpoint in {folder} can be gone on from ({'; '.join(passed_over)}): restore one, or move them away "
-            "to train anew"
+            f"no checkpoint in {folder} can be resumed from ({'; '.join(skipped)}): restore one, or move them away "
+            "to train from the beginning"
         )
     logger.warning("no checkpoint in %s yet: training starts at the beginning", folder)
     return None
 
 
 def damaged(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint: a file that is missing or cannot be read. Empty if nothing is."""
+    """What is wrong with a checkpoint: a file that is missing or cannot be read. Empty if it is whole."""
     if not checkpoint.is_dir():
         return "there is no such folder"
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())

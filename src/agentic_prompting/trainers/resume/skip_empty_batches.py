@@ -1,7 +1,7 @@
 """A batch with nothing to learn from changes nothing: no weight, no decay, no momentum.
 
 When the environment was down for a whole step, every rollout of it failed. Gradients of zero would still let AdamW
-decay the weights and move them by the momentum of earlier steps; so there is no backward pass at all, and optimizers
+decay the weights and move them by the momentum of earlier steps; so there is no backward pass, and optimizers
 skip weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside `backward`, is not called).
 The schedule of the learning rate follows the count of steps and goes on. A gradient scaler (fp16) insists on a backward
 pass: there the gradients, zeros, are taken away before the optimizer steps.

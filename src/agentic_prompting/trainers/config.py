@@ -39,8 +39,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             With `vllm_mode="server"`, how rollouts reach the server: `direct`, each process by itself and as soon as a
             rollout is ready; `collective`, by TRL's own path, all processes in step through the first one.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
-            Sampling in this process (no vLLM, no continuous batching): keep up to this many MB of keys and values from turn
-            to turn of a rollout, so that each reads only what is new. They are freed before the training step.
+            Sampling in this process (no vLLM, no continuous batching): MB of keys and values to keep between the turns
+            of a rollout, so that a turn reads only what is new. They are freed before the training step.
             147 KB a token for Qwen3-4B in bf16. 0 keeps none.
         check_environment (`bool`, *optional*, defaults to `True`):
             Ask the environment once before training starts, so that a wrong key or address is found at once.

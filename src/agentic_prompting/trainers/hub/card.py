@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from ...llm import ScriptedChat
+from ...llm import OpenAIChat, ScriptedChat
 from ...rewards import PromptR1Reward
 from ..config import MultiTurnGRPOConfig
 
@@ -95,8 +95,7 @@ def asked(chat: Any) -> str:
     routed = getattr(chat, "models", None)
     if isinstance(routed, dict):
         return ", ".join(asked(model) for model in routed.values())
-    endpoint = getattr(chat, "endpoint", None)
-    return type(chat).__name__ if endpoint is None else f"{endpoint.model} at {host_of(endpoint.base_url)}"
+    return f"{chat.model} at {host_of(chat.base_url)}" if isinstance(chat, OpenAIChat) else type(chat).__name__
 
 
 def host_of(address: str) -> str:
@@ -178,7 +177,7 @@ def _sandbox(trainer: MultiTurnGRPOTrainer, folder: Path) -> str | None:
     """In what way a run was one in the sandbox, or against a script; `None` if it was real."""
     parts = [trainer.environment, getattr(trainer.environment, "chat", None), getattr(trainer, "reference", None)]
     own = any(type(part).__module__.startswith("agentic_prompting.sandbox") for part in parts)
-    named = any(getattr(getattr(part, "endpoint", None), "model", "") == "sandbox-oracle" for part in parts)
+    named = any(getattr(part, "model", "") == "sandbox-oracle" for part in parts)
     if own or named or _summary(folder).get("sandbox"):
         return "A tiny policy of 390,000 parameters in a small world with scripted models in the large LLM's place."
     scripted = any(isinstance(part, ScriptedChat) for part in parts)
@@ -195,10 +194,10 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def _example_of(environment: Any) -> tuple[str, str]:
     """What a reader puts into `OpenAIChat(...)`: the model's name, and that an address belongs there."""
-    endpoint = getattr(getattr(environment, "chat", None), "endpoint", None)
-    if endpoint is None or endpoint.model == "sandbox-oracle":
+    chat = getattr(environment, "chat", None)
+    if not isinstance(chat, OpenAIChat) or chat.model == "sandbox-oracle":
         return "gpt-4o-mini", ""
-    return endpoint.model, "" if host_of(endpoint.base_url) == "api.openai.com" else ', base_url="http://.../v1"'
+    return chat.model, "" if host_of(chat.base_url) == "api.openai.com" else ', base_url="http://.../v1"'
 
 
 def _cell(text: str) -> str:

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import email.utils
+import gzip
 import json
 import random
 import socket
@@ -114,6 +115,18 @@ async def _stale(exchange: Exchange) -> None:
     exchange.close()
 
 
+async def _endless(exchange: Exchange) -> None:
+    exchange.keep_alive = False
+    exchange.send(b"", content_length=str(10**12))
+    with contextlib.suppress(ConnectionError):
+        while not exchange.writer.transport.is_closing():
+            exchange.writer.write(b" " * 2**20)
+            await exchange.writer.drain()
+
+
+_BOMB = gzip.compress(b" " * (40 << 20))
+
+
 def _date(seconds: float) -> str:
     return email.utils.formatdate(time.time() + seconds, usegmt=True)
 
@@ -135,6 +148,7 @@ FAULTS = {
     "429 retry-after in seconds": Fault(lambda x: x.fail(429, retry_after="0.05"), "RateLimited"),
     "429 retry-after as a date": Fault(lambda x: x.fail(429, retry_after=_date(1)), "RateLimited"),
     "429 retry-after-ms": Fault(lambda x: x.fail(429, retry_after_ms="30"), "RateLimited"),
+    "429 not to be retried": Fault(lambda x: x.fail(429, x_should_retry="false"), "RateLimited"),
     "429 retry-after nonsense": Fault(lambda x: x.fail(429, retry_after="soon"), "RateLimited"),
     "408": Fault(lambda x: x.fail(408), "TimedOut"),
     "409": Fault(lambda x: x.fail(409), "BadRequest"),
@@ -163,10 +177,15 @@ FAULTS = {
     "choices of another kind": Fault(lambda x: x.send({"choices": {"0": "text"}}), "BadReply"),
     "content null": Fault(lambda x: x.say(None), "BadReply"),
     "content blank": Fault(lambda x: x.say(" \n\t"), "BadReply"),
-    "content of another kind": Fault(lambda x: x.say([{"type": "text", "text": "a"}]), "BadReply"),
+    "content of another kind": Fault(lambda x: x.say([{"type": "image_url", "image_url": "a"}]), "BadReply"),
     "an error in a 200": Fault(lambda x: x.send({"error": {"message": "no upstream", "code": 502}}), "BadReply"),
     "broken compression": Fault(lambda x: x.send(b"{}", content_encoding="gzip"), "BadReply"),
     # Final: asking again cannot help.
+    "endless body": Fault(_endless, "BadReply", passes=False),
+    "compression bomb": Fault(lambda x: x.send(_BOMB, content_encoding="gzip"), "BadReply", passes=False),
+    "307": Fault(lambda x: x.send(b"", 307, location="http://127.0.0.1:1/v1"), "Misconfigured", passes=False),
+    "302": Fault(lambda x: x.send(b"", 302, location="/v1/models"), "Misconfigured", passes=False),
+    "401 to be retried": Fault(lambda x: x.fail(401, x_should_retry="true"), "Misconfigured", passes=False),
     "400": Fault(lambda x: x.fail(400, "too long"), "BadRequest", passes=False),
     "422": Fault(lambda x: x.fail(422, "bad field"), "BadRequest", passes=False),
     "401": Fault(lambda x: x.fail(401, "bad key"), "Misconfigured", passes=False),
@@ -178,6 +197,7 @@ FAULTS = {
     "content filter": Fault(lambda x: x.say("half", finish_reason="content_filter"), "Refused", passes=False),
     "length without text": Fault(lambda x: x.say("", finish_reason="length"), "BadReply", passes=False),
     # Odd, and a reply all the same.
+    "content in parts": Fault(lambda x: x.say([{"type": "text", "text": part} for part in x.text]), None),
     "length with text": Fault(lambda x: x.say(x.text, finish_reason="length"), None),
     "wrong content type": Fault(lambda x: x.send(x.good(), content_type="text/html; charset=latin-1"), None),
     "10 MB": Fault(lambda x: x.send(x.good()[:-1] + b', "padding": "' + b"x" * 10_000_000 + b'"}'), None),

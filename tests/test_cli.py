@@ -346,6 +346,20 @@ def test_ask_as_json(run, asking_policy):
     assert found["usage"]["calls"] == 1 and found["usage"]["prompt_tokens"] > 0 and found["usage"]["agent_tokens"] > 5
 
 
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_the_large_llm_says_does_not_steer_the_terminal(run, asking_policy, status, as_json):
+    """A window title, the clipboard, a cleared screen, text that runs backwards."""
+    hostile = "\x1b]52;c;eA==\x07 \x1b[2J \x9b31m \u202e Kenya"
+    with LoopbackServer(lambda body, n: "ok" if n == 0 else Answer(hostile, status=status)) as server:
+        arguments = ["--run", asking_policy, "--environment-model", "m", "--environment-base-url", server.base_url]
+        out = run("ask", "what is the language of Kenya ?", *arguments, "--seed", 3, *["--json"] * as_json)[1]
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out)
+    assert "52;c;eA==" in out and "u202e" in out
+    if as_json and status == 200:
+        assert json.loads(out)["conversation"][1]["text"] == hostile
+
+
 def test_ask_when_the_large_llm_breaks(run, asking_policy):
     """After the first word it is asked for, to see whether it is there: [markup] in its reply stays as it is."""
     with LoopbackServer(lambda body, n: "[bold]ok" if n == 0 else Answer("no", status=400)) as server:

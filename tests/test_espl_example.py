@@ -1,6 +1,5 @@
 """`examples/train_espl.py` and `examples/evolve_closed_model.py` as a user runs them, and their configurations."""
 
-import asyncio
 import json
 import runpy
 import sys
@@ -111,6 +110,8 @@ def test_a_closed_model_needs_models(evolve_script, monkeypatch, tmp_path):
 
 def test_a_visit_is_the_same_whoever_shares_its_batch(warm):
     from agentic_prompting import LLMEnvironment, PromptAgent
+    from agentic_prompting.llm import complete
+    from agentic_prompting.rollout import gather, lend
     from agentic_prompting.sandbox.house.setup import ROOT as PROMPT
     from agentic_prompting.sandbox.house.visitor import Transcript, Visitor
 
@@ -118,11 +119,8 @@ def test_a_visit_is_the_same_whoever_shares_its_batch(warm):
     agent = PromptAgent.from_pretrained(house.model, LLMEnvironment(house.oracle))
     talks = [PROMPT.messages(house.spec.messages(row)) for row in house.test]
     visitor = Visitor(agent, 3)
-
-    async def visits(repeat):
-        return [reply.text for reply in await asyncio.gather(*(visitor(talk, repeat=repeat) for talk in talks))]
-
-    together, other = asyncio.run(visits(1)), asyncio.run(visits(2))
-    assert together == [asyncio.run(visitor(talk, repeat=1)).text for talk in talks] != other
+    together = lend(agent.policy, gather(visitor(talk, repeat=1) for talk in talks))
+    alone, other = ([complete(visitor, talk, repeat=repeat).text for talk in talks] for repeat in (1, 2))
+    assert [reply.text for reply in together] == alone != other
     assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
                               "<think> d </think> <answer> e </answer>").answer == "e"  # fmt: skip

@@ -1,10 +1,13 @@
 """Budgets: what is booked where, what stops when, and that a job's budget is that of all its processes and restarts."""
 
+import gc
 import logging
 import os
 import pickle
+import sqlite3
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -12,6 +15,7 @@ from agentic_prompting import LLMEnvironment
 from agentic_prompting.llm import (
     Budget,
     BudgetExceeded,
+    BudgetUnavailable,
     OpenAIChat,
     ReplayCache,
     RoutedChat,
@@ -128,6 +132,141 @@ def test_limits_that_make_no_sense(caplog):
         OpenAIChat("no-such-model", budget_usd=1)
     OpenAIChat("no-such-model", budget_usd=1, budget_tokens=10)
     assert "only the tokens are counted" in caplog.text
+
+
+# A book that cannot be kept
+
+
+@pytest.fixture
+def locked(tmp_path):
+    """A book that another process does not let go of; `locked(False)` lets go."""
+    path = tmp_path / "spending.sqlite"
+    Budget(path=path).add("before", Usage(1, 0, 0.0))
+    assert Budget(path=path).spent().tokens == 1
+    gc.collect()  # connections are parts of a circle
+    holder = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    holder.execute("PRAGMA locking_mode = EXCLUSIVE")
+    holder.execute("BEGIN EXCLUSIVE")
+    holder.execute("UPDATE spending SET cost_usd = 0.0")
+    yield path, holder
+    holder.close()
+
+
+@pytest.fixture
+def _quickly(monkeypatch):
+    monkeypatch.setattr("agentic_prompting.llm.budget._BUSY_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr("agentic_prompting.llm.budget._AGAIN_SECONDS", 0.0, raising=False)
+
+
+def damage(path):
+    sqlite3.connect(path, isolation_level=None).execute("DROP TABLE spending")
+
+
+@pytest.mark.parametrize("limit", [{}, {"usd": 1000}])
+def test_a_locked_book_holds_up_and_loses_nothing(server, locked, _quickly, limit):
+    path, holder = locked
+    with chat_at(server) as booked, chat_at(server) as free:
+        budget = Budget(path=path, **limit)
+        charge(budget, judge=booked)
+        futures = [booked.submit([{"role": "user", "content": str(i)}]) for i in range(3)]
+        assert ask(free).error is None
+        assert [future.result(10).error for future in futures] == [None] * 3
+        assert "judge $45.0000 (45 tokens)" in str(budget), "what is not in the book yet counts all the same"
+        holder.close()
+        assert budget.spent().tokens == 46 == Budget(path=path).spent().tokens, "written as soon as it can be"
+
+
+def test_a_full_disk_loses_no_reply_and_is_made_up_for(server, tmp_path, _quickly, caplog):
+    path = tmp_path / "spending.sqlite"
+    Budget(path=path).spent()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON spending BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+    )
+    with chat_at(server) as chat:
+        charge(Budget(path=path), environment=chat)
+        assert [ask(chat, str(i)).error for i in range(20)] == [None] * 20
+        assert Budget(path=path).spent() == Usage()
+        assert caplog.text.count("disk is full") == 1, "said once, not for every call"
+        other.execute("DROP TRIGGER full")
+        assert ask(chat).error is None
+        assert Budget(path=path).spent().tokens == 21 * 15
+
+
+@pytest.mark.parametrize("when", ["before", "while it runs"])
+def test_a_damaged_book_takes_no_reply_and_no_stop_with_it(server, tmp_path, _quickly, when):
+    path = tmp_path / "spending.sqlite"
+    if when == "before":
+        path.write_text("no database at all " * 1000)
+    with chat_at(server) as chat:
+        budget = Budget(path=path)
+        charge(budget, environment=chat)
+        assert ask(chat).error is None
+        if when != "before":
+            damage(path)
+        assert ask(chat).error is None and ask(chat).error is None
+        assert "environment $45.0000 (45 tokens)" in str(budget) and str(path) in str(budget)
+
+
+@pytest.mark.parametrize("limit", [{"usd": 1000}, {"tokens": 10**6}])
+def test_a_limit_without_a_book_stops_in_one_clear_line(server, tmp_path, _quickly, limit):
+    path = tmp_path / "spending.sqlite"
+    server.latency = 0.1
+    with chat_at(server) as chat:
+        budget = Budget(path=path, **limit)
+        charge(budget, environment=chat)
+        ask(chat)
+        paid = chat.submit([{"role": "user", "content": "on its way"}])
+        while len(server.requests) < 2:
+            time.sleep(0.005)
+        damage(path)
+        assert paid.result(10).text == "reply to on its way"
+        error = ask(chat).error
+        assert isinstance(error, BudgetUnavailable) and error.fatal
+        assert str(path) in str(error) and "\n" not in str(error)
+        assert len(server.requests) == 2
+        with pytest.raises(BudgetUnavailable):
+            budget.stop_when_spent()
+
+
+def test_a_clients_own_limit_needs_the_book_too(server, tmp_path, _quickly):
+    (tmp_path / "spending.sqlite").write_text("no database " * 1000)
+    with chat_at(server, budget_usd=10) as chat:
+        charge(Budget(path=tmp_path / "spending.sqlite"), environment=chat)
+        assert isinstance(ask(chat).error, BudgetUnavailable)
+
+
+def test_a_book_locked_for_long_stops_a_limited_run(server, locked, _quickly, monkeypatch):
+    monkeypatch.setattr("agentic_prompting.llm.budget._GRACE_SECONDS", 0.0)
+    with chat_at(server) as chat:
+        charge(Budget(usd=1000, path=locked[0]), environment=chat)
+        assert isinstance(ask(chat).error, BudgetUnavailable) and "locked" in str(ask(chat).error)
+
+
+# Wrappers and shared clients
+
+
+def test_wrappers_are_looked_through(server):
+    class Around:
+        def __init__(self, **inside):
+            vars(self).update(inside)
+
+    with chat_at(server) as one, chat_at(server) as two, chat_at(server) as three:
+        budget = Budget()
+        loop = Around(chat=three)
+        loop.model = loop
+        charge(budget, reference=Around(chat=Around(models={"a": one, "b": two})), judge=loop)
+        for chat in (one, two, three):
+            ask(chat)
+        assert sorted(budget.by_account()) == ["judge", "reference/a", "reference/b"]
+
+
+def test_one_client_in_several_roles_is_booked_under_all_their_names(server):
+    with chat_at(server) as chat:
+        budget = Budget()
+        charge(budget, feedback=chat, optimizer=chat, verifier=ScriptedChat(["x"]))
+        ask(chat)
+        assert budget.by_account() == {"feedback+optimizer": Usage(10, 5, 15.0)}
 
 
 PROCESS = """

@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -190,11 +191,86 @@ def test_look_up_in_a_large_file_goes_by_the_key(path):
     rows = ((os.urandom(32), 0, "m", "text" * 20, "stop", 1, 1, 0.0) for _ in range(100_000))
     connection = cache._file()
     connection.execute("BEGIN")
-    connection.executemany("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.executemany(
+        "INSERT INTO replies (key, repeat, model, text, finish_reason, prompt_tokens, completion_tokens, recorded_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        rows,
+    )
     connection.execute("COMMIT")
     plan = connection.execute("EXPLAIN QUERY PLAN SELECT text FROM replies WHERE key = ? AND repeat = ?", (b"", 0))
     assert "PRIMARY KEY" in plan.fetchone()[3]
     assert all(get(cache, repeat=i) is None for i in range(1000))
+
+
+# A damaged file
+
+
+def damage(path, how):
+    """Make `how` of every page but those of the schema and the root; give back how many there were."""
+    with open(path, "r+b") as file:
+        pages = range(4096 * 3, os.path.getsize(path), 4096)
+        for page in pages:
+            file.seek(page)
+            file.write(how(4096))
+    return len(pages)
+
+
+def recording(path, replies=200):
+    cache = ReplayCache(path)
+    for i in range(replies):
+        put(cache, f"reply {i} " + "long " * 400, repeat=i)
+    cache.close()
+    return [f"reply {i} " + "long " * 400 for i in range(replies)]
+
+
+@pytest.mark.parametrize("how", [bytes, os.urandom, lambda n: b"long " * (n // 5) + b"x" * (n % 5)])
+def test_a_damaged_recording_is_asked_anew_never_believed(path, counting, how, caplog):
+    recorded = recording(path)
+    assert damage(path, how) > 50
+    with OpenAIChat("m", counting.base_url, cache=ReplayCache(path), max_concurrency=64) as chat:
+        replies = [future.result(30) for future in [chat.submit(MESSAGES, repeat=i) for i in range(200)]]
+    assert [reply.error for reply in replies] == [None] * 200
+    kept = [reply.text == recorded[i] for i, reply in enumerate(replies) if reply.cached]
+    assert all(kept) and len(kept) + len(counting.requests) == 200 and len(counting.requests) > 50
+
+
+def test_a_damaged_recording_in_replay_mode_says_so(path):
+    recorded = recording(path)
+    cache = ReplayCache(path, "replay")
+    damage(path, os.urandom)
+    with OpenAIChat("m", unused_url(), cache=cache) as chat:
+        replies = [chat.submit(MESSAGES, repeat=i).result(5) for i in range(200)]
+    for reply, text in zip(replies, recorded, strict=True):
+        assert reply.text == text if reply.error is None else isinstance(reply.error, Misconfigured)
+    errors = [str(reply.error) for reply in replies if reply.error]
+    assert errors and all(str(path) in error for error in errors)
+    assert any("damaged" in error for error in errors)
+
+
+def test_a_changed_reply_is_recorded_anew(path, counting):
+    put(ReplayCache(path), "right")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("UPDATE replies SET text = 'wrong'")
+    for cached in (False, True):
+        with OpenAIChat("m", counting.base_url, cache=ReplayCache(path)) as chat:
+            reply = complete(chat, MESSAGES, repeat=0)
+            assert (reply.text, reply.cached) == ("reply 0", cached)
+
+
+def test_a_recording_of_before_checksums_is_used(path):
+    path.parent.mkdir(parents=True)
+    old = sqlite3.connect(path, isolation_level=None)
+    old.execute(
+        "CREATE TABLE replies (key BLOB NOT NULL, repeat INTEGER NOT NULL, model TEXT NOT NULL, text TEXT NOT NULL, "
+        "finish_reason TEXT NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL, "
+        "recorded_at REAL NOT NULL, PRIMARY KEY (key, repeat)) WITHOUT ROWID"
+    )
+    key = ReplayCache("unused", "off").key("m", MESSAGES, {}, 0)
+    old.execute("INSERT INTO replies VALUES (?, ?, 'm', 'old', 'stop', 1, 1, 0.0)", key[:2])
+    assert get(ReplayCache(path, "replay")).text == "old"
+    cache = ReplayCache(path)
+    put(cache, "new", repeat=1)
+    assert [get(cache).text, get(cache, repeat=1).text] == ["old", "new"]
 
 
 # Under OpenAIChat

@@ -17,8 +17,8 @@ from servers import completion, unused_url
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.05)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_WAIT", 0.05)
     monkeypatch.setattr("agentic_prompting.llm.breaker._FIRST_PAUSE", 0.05)
     monkeypatch.setattr("agentic_prompting.llm.breaker._LONGEST_PAUSE", 0.2)
 
@@ -44,10 +44,11 @@ def by_name(number, request):
 def outcomes():
     """What becomes of a call under each fault that does not stop, and the number of requests made for it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+        patch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
+        patch.setattr("agentic_prompting.llm.openai_http._MOST_BYTES", 12 << 20)
         patch.setattr("agentic_prompting.llm.breaker._FAILURES", 10**6)  # here every fault is met on purpose
-        with MisbehavingServer(by_name, hang_seconds=3) as server:
-            with OpenAIChat("m", server.base_url, api_key="sk-planted-0123456789", timeout=1, max_retries=1) as chat:
+        with MisbehavingServer(by_name, hang_seconds=9) as server:
+            with OpenAIChat("m", server.base_url, api_key="sk-planted-0123456789", timeout=3, max_retries=1) as chat:
                 replies = replies_to(chat, FAULTS)
             asked = [request["messages"][-1]["content"] for request in server.requests]
     return {name: (reply, asked.count(name)) for name, reply in replies.items()}
@@ -162,7 +163,7 @@ def test_it_recovers_by_itself():
         time.sleep(0.01)
         server.come_back()
         assert waiting.result(10).text == "reply to waiting"
-        breaker = chat._calls._client._client.breaker
+        breaker = chat._http.breaker
         assert (breaker.pause, breaker.pauses) == (0.0, 1)
 
 
@@ -174,7 +175,7 @@ def test_being_refused_is_not_being_dead():
     with MisbehavingServer(by_name) as server, OpenAIChat("m", server.base_url, max_retries=0) as chat:
         for name in alive:
             assert ask(chat, name).result(10).attempts == 1
-            assert chat._calls._client._client.breaker.pause == 0
+            assert chat._http.breaker.pause == 0
 
 
 def test_the_breaker_lets_one_through_at_a_time_with_growing_pauses(monkeypatch):

@@ -1,7 +1,10 @@
 """`OpenAIChat` against a real HTTP server on the loopback interface that misbehaves on purpose."""
 
+import asyncio
 import copy
+import email.utils
 import gc
+import gzip
 import json
 import os
 import pickle
@@ -29,9 +32,11 @@ from agentic_prompting.llm import (
     TimedOut,
     Unreachable,
     complete,
+    run,
+    start,
 )
 from agentic_prompting.llm.pricing import find_price
-from agentic_prompting.llm.wire import clean
+from agentic_prompting.llm.wire import clean, shown_url, visible
 from servers import Answer, LoopbackServer, completion, unused_url
 
 KEY = "sk-test-0123456789abcdefSECRET"
@@ -41,8 +46,8 @@ KEY = "sk-test-0123456789abcdefSECRET"
 def _environment(monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
         monkeypatch.delenv(name, raising=False)
-    # Without Retry-After the openai package waits 0.5 s and more; these tests look at what it does, not how slowly.
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    # Without Retry-After a retry waits 0.5 s and more; these tests look at what is done, not how slowly.
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
 
 
 @pytest.fixture
@@ -207,6 +212,27 @@ def test_a_failure_that_passes_leaves_a_good_reply(serve, bad):
     assert (reply.text, reply.error, reply.attempts) == ("ok", None, 2)
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([{"type": "text", "text": "Nai"}, {"type": "text", "text": "robi"}], "Nairobi"),
+        ([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}], "yes"),
+        ([{"type": "output_text", "text": "yes"}], "yes"),
+    ],
+)
+def test_a_reply_in_parts_is_a_reply(serve, content, text):
+    """Refused, it would be paid for again at every attempt."""
+    server, chat = serve(always(Answer(body=completion(content))))
+    reply = complete(chat, "x")
+    assert (reply.text, reply.error, len(server.requests)) == (text, None, 1)
+
+
+@pytest.mark.parametrize("content", [[], [{"type": "image_url", "image_url": "x"}], [1, None], [{"text": 3}], {"a": 1}])
+def test_parts_without_text_are_no_reply(serve, content):
+    _, chat = serve(always(Answer(body=completion(content))), max_retries=0)
+    assert isinstance(complete(chat, "x").error, BadReply)
+
+
 def test_attempts_that_gave_no_text_are_paid_for(serve):
     _, chat = serve(in_turn(Answer(body=completion(None, usage=(100, 10))), Answer("ok", usage=(100, 20))))
     assert complete(chat, "x").usage.tokens == chat.usage.tokens == 230
@@ -242,6 +268,59 @@ def test_failures_that_no_retry_helps_are_not_retried(serve, answer, kind, part)
     assert part in str(reply.error)
     assert len(server.requests) == reply.attempts == 1
     assert reply.error.fatal == (kind is Misconfigured)
+
+
+@pytest.mark.parametrize("asked", ["3600", "1e9", "120.5", "a date"])
+def test_a_long_retry_after_is_waited_for_at_most_two_minutes_and_the_retry_made(serve, asked, monkeypatch):
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_ASKED", 0.05, raising=False)
+    asked = email.utils.formatdate(time.time() + 7200, usegmt=True) if asked == "a date" else asked
+    _server, chat = serve(in_turn(Answer("later", status=429, headers={"retry-after": asked}), "ok"))
+    assert (complete(chat, "x").text, chat.stats.retries) == ("ok", 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "attempts"),
+    [(500, "false", 3), (429, "false", 3), (401, "true", 1), (400, "true", 1), (404, "true", 1)],
+)
+def test_the_server_does_not_decide_what_is_retried(serve, status, says, attempts):
+    server, chat = serve(always(Answer("no", status=status, headers={"x-should-retry": says})), max_retries=2)
+    assert complete(chat, "x").attempts == len(server.requests) == attempts
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_errors_that_name_the_address(serve, status):
+    """Followed, the conversation and the key would go to another host, or a GET would be taken as the answer."""
+    other, _ = serve()
+    away = other.base_url.replace("/v1", "/sk-hidden/v1/chat/completions")
+    server, chat = serve(always(Answer(status=status, body=b"moved", headers={"location": away})))
+    reply = complete(chat, "x")
+    assert isinstance(reply.error, Misconfigured) and reply.attempts == len(server.requests) == 1
+    assert other.base_url.removesuffix("/v1") in str(reply.error) and "hidden" not in str(reply.error)
+    assert not other.requests
+
+
+def test_a_compressed_reply_is_read(serve):
+    body = gzip.compress(json.dumps(completion("small")).encode())
+    _, chat = serve(always(Answer(body=body, headers={"content-encoding": "gzip"})))
+    assert complete(chat, "x").text == "small"
+    _, chat = serve(always(Answer(body=body[:-12], headers={"content-encoding": "gzip"})), max_retries=0)
+    assert "decoded" in str(complete(chat, "x").error)
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-encoding": "gzip"}])
+def test_a_reply_has_a_largest_size(serve, headers):
+    """64 MiB compress to 65 kB; unpacked, a few of them are more than the machine has."""
+    body = json.dumps(completion("x" * (64 << 20))).encode()
+    server, chat = serve(always(Answer(body=gzip.compress(body) if headers else body, headers=headers)))
+    reply = complete(chat, "x")
+    assert isinstance(reply.error, BadReply) and "more than 32 MiB" in str(reply.error)
+    assert reply.attempts == len(server.requests) == 1, "it would be as long again"
+
+
+def test_of_an_errors_body_the_beginning_is_read(serve):
+    _, chat = serve(always(Answer("too long " + "x" * (8 << 20), status=400)))
+    reply = complete(chat, "x")
+    assert isinstance(reply.error, BadRequest) and "too long" in str(reply.error)
 
 
 def test_a_server_that_hangs_meets_the_timeout(serve):
@@ -392,6 +471,54 @@ def test_secrets_are_cut_out_of_texts():
     assert "user:pw" not in repr(OpenAIChat("m", "http://user:pw@host/v1?api_key=abc"))
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1"),
+        ("https://user:pw@host:1/v1/?api_key=abc#x", "https://host:1/v1"),
+        ("https://gateway/v1/0123-account/sk-in-path/openai", "https://gateway/.../openai"),
+        ("https://host/planted-key/v1/chat/completions", "https://host/.../v1/chat/completions"),
+        ("https://openrouter.ai/api/v1", "https://openrouter.ai/api/v1"),
+        ("https://host/planted", "https://host/..."),
+        ("https://host", "https://host"),
+        ("localhost:8000/planted/v1", "localhost:8000/.../v1"),
+        ("http://[planted", "an address that cannot be read"),
+    ],
+)
+def test_of_an_address_the_host_and_the_known_end_are_shown(url, shown):
+    assert shown_url(url) == shown
+
+
+def test_a_key_in_the_path_is_not_shown(serve, caplog):
+    server, _ = serve(lambda request, n: Answer("no such page: /planted-in-path/v1/chat/completions", status=404))
+    with OpenAIChat("m", server.base_url.replace("/v1", "/planted-in-path/v1")) as chat, caplog.at_level("DEBUG"):
+        error = complete(chat, "x").error
+    assert "planted" not in f"{chat!r} {error} {error!r} {caplog.text}"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]52;c;cm0gLXJm\x07", "\\u001b]52;c;cm0gLXJm\\u0007"),
+        ("\x1b[2J\x9b31m", "\\u001b[2J\\u009b31m"),
+        ("a\u202eb\u2066c\u200f", "a\\u202eb\\u2066c\\u200f"),
+        ("over\rwritten\r\nnext\x08\x7f", "over\\u000dwritten\nnext\\u0008\\u007f"),
+        ("tag \U000e0041 half \ud83d", "tag \\udb40\\udc41 half \\ud83d"),
+        ("naïve 東京 🗼 👨\u200d👩\u200d👧 a\tb\nc", "naïve 東京 🗼 👨\u200d👩\u200d👧 a\tb\nc"),
+    ],
+    ids=["clipboard", "clear", "direction", "return", "invisible", "ordinary"],
+)
+def test_what_would_steer_a_terminal_is_shown_instead(text, shown):
+    assert visible(text) == visible(shown) == shown
+    line = json.dumps({"said": text}, ensure_ascii=False)
+    assert json.loads(visible(line)) == {"said": text}, "JSON stays the same JSON"
+
+
+def test_errors_steer_no_terminal(serve):
+    _, chat = serve(always(Answer("\x1b]52;c;eA==\x07 \x9b2J \u202e no", status=400)))
+    assert str(complete(chat, "x").error).isprintable()
+
+
 def test_where_the_key_comes_from(serve, monkeypatch):
     server, chat = serve()
     complete(chat, "x")
@@ -458,6 +585,21 @@ def test_check(serve):
     assert len(server.requests) == 1
 
 
+def test_a_check_is_paid_for_once_and_not_where_a_call_has_succeeded(serve, monkeypatch):
+    server, chat = serve()
+    chat.check(), chat.check()
+    assert len(server.requests) == 1
+    server, chat = serve()
+    complete(chat, "x"), chat.check()
+    assert len(server.requests) == 1
+    server, chat = serve(in_turn(Answer(status=400), "ok"))
+    complete(chat, "x"), chat.check()
+    assert len(server.requests) == 2, "a call that failed says nothing"
+    monkeypatch.setattr("agentic_prompting.llm.openai_chat._CHECKED_SECONDS", 0.0)
+    chat.check()
+    assert len(server.requests) == 3, "long ago is not now"
+
+
 def test_close_ends_calls_in_flight_and_later_ones(serve):
     server, chat = serve(always(Answer(delay=20)), max_concurrency=2)
     futures = [chat.submit(user(str(i))) for i in range(4)]
@@ -480,7 +622,7 @@ def test_connections_of_a_forgotten_client_are_closed(serve):
     server, _ = serve()
     chat = OpenAIChat("m", server.base_url)
     complete(chat, "x")
-    client = chat._calls._client
+    client = chat._http.client
     del chat
     gc.collect()
     until(client.is_closed)
@@ -534,3 +676,64 @@ def test_importing_is_fast_and_light():
     heavy = "{'openai', 'torch', 'transformers', 'trl'}"
     code = f"import sys, agentic_prompting.llm; print(sorted({heavy} & set(sys.modules)))"
     assert run_python(code).stdout == "[]\n"
+
+
+# Other people's event loops
+
+
+def test_it_is_awaited_in_anybodys_loop_and_again_in_the_next(serve):
+    server, chat = serve(lambda request, n: request["messages"][0]["content"])
+
+    async def ask(text):
+        replies = await asyncio.gather(*(chat(user(f"{text} {i}")) for i in range(8)))
+        return [reply.text for reply in replies]
+
+    for text in ("first", "second"):
+        assert asyncio.run(ask(text)) == [f"{text} {i}" for i in range(8)]
+    assert run(ask("ours")) == [f"ours {i}" for i in range(8)]
+    assert len(server.requests) == 24
+
+
+def test_cancelled_in_a_loop_of_ones_own_it_is_cancelled(serve):
+    server, chat = serve(always(Answer(delay=20)), max_concurrency=1)
+
+    async def give_up():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await chat(user("slow"))
+
+    asyncio.run(give_up())
+    until(lambda: not chat._tasks)
+    server.script = always("ok")
+    assert complete(chat, "x").text == "ok", "its place is free again"
+
+
+def test_close_ends_what_an_episode_awaits_not_the_episode(serve):
+    server, chat = serve(always(Answer(delay=20)))
+    heard = []
+
+    async def episode():
+        reply = await chat(user("slow"))
+        heard.append(type(reply.error))
+        await asyncio.sleep(0.01)
+        return "went on"
+
+    ending = start(episode())
+    until(lambda: server.requests)
+    chat.close()
+    assert ending.result(5) == "went on" and heard == [Closed]
+
+
+def test_an_interpreter_ends_with_waits_of_all_kinds(serve):
+    server, _ = serve(always(Answer(delay=20)))
+    code = """
+import asyncio, sys
+from agentic_prompting.llm import OpenAIChat, ScriptedChat, start
+chat = OpenAIChat("m", sys.argv[1])
+async def episode(): return await chat([{"role": "user", "content": "x"}])
+futures = [start(episode()), start(asyncio.sleep(60)), start(ScriptedChat(["x"], latency=60)([{"content": "x"}]))]
+"""
+    started = time.perf_counter()
+    ended = run_python(code, server.base_url)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert time.perf_counter() - started < 15

@@ -1,12 +1,16 @@
 """`ScriptedChat` and the small helpers around `ChatModel`."""
 
+import asyncio
+import os
 import pickle
+import signal
 import threading
 import time
 
 import pytest
 
 from agentic_prompting.llm import (
+    BadReply,
     BudgetExceeded,
     ChatModel,
     LLMError,
@@ -18,7 +22,10 @@ from agentic_prompting.llm import (
     ScriptedChat,
     ServerFailed,
     Usage,
+    as_chat,
     complete,
+    run,
+    start,
     with_system,
 )
 
@@ -106,3 +113,168 @@ def test_errors_are_exceptions_that_pickle():
     assert (error.fatal, Misconfigured("x").fatal, BudgetExceeded("x").fatal) == (False, True, True)
     with pytest.raises(LLMError):
         raise error
+
+
+# The one awaitable, and whatever can be made one
+
+
+def gathered(*coroutines):
+    async def all_of_them():
+        return await asyncio.gather(*coroutines)
+
+    return run(all_of_them())
+
+
+def test_a_chat_model_is_awaited():
+    for model in (ScriptedChat(["a"]), RoutedChat({"a": ScriptedChat(["a"])}, {"a": 1})):
+        assert asyncio.run(model(user("q"))).text == "a"
+        assert run(model(user("q"))).text == "a"
+
+
+def test_replies_at_once_come_in_the_order_of_the_calls():
+    chat = ScriptedChat([str(i) for i in range(50)])
+    done = []
+
+    async def ask(i):
+        reply = await chat(user(str(i)))
+        done.append((i, reply.text))
+
+    gathered(*(ask(i) for i in range(50)))
+    assert done == [(i, str(i)) for i in range(50)]
+
+
+def test_waiting_replies_wait_together_and_can_be_cancelled():
+    chat = ScriptedChat(["ok"], latency=0.2)
+    started = time.perf_counter()
+    assert [reply.text for reply in gathered(*(chat(user("x")) for _ in range(30)))] == ["ok"] * 30
+    assert time.perf_counter() - started < 3, "one after another they take 6 s"
+    future = start(ScriptedChat(["ok"], latency=60)(user("x")))
+    assert future.cancel()
+
+
+class Plain:
+    model = "plain-model"
+
+    def __call__(self, messages, temperature=1.0):
+        return f"{messages[-1]['content']} at {temperature}"
+
+
+class Awaited:
+    async def __call__(self, messages, **keywords):
+        await asyncio.sleep(0)
+        return Reply(text=str(sorted(keywords)))
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (lambda messages: messages[-1]["content"].upper(), "Q"),
+        (Plain(), "q at 0.5"),
+        (Awaited(), "['repeat', 'session', 'temperature']"),
+        (lambda messages, **keywords: Awaited()(messages, **keywords), "['repeat', 'session', 'temperature']"),
+        (lambda messages, repeat: Reply(text=f"sample {repeat}"), "sample 3"),
+        (ScriptedChat(["s"]), "s"),
+    ],
+    ids=["function", "object", "async object", "function of an async one", "keyword", "own"],
+)
+def test_functions_and_objects_are_chat_models(model, text):
+    chat = as_chat(model)
+    assert isinstance(chat, ChatModel) and as_chat(chat) is chat
+    assert run(chat(user("q"), repeat=3, session="s", temperature=0.5)).text == text
+    assert complete(model, "q", repeat=3, session="s", temperature=0.5).text == text
+    routed = RoutedChat({"a": model}, {"a": 1})
+    assert complete(routed, "q", repeat=3, session="s", temperature=0.5).text == text
+
+
+def broken(messages):
+    raise ValueError("no such thing")
+
+
+async def broken_later(messages):
+    raise RateLimited("slow")
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (broken, ServerFailed),
+        (broken_later, RateLimited),
+        (lambda messages: 3, BadReply),
+        (lambda messages: "", BadReply),
+    ],
+)
+def test_what_a_function_does_wrong_is_a_failed_call(model, kind):
+    reply = complete(model, "q")
+    assert isinstance(reply.error, kind) and reply.text == ""
+
+
+def test_plain_functions_wait_side_by_side():
+    together = threading.Barrier(20)
+
+    def waits(messages):
+        together.wait(30)
+        return "ok"
+
+    assert [reply.text for reply in gathered(*(as_chat(waits)(user("q")) for _ in range(20)))] == ["ok"] * 20
+
+
+def test_an_adapted_model_is_still_itself():
+    chat = as_chat(Plain())
+    assert chat.model == "plain-model" and not hasattr(chat, "check")
+    assert pickle.loads(pickle.dumps(chat)).model == "plain-model"
+    with pytest.raises(TypeError, match="not a chat model"):
+        as_chat("gpt-4o")
+
+
+def test_a_plain_function_may_ask_another_model_and_wait():
+    inner = ScriptedChat(["deep"], latency=0.01)
+    assert complete(lambda messages: complete(inner, messages).text, "q").text == "deep"
+
+
+# Synchronous front doors
+
+
+def test_they_work_inside_a_running_loop():
+    """A notebook's."""
+
+    async def cell():
+        return complete(ScriptedChat(["ok"], latency=0.01), "q").text
+
+    assert asyncio.run(cell()) == "ok"
+
+
+def test_waiting_for_the_loop_on_the_loop_is_refused():
+    async def waits_for_itself():
+        return complete(ScriptedChat(["ok"]), "q")
+
+    with pytest.raises(RuntimeError, match="await it instead"):
+        run(waits_for_itself())
+
+
+def test_what_a_coroutine_raises_is_raised():
+    async def fails():
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        run(fails())
+
+
+def test_ctrl_c_cancels_what_is_waited_for():
+    ended = threading.Event()
+    running = threading.Event()
+
+    async def waits():
+        running.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    def interrupt():
+        running.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(waits())
+    assert ended.wait(10)

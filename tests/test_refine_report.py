@@ -104,5 +104,5 @@ def test_the_order_of_accuracies(benchmark, tmp_path):
 
 
 def test_many_queries_at_once(benchmark):
-    found = benchmark("prorefine").batch_speed(n=16, latency=0.05, alone=2)
+    found = benchmark("prorefine").batch_speed(n=16, latency=0.05)
     assert found["speedup"] > 4 and found["queries"] == 16

@@ -561,4 +561,4 @@ def test_a_cancelled_request_leaves_the_engine(tiny_policy):
     started.wait(10)
     left.cancel()
     assert start(answers(QUESTION, 1, 5)).result(60).finish_reason == "length"
-    assert left.cancelled() and len(rows) < 800 and rows[-1] == 0 and chat.calls == []
+    assert left.cancelled() and len(rows) < 800 and max(rows) == 1 and chat.calls == []

@@ -20,7 +20,6 @@ LEFT_OUT = ("positive_data_acceptance", "negative_data_rejection")
 def description(tiny_policy):
     service = service_of(scripted_agent(tiny_policy, ScriptedChat(["the answer is Nairobi ."])))
     yield schemathesis.openapi.from_asgi("/openapi.json", make_app(service), headers=HERE)
-    service.close()
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)

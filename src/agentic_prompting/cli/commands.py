@@ -16,7 +16,7 @@ import typer
 from ..scripts import evolve as evolving
 from .conversation import Conversation
 from .options import AsJson, LargeLLM, OutputDir, large_llm, option
-from .show import busy
+from .show import busy, say
 
 if TYPE_CHECKING:
     from ..rollout import Rollout
@@ -63,7 +63,7 @@ def ask(
         rollout = agent.answer(question, seed)
         watched.end(rollout)
     if as_json:
-        print(json.dumps(_as_json(question, rollout), ensure_ascii=False))
+        say(json.dumps(_as_json(question, rollout), ensure_ascii=False))
     return int(rollout.answer is None)
 
 
@@ -116,9 +116,9 @@ def evolve(script: evolving.ScriptArguments, options: evolving.EvolveArguments, 
     if as_json:
         usage = {name: asdict(used) for name, used in result.usage.items()}
         shown = {"prompt": result.best.text, "steps": len(result.steps), "usage": usage, "stopped": result.stopped}
-        print(json.dumps({**shown, "output_dir": str(script.output_dir)}, ensure_ascii=False))
+        say(json.dumps({**shown, "output_dir": str(script.output_dir)}, ensure_ascii=False))
     else:
-        print(evolving.as_text(result, script.output_dir))
+        say(evolving.as_text(result, script.output_dir))
     if result.stopped:
         print(f"agentic-prompting: stopped early: {result.stopped}; the same command goes on", file=sys.stderr)
     return int(bool(result.stopped))

@@ -57,9 +57,11 @@ class Conversation:
     def line(self, text: str, style: str = "") -> None:
         from rich.text import Text
 
+        from ..llm.wire import visible
+
         if self.console is not None:
             with self.lock:
-                self.console.print(Text(text, style=style))  # Text: brackets in it are no markup
+                self.console.print(Text(visible(text), style=style))  # Text: brackets in it are no markup
 
 
 class _Overheard:

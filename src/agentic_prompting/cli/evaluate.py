@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .show import say
+
 
 def evaluate(
     config: Annotated[Path | None, typer.Option(help="A table: examples/configs/eval_*.yaml, in a clone.")] = None,
@@ -45,11 +47,11 @@ def evaluate(
     if as_json:
         found = json.loads(run.files["json"].read_text(encoding="utf-8"))
         files = {kind: str(path) for kind, path in run.files.items()}
-        print(json.dumps({**found, "skipped": {**run.skipped, **run.left_out}, "files": files}, ensure_ascii=False))
+        say(json.dumps({**found, "skipped": {**run.skipped, **run.left_out}, "files": files}, ensure_ascii=False))
         return 0
-    print(run.files["md"].read_text(encoding="utf-8"))
+    say(run.files["md"].read_text(encoding="utf-8"))
     for name, reason in {**run.skipped, **run.left_out}.items():
-        print(f"left out: {name}: {reason}")
+        say(f"left out: {name}: {reason}")
     print("written to " + ", ".join(str(path) for path in run.files.values()))
     return 0
 

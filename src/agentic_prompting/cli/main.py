@@ -110,4 +110,6 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _say(message: str) -> None:
-    print(f"agentic-prompting: {' '.join(message.split())}", file=sys.stderr)
+    from ..llm.wire import visible
+
+    print(f"agentic-prompting: {visible(' '.join(message.split()))}", file=sys.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from .options import connect_roles, option
-from .show import show
+from .show import say, show
 
 if TYPE_CHECKING:
     from ..llm import Budget
@@ -153,7 +153,7 @@ def _report(
     if as_json:
         shown: dict[str, Any] = {"summary": summary}
         shown |= {"output": str(output)} if output else {"results": [result.to_dict() for result in results]}
-        print(json.dumps(shown, ensure_ascii=False))
+        say(json.dumps(shown, ensure_ascii=False))
     else:
         show(results, summary)
     failed = [result.error for result in results if result.error is not None]

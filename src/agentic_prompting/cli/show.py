@@ -1,4 +1,4 @@
-"""What a terminal shows: refinements, and that something takes its time. Plain text in a pipe."""
+"""What a terminal shows: models' words, refinements, and that something takes its time. Plain text in a pipe."""
 
 from __future__ import annotations
 
@@ -22,16 +22,24 @@ def show(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> N
     from rich.console import Console
     from rich.text import Text
 
+    from ..llm.wire import visible
     from ..refine.types import described_lines
 
     console = Console(soft_wrap=True)
     if len(results) == 1:
         for mark, line in described_lines(results[0]):
-            console.print(Text(line, style=_STYLES[mark]))  # Text: brackets in it are no markup
+            console.print(Text(visible(line), style=_STYLES[mark]))  # Text: brackets in it are no markup
         console.print()
     for name, value in summary.items():
         if value or name == "accuracy":
             console.print(Text(f"{name:28} {value:.4g}"))
+
+
+def say(text: str) -> None:
+    """Print what may hold a model's words: what in it would steer the terminal is shown instead."""
+    from ..llm.wire import visible
+
+    print(visible(text))
 
 
 @contextmanager

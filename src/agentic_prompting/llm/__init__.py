@@ -6,6 +6,7 @@ from .errors import (
     BadReply,
     BadRequest,
     BudgetExceeded,
+    BudgetUnavailable,
     Closed,
     LLMError,
     Misconfigured,
@@ -15,16 +16,18 @@ from .errors import (
     TimedOut,
     Unreachable,
 )
+from .loop import run, start
 from .openai_chat import OpenAIChat
 from .routing import RoutedChat
 from .scripted import ScriptedChat
-from .types import ChatModel, Message, Reply, Usage, complete, with_system
+from .types import ChatModel, Message, Reply, Usage, as_chat, complete, with_system
 
 __all__ = [
     "BadReply",
     "BadRequest",
     "Budget",
     "BudgetExceeded",
+    "BudgetUnavailable",
     "ChatModel",
     "Closed",
     "LLMError",
@@ -41,7 +44,10 @@ __all__ = [
     "TimedOut",
     "Unreachable",
     "Usage",
+    "as_chat",
     "charge",
     "complete",
+    "run",
+    "start",
     "with_system",
 ]

@@ -8,13 +8,25 @@ was. An all-reduce would know neither the calls of this moment nor those of yest
 
 from __future__ import annotations
 
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .database import Connection, open_for_writing
-from .errors import BudgetExceeded
+from .errors import BudgetExceeded, BudgetUnavailable
+from .files import OWING, Connection, open_for_writing
 from .types import Usage
+
+logger = logging.getLogger(__name__)
+
+_BUSY_SECONDS = 1.0  # for another process to let go of the book
+_AGAIN_SECONDS = 5.0  # until a book out of reach is tried again
+_GRACE_SECONDS = 30.0  # that it may be out of reach before a limit counts as not kept
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS spending (
@@ -67,6 +79,9 @@ class Budget:
     With a `path` also from several processes, and across restarts: what is in the book stays spent. Delete the file to
     begin anew. Calls on their way when the budget is reached end and are booked, so it can be exceeded by those.
 
+    No method but [`Budget.stop_when_spent`] ever raises for the book's sake: what cannot be written (locked, no space)
+    counts all the same and is written with a later call; what cannot be read is as it was read last.
+
     Args:
         usd (`float`, *optional*): US dollars in all.
         tokens (`int`, *optional*): Tokens in all, read and written.
@@ -82,14 +97,57 @@ class Budget:
 
     def __init__(self, usd: float | None = None, tokens: int | None = None, path: str | Path | None = None):
         self.limit, self.path = Limit(usd, tokens), None if path is None else Path(path)
-        self._book = Connection(lambda: open_for_writing(self.path or ":memory:", _TABLE))
+        self._lock = threading.Lock()  # for the three below; never held while the disk is waited for
+        self._book: dict[str, Usage] = {}  # as last read; without a path all that was spent
+        self._unwritten: list[tuple[str, Usage]] = []
+        self._pid = os.getpid()
+        self._file = Connection(lambda: open_for_writing(path or "", _TABLE, _BUSY_SECONDS))
+        self._fault: Exception | None = None
+        self._failing_since = self._again_at = 0.0
+        OWING.add(self)
 
     def add(self, account: str, usage: Usage) -> None:
-        """Book what one call of `account` has used."""
+        """Book what `account` has used."""
+        self.note(account, usage)
+        self.settle()
+
+    def note(self, account: str, usage: Usage) -> None:
+        """The same without waiting for a disk: it counts at once, and [`Budget.settle`] writes it down."""
         if usage.tokens or usage.cost_usd:
-            with self._book.lock:
-                row = (account, usage.prompt_tokens, usage.completion_tokens, usage.cost_usd)
-                self._book().execute(_ADD, row)
+            with self._lock:
+                if self.path is None:
+                    self._book = _summed(self._book, [(account, usage)])
+                else:
+                    self._unwritten.append((account, usage))
+
+    def settle(self, at_once: bool = False) -> None:
+        """Write down what was spent here, read what was spent elsewhere. Waits for the disk for a second or two.
+
+        Args:
+            at_once (`bool`, *optional*, defaults to `False`): Also where it was out of reach a moment ago.
+        """
+        if self.path is None:
+            return
+        with self._file.lock:
+            if time.monotonic() < self._again_at and not at_once:
+                return
+            if self._pid != os.getpid():  # what the parent of a fork owes it writes itself
+                self._pid, self._unwritten = os.getpid(), []
+            owed = list(self._unwritten)
+            try:
+                book = _written_and_read(self._file(), owed)
+            except (sqlite3.Error, OSError, TypeError, ValueError) as error:
+                self._out_of_reach(error)
+                return
+            with self._lock:
+                del self._unwritten[: len(owed)]
+                expected = _summed(self._book, owed)
+                missing = any(book.get(account, Usage()).tokens < used.tokens for account, used in expected.items())
+                self._book = expected if missing else book
+            if missing:  # emptied or replaced while in use: what it now says is not what was spent
+                self._out_of_reach(ValueError("spending that was in it is gone"))
+            else:
+                self._fault = None
 
     def spent(self, account: str | None = None) -> Usage:
         """What `account`, or all of them together, have spent so far."""
@@ -98,19 +156,39 @@ class Budget:
 
     def by_account(self) -> dict[str, Usage]:
         """What each account has spent so far, in the order of their names."""
-        with self._book.lock:
-            rows = self._book().execute("SELECT * FROM spending ORDER BY account").fetchall()
-        return {account: Usage(*amounts) for account, *amounts in rows}
+        self.settle()
+        with self._lock:
+            return dict(sorted(_summed(self._book, self._unwritten).items()))
 
-    def stop_when_spent(self) -> None:
-        """Raise [`BudgetExceeded`] if the total is reached."""
-        if self.limit:
-            self.limit.stop_when_reached(self.spent(), f" in all (see {self.path})" if self.path else " in all")
+    def stop_when_spent(self, account: str | None = None, own: Limit = Limit()) -> None:
+        """See that another call may be paid for.
+
+        Args:
+            account (`str`, *optional*): Of the call.
+            own ([`Limit`], *optional*): What `account` may spend, beside the total.
+
+        Raises:
+            [`BudgetExceeded`]: The total, or the account's own limit, is reached.
+            [`BudgetUnavailable`]: There is a limit, and the book is damaged or was out of reach for half a minute.
+        """
+        if not self.limit and not own:
+            return
+        by_account = self.by_account()
+        if (error := self._fault) is not None:
+            may_pass = any(word in str(error) for word in ("locked", "full"))
+            if not may_pass or time.monotonic() - self._failing_since >= _GRACE_SECONDS:
+                what = f"the budget cannot be kept, its book {self.path} is out of reach: {error}"
+                raise BudgetUnavailable(what, attempts=0)
+        if account is not None:
+            own.stop_when_reached(by_account.get(account, Usage()), f" by {account!r}")
+        where = f" in all (see {self.path})" if self.path else " in all"
+        self.limit.stop_when_reached(sum(by_account.values(), Usage()), where)
 
     def __str__(self) -> str:
         """`environment $1.2000 (34,567 tokens), reference $0.0100 (890 tokens)`; `nothing` where nothing was spent."""
         spent = [f"{name} ${used.cost_usd:.4f} ({used.tokens:,} tokens)" for name, used in self.by_account().items()]
-        return ", ".join(spent) or "nothing"
+        missing = f" (the book {self.path} is out of reach: {self._fault})" if self._fault is not None else ""
+        return (", ".join(spent) or "nothing") + missing
 
     def __getstate__(self) -> dict[str, Any]:
         return {"usd": self.limit.usd, "tokens": self.limit.tokens, "path": self.path}
@@ -118,15 +196,64 @@ class Budget:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # a copy in another process opens the book for itself
 
+    def _out_of_reach(self, error: Exception) -> None:
+        if self._fault is None:
+            self._failing_since = time.monotonic()
+            logger.warning("the book of spending %s is out of reach, it is kept in memory until: %s", self.path, error)
+        self._fault, self._again_at = error, time.monotonic() + _AGAIN_SECONDS
+        self._file.close()
+
+
+def _summed(book: Mapping[str, Usage], more: Iterable[tuple[str, Usage]]) -> dict[str, Usage]:
+    spent = dict(book)
+    for account, usage in more:
+        spent[account] = spent.get(account, Usage()) + usage
+    return spent
+
+
+def _written_and_read(connection: sqlite3.Connection, owed: list[tuple[str, Usage]]) -> dict[str, Usage]:
+    """Book `owed`, all of it or nothing, and give back the whole book."""
+    if owed:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            entries = [(account, used.prompt_tokens, used.completion_tokens, used.cost_usd) for account, used in owed]
+            connection.executemany(_ADD, entries)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+    rows = connection.execute("SELECT * FROM spending").fetchall()
+    return {str(account): Usage(int(read), int(written), float(usd)) for account, read, written, usd in rows}
+
 
 def charge(budget: Budget, **roles: Any) -> None:
-    """Book what each role spends into `budget`: for models, and environments around models, that can be told to.
+    """Book what each role spends into `budget`: for models, and whatever is around models.
 
     Args:
         budget ([`Budget`]): Where to.
-        **roles: By name whatever has a `charge_to`; anything else, `None` included, is passed over.
+        **roles: By name whatever has a `charge_to`, or is around something that has (`chat`, `model`, `models`);
+            anything else, `None` included, is passed over. A model in several roles is booked under all their names:
+            `feedback+optimizer`.
     """
+    accounts: dict[int, tuple[Any, list[str]]] = {}
     for role, spender in roles.items():
-        charge_to = getattr(spender, "charge_to", None)
-        if charge_to is not None:
-            charge_to(budget, role)
+        for account, one in _spenders(role, spender, set()):
+            accounts.setdefault(id(one), (one, []))[1].append(account)
+    for one, names in accounts.values():
+        one.charge_to(budget, "+".join(dict.fromkeys(names)))
+
+
+def _spenders(account: str, around: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """What is inside `around` and can be charged, with the name of its account."""
+    if hasattr(around, "charge_to"):
+        yield account, around
+    elif id(around) not in seen:
+        seen.add(id(around))
+        for name in ("chat", "model", "models"):
+            inside = getattr(around, name, None)
+            if isinstance(inside, Mapping):
+                for key, one in inside.items():
+                    yield from _spenders(f"{account}/{key}", one, seen)
+            elif inside is not None and not isinstance(inside, str):
+                yield from _spenders(account, inside, seen)

@@ -75,6 +75,12 @@ class BudgetExceeded(LLMError):
     fatal = True
 
 
+class BudgetUnavailable(LLMError):
+    """There is a limit, and the book of what was spent can be neither read nor written: it could not be kept."""
+
+    fatal = True
+
+
 class Misconfigured(LLMError):
     """Wrong key, unknown model, wrong address: no retry can help."""
 

@@ -1,4 +1,4 @@
-"""One asyncio event loop on one daemon thread, shared by every client of this process.
+"""One asyncio event loop on one daemon thread, shared by every wait of this process, and the doors to it.
 
 Why one: an HTTP client of asyncio lives and dies with the loop it was first used on. A loop per batch
 (`asyncio.run`) fails with "Event loop is closed" at the second batch; a loop of the caller's (a notebook's) is not
@@ -16,10 +16,44 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-_JOIN_SECONDS = 2.0
-_THREADS = 256
-
 T = TypeVar("T")
+
+_END_SECONDS = 2.0
+_THREADS = 256  # for plain functions (environments above all) and disks; made as they are needed
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run `coroutine` on the background loop and wait for what it returns or raises.
+
+    Works from any thread, also one whose own event loop is running (a notebook's), which it holds up meanwhile. On
+    Ctrl-C the coroutine is cancelled.
+
+    Raises:
+        `RuntimeError`: Called on the background loop's own thread, which would wait for itself: `await` there. Or the
+            interpreter is shutting down.
+    """
+    if on_background_thread():
+        coroutine.close()
+        raise RuntimeError("this waits for the event loop on the event loop's own thread: await it instead")
+    future = start(coroutine)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run `coroutine` on the background loop; what it returns comes later. Cancelling the future cancels it.
+
+    Raises:
+        `RuntimeError`: The interpreter is shutting down and the loop is gone.
+    """
+    try:
+        return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
+    except RuntimeError:
+        coroutine.close()
+        raise
 
 
 class Closable(Protocol):
@@ -35,22 +69,29 @@ class _Background:
         self.pid = os.getpid()
         self.users: WeakSet[Closable] = WeakSet()
         self.loop = asyncio.new_event_loop()
-        # For what blocks, above all environments that are plain functions. asyncio's own would take six at a time here.
-        self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, thread_name_prefix="agentic-prompting"))
+        self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "agentic-prompting"))
         self.thread = threading.Thread(target=self.loop.run_forever, name="agentic-prompting-llm", daemon=True)
         self.thread.start()
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """At interpreter exit: end every call in flight, then the loop. Never waits long, whatever a server does."""
-        if self.pid != os.getpid():
+        """At interpreter exit: end every wait, then the loop. Never takes long, whatever a server does."""
+        if self.pid != os.getpid() or self.loop.is_closed():
             return
         for user in list(self.users):
             user.close()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(_JOIN_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+        self.thread.join(_END_SECONDS)
         if not self.thread.is_alive():
             self.loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=_END_SECONDS / 2)
+        self.loop.stop()
 
 
 _lock = threading.Lock()
@@ -82,13 +123,8 @@ def background_loop(user: Closable | None = None) -> asyncio.AbstractEventLoop:
         return _current.loop
 
 
-def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run a coroutine on the background loop. Cancelling the future cancels it."""
-    return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
-
-
 def on_background_thread() -> bool:
-    """Whether the caller runs on the loop's thread, as a callback of a future does: waiting there blocks all calls."""
+    """Whether the caller runs on the loop's thread, where waiting would hold up everything."""
     return _current is not None and threading.current_thread() is _current.thread
 
 

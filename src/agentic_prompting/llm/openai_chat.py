@@ -1,46 +1,92 @@
 """[`OpenAIChat`]: any endpoint that speaks OpenAI's chat format - OpenAI, vLLM, SGLang, Ollama, a router.
 
-What callers see, on their own threads: settings, futures, counts, the end. What happens to a call is in `calls.py`, the
-HTTP in `openai_http.py`, both on the event loop of `loop.py`. Everything that can happen to a call ends up in its
-[`Reply`].
+Settings, counts, and the life of a call: recorded? a place free? money left? ask, book, record, answer. The HTTP is in
+`openai_http.py`. A call may come from any thread and any event loop; its life is on the background loop of `loop.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future, wait
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from .budget import Budget, Limit
-from .cache import ReplayCache
-from .calls import Calls, Request
-from .endpoint import Endpoint, variable_with
-from .errors import BadReply, BadRequest, Closed, LLMError
-from .ledger import ChatStats, Ledger
-from .loop import background_loop, on_background_thread
+from .cache import CacheKey, ReplayCache
+from .errors import BadReply, BadRequest, Closed, LLMError, Misconfigured
+from .loop import background_loop, on_background_thread, run, start
 from .pricing import Price, find_price
-from .types import Message, Reply, Usage, with_system
-from .wire import clean, shown_url
+from .types import Message, Reply, Submits, Usage, with_system
+from .wire import clean, secrets_in, shown_url
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .openai_http import Http
+
+logger = logging.getLogger(__name__)
 
 _OPENAI_URL = "https://api.openai.com/v1"
 _CHECK_SECONDS = 30.0
+_CHECKED_SECONDS = 600.0  # that a call which succeeded stands for a check
 _CLOSE_SECONDS = 5.0
 
 
-class OpenAIChat:
+@dataclass
+class ChatStats:
+    """What a client has done so far in this process.
+
+    Args:
+        calls (`int`): Calls that have ended, whichever way.
+        cached (`int`): Those of them answered from the cache.
+        failed (`int`): Those of them that ended without a text.
+        retries (`int`): Requests sent beyond the first of each call.
+        usage ([`Usage`]): Tokens and dollars, retries and failed calls included.
+    """
+
+    calls: int = 0
+    cached: int = 0
+    failed: int = 0
+    retries: int = 0
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass
+class Call:
+    """One call: what is asked, as the conversation was when it was made, and its account over all attempts.
+
+    Args:
+        key (`CacheKey`, *optional*): `None` where the cache has no part in it.
+        timeout (`float`): Seconds for each attempt.
+        max_retries (`int`): Further attempts after a failed one.
+        patience (`float`): Seconds that it may still wait for an endpoint that is down.
+        attempts (`int`): Requests sent so far.
+        usage ([`Usage`]): Of all attempts: an answer that was no use is paid for too.
+        started (`float`): When it was made.
+    """
+
+    messages: list[Message]
+    sampling: dict[str, Any]
+    key: CacheKey | None
+    timeout: float
+    max_retries: int
+    patience: float
+    attempts: int = 0
+    usage: Usage = field(default_factory=Usage)
+    started: float = field(default_factory=time.perf_counter)
+
+
+class OpenAIChat(Submits):
     """A [`ChatModel`] behind an OpenAI-compatible endpoint.
 
-    Safe to use from several threads. A pickled copy has the settings but not the connections, the counts or a literal
-    `api_key`: it looks for its key in the environment of its process. `copy.deepcopy` gives the same object.
-
-    Callbacks added to the futures run on the event loop's thread: they may `submit`, but must not wait.
+    Safe to use from several threads and event loops. A pickled copy has the settings but not the connections, the
+    counts or a literal `api_key`: it looks for its key in the environment of its process. `copy.deepcopy` gives the
+    same object.
 
     Args:
         model (`str`): As the endpoint calls it.
@@ -90,54 +136,48 @@ class OpenAIChat:
     ):
         base_url = base_url or os.environ.get("OPENAI_BASE_URL")
         key = api_key.strip() if api_key else None
-        self.endpoint = Endpoint(
-            model=model,
-            base_url=base_url or _OPENAI_URL,
-            literal_key=key,
-            key_variable=variable_with(key) if key else "OPENAI_API_KEY",
-            needs_key=base_url is None,
-            max_concurrency=max_concurrency,
-            requests_per_minute=requests_per_minute,
-            timeout=timeout,
-            max_retries=max_retries,
-            patience=patience,
-            price=price or find_price(model),
-        )
-        self.limit = Limit(budget_usd, budget_tokens)
-        self.endpoint.check(self.limit)
+        self.model, self.base_url, self.needs_key = model, base_url or _OPENAI_URL, base_url is None
+        self.key_variable = _variable_with(key) if key else "OPENAI_API_KEY"
+        self.max_concurrency, self.requests_per_minute = max_concurrency, requests_per_minute
+        self.timeout, self.max_retries, self.patience = timeout, max_retries, patience
+        self.limit, self.price = Limit(budget_usd, budget_tokens), price or find_price(model)
         self.cache, self.system_prompt, self.sampling = cache, system_prompt, sampling
-        self._begin()
+        self._check_settings()
+        self._begin(lambda: key)  # not the key itself, which would be in every picture of this object
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._ledger = Ledger(self.model, self.limit)
-        self._closed = False
-        self._calls: Calls | None = None
-        self._left_by_fork: list[Calls] = []
-
-    @property
-    def model(self) -> str:
-        return self.endpoint.model
-
-    def submit(
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
-        """See [`ChatModel`]. Cancelling the future cancels its request. `session` makes no difference here."""
-        started = time.perf_counter()
+    ) -> Reply:
+        """See [`ChatModel`]. Cancelling the call cancels its request. `session` makes no difference here."""
+        begun = self.begin(messages, repeat, session, sampling)
+        if isinstance(begun, Reply):
+            return begun
+        if on_background_thread():
+            return await begun
+        try:
+            answer = start(begun)  # connections live on one loop, not on the caller's
+        except RuntimeError:
+            return self._ended(Closed("the interpreter is shutting down"))
+        return await asyncio.wrap_future(answer)
+
+    def begin(
+        self, messages: Sequence[Message], repeat: int | None, session: str | None, sampling: dict[str, Any]
+    ) -> Reply | Coroutine[Any, Any, Reply]:
+        """The reply if it is recorded and nothing may be asked, else what to wait for."""
         sampling = {**self.sampling, **sampling}
         try:
             # A copy: the caller may go on with its list while the call waits for a place.
             conversation = with_system(self.system_prompt, [message.copy() for message in messages])
-            key = None
-            if self.cache is not None and self.cache.mode != "off":
-                key = self.cache.key(self.model, conversation, sampling, repeat)
+            recorded = self.cache is not None and self.cache.mode != "off"
+            key = self.cache.key(self.model, conversation, sampling, repeat) if self.cache and recorded else None
         except Exception as error:  # whatever is wrong with this conversation, the next one may be fine
-            return self._ended(BadRequest, f"not a conversation that can be sent: {error!r}")
-        endpoint = self.endpoint
-        request = Request(conversation, sampling, key, endpoint.max_retries, endpoint.timeout, started)
-        return (
-            self._replayed(request) if self.cache is not None and self.cache.mode == "replay" else self._start(request)
-        )
+            return self._ended(BadRequest(f"not a conversation that can be sent: {error!r}"))
+        if self.cache is not None and self.cache.mode == "replay" and key is not None:
+            # At once: replies then come in the order of the calls, which no thread can change.
+            reply = self.cache.get(key)
+            assert reply is not None, "in replay mode what is missing is an error"
+            return self._counted(reply)
+        return self._answer(Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience))
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book what this client spends into `budget`, under the name of its role.
@@ -152,47 +192,73 @@ class OpenAIChat:
         Raises:
             `ValueError`: `budget` is in dollars alone, and the price is not known.
         """
-        self.endpoint.check_price(budget.limit)
-        self._ledger.charge_to(budget, account)
+        self._check_price(budget.limit)
+        with self._lock:
+            if budget is self._budget:
+                return
+            before = self._budget.spent(self._account) if self._budget.path is None else Usage()
+            self._budget, self._account = budget, account
+        budget.add(account, before)
 
     def check(self) -> None:
-        """Ask the endpoint for one word, the way every call does but for the cache. Nothing to check in replay mode.
+        """Ask the endpoint for one word, the way every call does but for the cache.
+
+        Not where a call has succeeded in the last ten minutes, nor in replay mode.
 
         Raises:
             [`LLMError`]: A call would fail: wrong key, unknown model, no server at this address, ...
         """
+        if self._answered_at is not None and time.monotonic() - self._answered_at < _CHECKED_SECONDS:
+            return
         if self.cache is not None and self.cache.mode == "replay":
             return
         messages: list[Message] = [{"role": "user", "content": "Reply with the word: ok"}]
-        retries, timeout = min(self.endpoint.max_retries, 1), min(self.endpoint.timeout, _CHECK_SECONDS)
-        reply = self._start(Request(messages, self.sampling, None, retries, timeout)).result()
+        limits = min(self.timeout, _CHECK_SECONDS), min(self.max_retries, 1), self.patience
+        reply = run(self._answer(Call(messages, self.sampling, None, *limits)))
         # A model that would have gone on thinking beyond max_tokens is there and works.
-        if reply.error is not None and not (isinstance(reply.error, BadReply) and reply.finish_reason == "length"):
+        if isinstance(reply.error, BadReply) and reply.finish_reason == "length":
+            self._answered_at = time.monotonic()
+        elif reply.error is not None:
             raise reply.error
 
     @property
     def stats(self) -> ChatStats:
         """Calls, failures, retries and usage so far: a copy."""
-        return self._ledger.stats
+        with self._lock:
+            return replace(self._stats)
 
     @property
     def usage(self) -> Usage:
         """Tokens and dollars so far."""
-        return self._ledger.stats.usage
+        return self.stats.usage
+
+    @property
+    def where(self) -> str:
+        """The model and its address, fit to be shown."""
+        return f"{self.model} at {shown_url(self.base_url)}"
+
+    @property
+    def endpoint(self) -> OpenAIChat:
+        return self  # temporary: goes with the last caller
+
+    def find_key(self) -> str | None:
+        """The API key, from the environment of this process unless it was passed in."""
+        from_environment = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
+        return self._literal_key() or from_environment or None
 
     def close(self) -> None:
         """End every call in flight with [`Closed`] and let go of the connections. Later calls end the same way.
 
         May be called any number of times, and is called at interpreter exit.
         """
-        with self._lock:
-            self._closed = True
-            calls, self._calls = self._calls, None
-        if calls is None or calls.pid != os.getpid():
+        self._closed = True
+        if self._pid != os.getpid():
             return
-        closing = _run(calls.shut_down())
-        if closing is not None and not on_background_thread():
-            wait([closing], _CLOSE_SECONDS)
+        with suppress(RuntimeError):  # the interpreter is shutting down and the loop is gone
+            closing = start(self._shut_down())
+            if not on_background_thread():
+                wait([closing], _CLOSE_SECONDS)
+                self._budget.settle(at_once=True)
 
     def __enter__(self) -> Self:
         return self
@@ -201,7 +267,7 @@ class OpenAIChat:
         self.close()
 
     def __repr__(self) -> str:
-        return f"OpenAIChat({self.model!r}, base_url={shown_url(self.endpoint.base_url)!r})"
+        return f"OpenAIChat({self.model!r}, base_url={shown_url(self.base_url)!r})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OpenAIChat:
         return self  # one endpoint, one budget
@@ -211,49 +277,173 @@ class OpenAIChat:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._begin()
+        self._begin(lambda: None)
 
-    def _start(self, request: Request) -> Future[Reply]:
-        with self._lock:
+    # --- settings, checked once
+
+    def _check_settings(self) -> None:
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url must begin with http:// or https://, not {shown_url(self.base_url)!r}")
+        if self.max_concurrency < 1 or self.max_retries < 0 or self.timeout <= 0 or self.patience <= 0:
+            raise ValueError("max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0")
+        if self.requests_per_minute is not None and self.requests_per_minute <= 0:
+            raise ValueError("requests_per_minute must be above 0")
+        self._check_price(self.limit)
+
+    def _check_price(self, limit: Limit) -> None:
+        if limit.usd is None or self.price is not None:
+            return
+        unknown = f"the price of {self.model!r} is not known"
+        if limit.tokens is None:  # a budget that can never be reached is worse than none
+            raise ValueError(
+                f"budget_usd needs a price, and {unknown}: pass budget_tokens= instead, or "
+                "price=(usd per 1M prompt tokens, usd per 1M completion tokens)"
+            )
+        logger.warning("%s: of its budget only the tokens are counted", unknown)
+
+    def _begin(self, literal_key: Callable[[], str | None]) -> None:
+        """What a copy in another process has of its own."""
+        self._literal_key = literal_key
+        self._lock = threading.Lock()
+        self._stats = ChatStats()
+        self._answered_at: float | None = None  # when the endpoint last gave a text
+        self._budget = Budget()  # in memory, without a total: until told where to book
+        self._account: str = self.model
+        self._closed = False
+        self._left_by_fork: list[Any] = []
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        """What a fork has of its own. Used on the background loop alone."""
+        self._pid = os.getpid()
+        self._slots = asyncio.Semaphore(self.max_concurrency)
+        self._asking: weakref.WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = weakref.WeakValueDictionary()
+        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._http: Http | None = None
+
+    # --- the life of a call, on the background loop
+
+    async def _answer(self, call: Call) -> Reply:
+        """The reply to one call. Raises nothing but the caller's own cancellation."""
+        if self._pid != os.getpid():
+            self._left_by_fork.append((self._http, self._tasks))  # the parent's: neither used nor closed
+            self._begin_process()
+        task = asyncio.ensure_future(self._recorded_or_asked(call))  # its own, so that `close` can end it alone
+        self._tasks.add(task)
+        reply = Reply(error=Closed("cancelled"))
+        try:
+            reply = await task
+        except asyncio.CancelledError:
+            if not self._closed or _cancelled():
+                raise
+            reply = Reply(error=Closed("the client was closed"))
+        except LLMError as error:
+            reply = Reply(error=error)
+        except Exception as error:  # a fault in here fails one call, not the thread all calls share
+            logger.debug("a call to %s failed in an unforeseen way", self.where, exc_info=True)
+            reply = Reply(error=BadRequest(f"{type(error).__name__}: {error}"))
+        finally:
+            self._tasks.discard(task)
+            reply = self._ended(reply.error, reply, call)
+        return reply
+
+    async def _recorded_or_asked(self, call: Call) -> Reply:
+        if self.cache is None or call.key is None:
+            return await self._ask(call)
+        # Who wants the same sample meanwhile waits here, then finds it recorded. A lock, not a shared task: when the
+        # first one is cancelled or fails, the next one asks for itself.
+        async with self._asking.setdefault(call.key[:2], asyncio.Lock()):
+            recorded = await asyncio.to_thread(self.cache.get, call.key)
+            return recorded or await self._ask(call)
+
+    async def _ask(self, call: Call) -> Reply:
+        async with self._slots:
             if self._closed:
-                return self._ended(Closed, "the client is closed")
-            if self._calls is None or self._calls.pid != os.getpid():
-                if self._calls is not None:
-                    self._left_by_fork.append(self._calls)  # with the parent's connections: neither used nor closed
-                self._calls = Calls(self.endpoint, self._ledger, self.cache)
-                weakref.finalize(self, _let_go, self._calls).atexit = False
-            # Within the lock, so that `close` on another thread finds this call among those to end.
-            future = _run(self._calls.answer(request), self)
-        return future or self._ended(Closed, "the interpreter is shutting down")
+                raise Closed("the client is closed")
+            await self._in_thread(self._budget.stop_when_spent, self._account, self.limit)
+            http = self._http or self._connect()
+            try:
+                reply = await http.ask(call)
+            finally:
+                self._budget.note(self._account, call.usage)
+            await self._in_thread(self._keep, call, reply)
+            return reply
 
-    def _replayed(self, request: Request) -> Future[Reply]:
-        """The recorded reply, at once: replies then come in the order of the requests, which no thread can change."""
-        assert self.cache is not None and request.key is not None
-        reply = self.cache.get(request.key)
-        assert reply is not None, "in replay mode what is missing is an error"
-        self._ledger.add(reply)
-        future: Future[Reply] = Future()
-        future.set_result(reply)
-        return future
+    def _connect(self) -> Http:
+        from .openai_http import Http  # 0.7 s, at the first call only
 
-    def _ended(self, kind: type[LLMError], what: str) -> Future[Reply]:
-        """The reply to a call that never left."""
-        reply = Reply(error=kind(clean(what), self.endpoint.where, attempts=0), attempts=0)
-        self._ledger.add(reply)
-        future: Future[Reply] = Future()
-        future.set_result(reply)
-        return future
+        key = self.find_key()
+        if key is None and self.needs_key:
+            raise Misconfigured(
+                "no key: set OPENAI_API_KEY or pass api_key= (a literal key is not carried into other processes), "
+                "or base_url= for a server of your own"
+            )
+        self._http = Http(self, key or "none")
+        background_loop(self)  # which closes what is connected before it ends
+        weakref.finalize(self, _let_go, self._http, os.getpid()).atexit = False
+        return self._http
+
+    async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
+        """What may wait for a disk, off the loop: there it would hold up every call of every client."""
+        if self.cache is None and self._budget.path is None:
+            function(*args)  # nothing that waits
+        else:
+            await asyncio.to_thread(function, *args)
+
+    def _keep(self, call: Call, reply: Reply) -> None:
+        """Record the reply, and write down what it cost."""
+        if self.cache is not None and call.key is not None:
+            try:
+                self.cache.put(call.key, replace(reply, usage=call.usage))
+            except Exception:  # a reply that is here and paid for is not taken away
+                logger.exception("a reply could not be recorded in %r", self.cache)
+        self._budget.settle()
+
+    def _ended(self, error: LLMError | None, reply: Reply = Reply(attempts=0), call: Call | None = None) -> Reply:
+        """The reply as the caller gets it: with its account, counted, and its error free of secrets and traces."""
+        if call is not None:
+            seconds = time.perf_counter() - call.started
+            reply = replace(reply, usage=call.usage, attempts=call.attempts, seconds=seconds)
+        if error is not None:
+            what = clean(error.what, self.find_key(), *secrets_in(self.base_url))
+            reply = replace(reply, error=type(error)(what, self.where, reply.attempts, error.status))
+        return self._counted(reply)
+
+    def _counted(self, reply: Reply) -> Reply:
+        with self._lock:
+            stats = self._stats
+            stats.calls += 1
+            stats.cached += reply.cached
+            stats.failed += reply.error is not None
+            stats.retries += max(0, reply.attempts - 1)
+            stats.usage += reply.usage
+            if reply.error is None and not reply.cached:
+                self._answered_at = time.monotonic()
+        return reply
+
+    async def _shut_down(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
 
 
-def _run(coroutine: Coroutine[Any, Any, T], user: OpenAIChat | None = None) -> Future[T] | None:
-    try:
-        return asyncio.run_coroutine_threadsafe(coroutine, background_loop(user))
-    except RuntimeError:  # the interpreter is shutting down and the loop is gone
-        coroutine.close()
-        return None
+def _cancelled() -> bool:
+    """Whether somebody wants the current task to end, not only the one that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
-def _let_go(calls: Calls) -> None:
+def _let_go(http: Http, pid: int) -> None:
     """Close the connections of a client that nobody holds any more; without this they stay open on the loop."""
-    if calls.pid == os.getpid():
-        _run(calls.shut_down())
+    if pid == os.getpid():
+        with suppress(RuntimeError):  # the interpreter is shutting down
+            start(http.close())
+
+
+def _variable_with(key: str) -> str | None:
+    """The environment variable that `key` was read from, so that a pickled copy can carry the name, not the key."""
+    names = (name for name, value in os.environ.items() if value.strip() == key and ("KEY" in name or "TOKEN" in name))
+    return next(names, None)

@@ -1,10 +1,8 @@
-"""The HTTP half of [`OpenAIChat`]: the openai package's client, with every attempt passing through one method.
+"""The HTTP half of [`OpenAIChat`]: attempts, what each one means, and when another one is worth making.
 
-Retries, backoff and `Retry-After` are the openai package's. What it lacks sits in [`AttemptClient.send`], which each
-request goes through, retries included: attempts wait while the endpoint is down, are counted and spaced there, a time
-limit holds for the *whole* attempt (httpx's own is per read, so a server that trickles bytes never meets it), and a 2xx
-body without a usable reply is raised as a broken transfer, so that it is retried like one, within the same number of
-attempts.
+The openai package brings addresses, headers and proxies. What is decided here, since a server must not: how long a
+whole attempt may take (httpx's own limit is per read, so a server that trickles bytes never meets it), how long an
+answer may be, what is retried and after which wait, and that nobody is sent on to another address.
 
 Imports openai, 0.7 s: to be imported inside functions only.
 """
@@ -12,15 +10,19 @@ Imports openai, 0.7 s: to be imported inside functions only.
 from __future__ import annotations
 
 import asyncio
+import email.utils
 import json
 import logging
-from contextvars import ContextVar
-from typing import Any
+import random
+import time
+import zlib
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
+import httpx2 as httpx
 import openai
 
 from .breaker import Breaker
-from .endpoint import Endpoint
 from .errors import (
     BadReply,
     BadRequest,
@@ -31,11 +33,19 @@ from .errors import (
     TimedOut,
     Unreachable,
 )
-from .http_pools import Pools, httpx
 from .types import Reply
-from .wire import Call, read_completion, said_by, shown_url, worth_retrying
+from .wire import read_completion, said_by, shown_url, worth_retrying
+
+if TYPE_CHECKING:
+    from .openai_chat import Call, OpenAIChat
 
 _CONNECT_SECONDS = 10.0
+_CONNECTIONS = 32  # in each pool
+_OF_THE_TRANSFER = ("content-encoding", "content-length", "transfer-encoding")
+_MOST_BYTES = 32 << 20  # of a reply, unpacked
+_MOST_ERROR_BYTES = 64 << 10  # of an error, whose beginning is all that is shown
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a retry, where the server asks for nothing
+_LONGEST_ASKED = 120.0  # seconds, whatever the server asks for
 
 
 class _WithoutSecrets(logging.Filter):
@@ -50,137 +60,194 @@ class _WithoutSecrets(logging.Filter):
 logging.getLogger(httpx.__name__).addFilter(_WithoutSecrets())
 
 
-# The openai package hands nothing of ours on to the transport; the context of the call's own task reaches it.
-CURRENT_CALL: ContextVar[Call] = ContextVar("CURRENT_CALL")
-
-
-class UnusableBody(httpx.RequestError):  # type: ignore[misc, name-defined]  # a class only known when running
-    """A 2xx response without a usable reply, in the shape of the errors that the openai package retries."""
-
-    def __init__(self, error: LLMError, request: Any):
-        super().__init__(error.what, request=request)
-        self.error = error
-
-
-class AttemptClient(openai.DefaultAsyncHttpxClient):
-    """An HTTP client that holds back, counts, spaces, times and judges every attempt.
-
-    Args:
-        breaker ([`Breaker`]): Lets attempts through.
-        requests_per_minute (`float`, *optional*): At most this many attempts a minute, evenly spaced.
-        **kwargs: Of `httpx.AsyncClient`.
-    """
-
-    def __init__(self, breaker: Breaker, requests_per_minute: float | None = None, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.breaker = breaker
-        self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
-        self._next_start = 0.0
+class _BoundedClient(openai.DefaultAsyncHttpxClient):
+    """An HTTP client that reads answers up to a size; of longer ones it has the beginning and says so."""
 
     async def send(self, request: Any, **kwargs: Any) -> Any:
-        call = CURRENT_CALL.get()
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        async with self.breaker.attempt(call.patience) as probing:
-            call.patience = max(0.0, call.patience - (clock() - began))
-            await self._wait_for_turn()
-            call.attempts += 1
-            try:
-                response = await asyncio.wait_for(super().send(request, **kwargs), call.timeout)
-            except TimeoutError:
-                self.breaker.dead(probing)
-                raise httpx.ReadTimeout(f"no complete reply within {call.timeout:g} s", request=request) from None
-            except httpx.DecodingError:
-                self.breaker.alive()
-                raise
-            except httpx.TransportError:
-                self.breaker.dead(probing)
-                raise
-            self.breaker.dead(probing) if response.status_code >= 500 else self.breaker.alive()
-        return _judged(response, call, request)
+        response = await super().send(request, **{**kwargs, "stream": True})
+        try:
+            body, cut = await _read(response, _MOST_BYTES if response.is_success else _MOST_ERROR_BYTES)
+        except zlib.error as error:
+            raise httpx.DecodingError(str(error), request=request) from None
+        finally:
+            await response.aclose()
+        headers = [pair for pair in response.headers.multi_items() if pair[0] not in _OF_THE_TRANSFER]
+        read = httpx.Response(response.status_code, headers=headers, content=body, request=request)
+        read.extensions["cut"] = cut
+        return read
+
+
+async def _read(response: Any, most: int) -> tuple[bytes, bool]:
+    """The unpacked body, at most so many bytes of it, and whether there was more.
+
+    Not left to httpx, which unpacks whatever has arrived at once: a thousand times its size.
+    """
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", "gzip"):
+        raise zlib.error(f"content-encoding {encoding!r} was not asked for")
+    unpack = zlib.decompressobj(31) if encoding == "gzip" else None
+    body = bytearray()
+    async for piece in response.aiter_raw():
+        body += unpack.decompress(piece, most + 1 - len(body)) if unpack else piece
+        if len(body) > most:
+            return bytes(body[:most]), True
+    if unpack is not None and not unpack.eof:
+        raise zlib.error("incomplete data")
+    return bytes(body), False
+
+
+class _Pools(httpx.AsyncBaseTransport):
+    """Many small connection pools behind one transport; requests are dealt out in turn.
+
+    httpx's pool goes through all of its connections whenever a request begins or ends. With a thousand calls in flight
+    that is two thirds of the processor time of a call.
+
+    Args:
+        connections (`int`): Requests on their way at once at most.
+    """
+
+    def __init__(self, connections: int):
+        verify = httpx.create_ssl_context()  # one for all: making one takes longer than a pool
+        # A pool may get more than its share for a moment, when the others' requests end early.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_CONNECTIONS)
+        number = -(-connections // _CONNECTIONS)
+        self._pools = [httpx.AsyncHTTPTransport(verify=verify, limits=limits) for _ in range(number)]
+        self._next = cycle(self._pools)
+
+    async def handle_async_request(self, request: Any) -> Any:
+        return await next(self._next).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        await asyncio.gather(*(pool.aclose() for pool in self._pools))
+
+
+class Http:
+    """The connections of one client in one process. To be made and used on the background loop.
+
+    Args:
+        chat ([`OpenAIChat`]): Its settings, which are read here and not kept: it must not be held.
+        key (`str`): The API key.
+    """
+
+    def __init__(self, chat: OpenAIChat, key: str):
+        self.model, self.price, self.breaker = chat.model, chat.price, Breaker()
+        # Connecting gets less: a host that is there answers fast.
+        timeouts = httpx.Timeout(chat.timeout, connect=min(chat.timeout, _CONNECT_SECONDS))
+        # Mounted, not passed as the transport, which would turn off the proxies that the environment names.
+        client = _BoundedClient(
+            mounts={"all://": _Pools(chat.max_concurrency)},
+            timeout=timeouts,
+            follow_redirects=False,
+            headers={"accept-encoding": "gzip"},
+        )
+        self.client = openai.AsyncOpenAI(
+            api_key=key, base_url=chat.base_url, timeout=timeouts, max_retries=0, http_client=client
+        )
+        self._interval = 60 / chat.requests_per_minute if chat.requests_per_minute else 0.0
+        self._next_start = 0.0
+
+    async def ask(self, call: Call) -> Reply:
+        """Ask, retries included. What went wrong is in the reply, not yet cleaned of secrets."""
+        # As a part of the body every parameter reaches the endpoint, also one that only vLLM knows (`top_k`, `min_p`).
+        extra = call.sampling.get("extra_body") or {}
+        body = {"model": self.model, "messages": call.messages, **call.sampling, **extra}
+        body.pop("extra_body", None)
+        while True:
+            reply, wait = await self._attempt(body, call)
+            if wait is None or call.attempts > call.max_retries:
+                return reply
+            await asyncio.sleep(wait)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+    async def _attempt(self, body: dict[str, Any], call: Call) -> tuple[Reply, float | None]:
+        """One attempt: what came of it, and the seconds after which another one is worth making, if any."""
+        began = time.monotonic()
+        try:
+            async with self.breaker.attempt(call.patience) as probing:
+                call.patience = max(0.0, call.patience - (time.monotonic() - began))
+                await self._wait_for_turn()
+                call.attempts += 1
+                answer = await self._answer(body, call.timeout)
+                dead = isinstance(answer, TimedOut | Unreachable) or getattr(answer, "status_code", 0) >= 500
+                self.breaker.dead(probing) if dead else self.breaker.alive()
+        except LLMError as error:  # down for as long as a call waits, or nothing that can be sent
+            return Reply(error=error), None
+        if isinstance(answer, LLMError):
+            return Reply(error=answer), _backoff(call.attempts)
+        if not answer.is_success:
+            failed = Reply(error=_from_status(answer, self.model))
+            passes = answer.status_code in (408, 409, 429) or answer.status_code >= 500
+            final = not passes or b"insufficient_quota" in answer.content  # waiting does not fill an account
+            return failed, None if final else _wait_before_retry(call.attempts, answer)
+        if answer.extensions["cut"]:
+            return Reply(error=BadReply(f"the endpoint's answer has more than {_MOST_BYTES >> 20} MiB")), None
+        reply = read_completion(answer.content, self.price)
+        call.usage += reply.usage
+        return reply, _backoff(call.attempts) if worth_retrying(reply) else None
+
+    async def _answer(self, body: dict[str, Any], timeout: float) -> Any:
+        """The response, whatever its status, or the [`LLMError`] that there is instead of one.
+
+        Raises:
+            [`BadRequest`]: It cannot be sent.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                # Not `chat.completions.create`, which walks through the types of every message and builds a typed
+                # completion: a third of the processor time of a call, for what `read_completion` does anyway.
+                return await self.client.post("/chat/completions", body=body, cast_to=httpx.Response)
+        except openai.APIStatusError as error:
+            return error.response
+        except openai.APIConnectionError as error:  # a timeout is one
+            cause = error.__cause__
+            if isinstance(cause, httpx.DecodingError):
+                return BadReply(f"the endpoint's answer cannot be decoded: {cause}")
+            if isinstance(cause, httpx.TimeoutException) and not isinstance(cause, httpx.ConnectTimeout):
+                return TimedOut(str(cause) or "no reply in time")
+            reason = str(cause) or type(cause).__name__
+            return Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")
+        except TimeoutError:
+            return TimedOut(f"no complete reply within {timeout:g} s")
+        except Exception as error:  # whatever happened, it happened to this call alone
+            raise BadRequest(f"the request could not be sent: {type(error).__name__}: {error}") from None
 
     async def _wait_for_turn(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = time.monotonic()
         start = max(now, self._next_start)
         self._next_start = start + self._interval
         if start > now:
             await asyncio.sleep(start - now)
 
 
-def _judged(response: Any, call: Call, request: Any) -> Any:
-    """`response`, with what it holds written into `call`. Raises where another attempt is, or is not, worth making."""
-    if response.status_code == 429 and b"insufficient_quota" in response.content:
-        # Raised as our own error it is not retried: waiting does not fill an account.
-        raise Misconfigured("the account is out of credit: add credit or use another key", status=429)
-    if response.is_success:
-        call.reply = read_completion(response.content, call.price)
-        call.usage += call.reply.usage
-        if call.reply.error is not None and worth_retrying(call.reply):
-            raise UnusableBody(call.reply.error, request)
-    return response
+def _backoff(attempts: int) -> float:
+    """Seconds before the next attempt: twice as long each time, and not the same for all who failed together."""
+    return min(_FIRST_WAIT * 2 ** (attempts - 1), _LONGEST_WAIT) * random.uniform(0.75, 1.0)
 
 
-def connect(endpoint: Endpoint, key: str) -> openai.AsyncOpenAI:
-    """An openai client over an [`AttemptClient`]. To be made and used on one event loop."""
-    seconds = endpoint.timeout
-    # Connecting gets less: a host that is there answers fast.
-    timeouts = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
-    # Mounted, not passed as the transport, which would turn off the proxies that the environment names.
-    pools = {"all://": Pools(endpoint.max_concurrency)}
-    client = AttemptClient(Breaker(), endpoint.requests_per_minute, mounts=pools, timeout=timeouts)
-    return openai.AsyncOpenAI(
-        api_key=key,
-        base_url=endpoint.base_url,
-        timeout=timeouts,
-        max_retries=endpoint.max_retries,
-        http_client=client,
-    )
+def _wait_before_retry(attempts: int, response: Any) -> float:
+    """What the server asks for, two minutes at most. `x-should-retry` is not asked: the retries were promised."""
+    asked = _asked_wait(response.headers)
+    return min(asked, _LONGEST_ASKED) if asked > 0 else _backoff(attempts)
 
 
-async def request_completion(
-    client: openai.AsyncOpenAI, call: Call, model: str, messages: Any, sampling: dict[str, Any]
-) -> Reply:
-    """Ask once, retries included, as a part of `call`.
-
-    Raises:
-        [`LLMError`]: There is no reply. Without `where` and `attempts`, and not yet cleaned of secrets.
-    """
-    CURRENT_CALL.set(call)
-    # As a part of the body every parameter reaches the endpoint, also one that only vLLM knows (`top_k`, `min_p`).
-    body = {**sampling, **(sampling.get("extra_body") or {})}
-    body.pop("extra_body", None)
-    try:
-        # Not `chat.completions.create`, which walks through the types of every message and builds a typed completion:
-        # a third of the processor time of a call, for what `read_completion` does anyway.
-        request = {"model": model, "messages": messages, **body}
-        await client.post("/chat/completions", body=request, cast_to=httpx.Response)
-    except Exception as error:  # whatever happened, it happened to this call alone
-        raise as_llm_error(error, model, str(client.base_url)) from None
-    assert call.reply is not None, "a 2xx response leaves a reply"
-    return call.reply
+def _asked_wait(headers: Any) -> float:
+    """The seconds in `Retry-After`; 0 where there are none that can be read."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return unit * float(headers[name])
+        except (KeyError, ValueError):
+            pass
+    date = email.utils.parsedate_tz(headers.get("retry-after", ""))
+    return email.utils.mktime_tz(date) - time.time() if date else 0.0
 
 
-def as_llm_error(error: Exception, model: str, base_url: str) -> LLMError:
-    """The error of ours that says what `error` of the openai package (or any other) means for the user."""
-    cause = error.__cause__
-    if isinstance(error, LLMError):
-        return error
-    if isinstance(cause, UnusableBody):
-        return cause.error
-    if isinstance(cause, httpx.DecodingError):
-        return BadReply(f"the endpoint's answer cannot be decoded: {cause}")
-    if isinstance(error, openai.APITimeoutError) and not isinstance(cause, httpx.ConnectTimeout):
-        return TimedOut(str(cause) or "no reply in time")
-    if isinstance(error, openai.APIConnectionError):
-        reason = str(cause) or type(cause).__name__
-        return Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")
-    if isinstance(error, openai.APIStatusError):
-        return _from_status(error, model, base_url)
-    return BadRequest(f"the request could not be sent: {type(error).__name__}: {error}")
-
-
-def _from_status(error: openai.APIStatusError, model: str, base_url: str) -> LLMError:
-    status, said = error.status_code, said_by(_body(error))
+def _from_status(response: Any, model: str) -> LLMError:
+    """The error of ours that says what a status means for the user."""
+    status, said = response.status_code, said_by(_decoded(response))
+    if status == 429 and b"insufficient_quota" in response.content:
+        return Misconfigured("the account is out of credit: add credit or use another key", status=status)
     if status == 401:  # what the server says here may quote the key
         return Misconfigured("the key was rejected: set OPENAI_API_KEY or pass api_key=", status=status)
     if status == 402:
@@ -199,11 +266,13 @@ def _from_status(error: openai.APIStatusError, model: str, base_url: str) -> LLM
         return ServerFailed(f"the endpoint failed: {said}", status=status)
     if status >= 400:
         return BadRequest(f"the endpoint rejected the request: {said}", status=status)
-    return Misconfigured(f"the endpoint answers with a redirect: is base_url {base_url} right?", status=status)
+    to = shown_url(response.headers.get("location", "")) or "another address"
+    what = f"the endpoint sends on to {to}, which is not followed: if that is the server you want, set base_url= to it"
+    return Misconfigured(what, status=status)
 
 
-def _body(error: openai.APIStatusError) -> Any:
+def _decoded(response: Any) -> Any:
     try:
-        return json.loads(error.response.content)
-    except ValueError:
-        return error.response.text
+        return json.loads(response.content)
+    except (ValueError, RecursionError):
+        return response.text

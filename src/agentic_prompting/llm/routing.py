@@ -8,24 +8,23 @@ from __future__ import annotations
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from .budget import Budget, charge
 from .errors import Misconfigured
-from .types import ChatModel, Message, Reply
+from .types import ChatModel, Message, Reply, Submits, as_chat
 
 Rule = Callable[[str, list[str]], str] | Mapping[str, float]
 
 _SESSIONS_KEPT = 100_000
 
 
-class RoutedChat:
+class RoutedChat(Submits):
     """A [`ChatModel`] that passes each session on to one of several.
 
     Args:
-        models (`Mapping[str, ChatModel]`): The models to choose from, by name.
+        models (`Mapping[str, ChatModel]`): The models to choose from, by name, or functions: [`as_chat`].
         rule (`Callable[[str, list[str]], str]` or `Mapping[str, float]`):
             A function of the question (the first user message of the session) and the names that returns a name; or a
             weight for each name, at least one above 0, drawn from with a generator seeded by `seed` and the session, so
@@ -52,17 +51,23 @@ class RoutedChat:
         self._chosen: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
-    def submit(
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
+    ) -> Reply:
         """See [`ChatModel`]. A rule that fails or names an unknown model gives a [`Misconfigured`] reply."""
+        begun = self.begin(messages, repeat, session, sampling)
+        return begun if isinstance(begun, Reply) else await begun
+
+    def begin(
+        self, messages: Sequence[Message], repeat: int | None, session: str | None, sampling: dict[str, Any]
+    ) -> Reply | Coroutine[Any, Any, Reply]:
         try:
-            model = self.models[self.choose(messages, session)]
+            model = as_chat(self.models[self.choose(messages, session)])
         except Misconfigured as error:
-            failed: Future[Reply] = Future()
-            failed.set_result(Reply(error=error.with_traceback(None), attempts=0))
-            return failed
-        return model.submit(messages, repeat=repeat, session=session, **sampling)
+            return Reply(error=error.with_traceback(None), attempts=0)
+        if isinstance(model, Submits):
+            return model.begin(messages, repeat, session, sampling)
+        return model(messages, repeat=repeat, session=session, **sampling)
 
     def choose(self, messages: Sequence[Message], session: str | None = None) -> str:
         """The name of the model that answers `messages` in `session`.

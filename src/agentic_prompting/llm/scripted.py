@@ -5,24 +5,25 @@ For tests, notebooks and dry runs. It records what it was asked and can fail or 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from .errors import LLMError, ServerFailed
-from .types import Message, Reply, Usage
+from .types import Message, Reply, Submits, Usage
 
 Script = Callable[[Sequence[Message]], "str | Reply"] | Sequence["str | Reply | LLMError"] | Mapping[str, str]
 
 
-class ScriptedChat:
-    """A [`ChatModel`] that follows a script.
+class ScriptedChat(Submits):
+    """A [`ChatModel`] that follows a script. Without a latency its replies come in the order of the calls.
 
     Args:
         script (`Callable`, `Sequence` or `Mapping`):
-            A function of the messages that returns a text or a [`Reply`]; or a list of texts, replies and errors,
+            A function of the messages that returns a text or a [`Reply`], and is quick (one that has to wait is a chat
+            model by itself, see [`as_chat`]); or a list of texts, replies and errors,
             given out in the order of the calls (the last one repeats); or a dict from a piece of the last message to
             the reply (the first piece that occurs wins; without one the call fails).
         latency (`float` or `Callable[[], float]`, *optional*, defaults to `0.0`): Seconds until the reply arrives.
@@ -45,28 +46,27 @@ class ScriptedChat:
         self.sampling: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
-    def submit(
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
+    ) -> Reply:
+        """See [`ChatModel`]. `repeat` and `session` make no difference here."""
+        begun = self.begin(messages, repeat, session, sampling)
+        return begun if isinstance(begun, Reply) else await begun
+
+    def begin(
+        self, messages: Sequence[Message], repeat: int | None, session: str | None, sampling: dict[str, Any]
+    ) -> Reply | Coroutine[Any, Any, Reply]:
         with self._lock:
             number = len(self.calls)
             self.calls.append(list(messages))
             self.sampling.append(sampling)
         seconds = self.latency() if callable(self.latency) else self.latency
-        future: Future[Reply] = Future()
+        return self._later(number, messages, seconds) if seconds > 0 else self._reply(number, messages, 0.0)
+
+    async def _later(self, number: int, messages: Sequence[Message], seconds: float) -> Reply:
         started = time.perf_counter()
-
-        def answer() -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_result(self._reply(number, messages, time.perf_counter() - started))
-
-        if seconds > 0:
-            timer = threading.Timer(seconds, answer)
-            timer.daemon = True
-            timer.start()
-        else:
-            answer()
-        return future
+        await asyncio.sleep(seconds)
+        return self._reply(number, messages, time.perf_counter() - started)
 
     def _reply(self, number: int, messages: Sequence[Message], seconds: float) -> Reply:
         if self.fail_on is not None and self.fail_on(number):

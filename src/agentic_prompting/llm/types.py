@@ -1,17 +1,21 @@
-"""The types that every large-LLM call is made of: message in, reply out.
+"""What every large-LLM call is made of: message in, reply out, one awaitable between them.
 
-No HTTP here, no vendor: [`OpenAIChat`] speaks to endpoints, [`ScriptedChat`] is the fake we ship, anything else with a
-`submit` method of this shape will do.
+No HTTP here, no vendor: [`OpenAIChat`] speaks to endpoints, [`ScriptedChat`] is the fake we ship, and [`as_chat`] makes
+one of any function of the messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import inspect
+import time
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
-from .errors import LLMError
+from .errors import BadReply, LLMError, ServerFailed
+from .loop import run, start
 
 
 class Message(TypedDict):
@@ -70,17 +74,27 @@ class Reply:
     seconds: float = 0.0
 
 
+class _Asked(type(Protocol)):  # type: ignore[misc]  # typing keeps the metaclass to itself
+    """What `isinstance(x, ChatModel)` looks at: not whether `x` can be called, which any verifier can."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if cls is not ChatModel:
+            return super().__instancecheck__(instance)
+        # temporary: `submit` goes with the last caller
+        return inspect.iscoroutinefunction(type(instance).__call__) or hasattr(instance, "submit")
+
+
 @runtime_checkable
-class ChatModel(Protocol):
+class ChatModel(Protocol, metaclass=_Asked):
     """A large LLM, asked one conversation at a time.
 
-    `submit` returns at once and never raises for one call: whatever happens to the call ends up in the [`Reply`].
+    A call never raises: whatever happens to it ends up in the [`Reply`]. Cancellation alone passes through.
     """
 
-    def submit(
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
-        """Ask; the reply comes later.
+    ) -> Reply:
+        """Ask, and wait for the reply.
 
         Args:
             messages (`Sequence[Message]`): The conversation, oldest first.
@@ -93,11 +107,105 @@ class ChatModel(Protocol):
         ...
 
 
-def complete(model: ChatModel, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:
-    """Ask once and wait. `messages` may be a plain string, which is sent as one user message."""
+class Submits:
+    """The old spelling of a call: a future. `begin` gives a reply that is there at once, or what to wait for."""
+
+    # temporary: goes with the last caller
+
+    def begin(
+        self, messages: Sequence[Message], repeat: int | None, session: str | None, sampling: dict[str, Any]
+    ) -> Reply | Coroutine[Any, Any, Reply]:
+        raise NotImplementedError
+
+    def submit(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Future[Reply]:
+        begun = self.begin(messages, repeat, session, sampling)
+        if not isinstance(begun, Reply):
+            return start(begun)
+        future: Future[Reply] = Future()
+        future.set_result(begun)
+        return future
+
+
+def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:
+    """Ask once and wait, from any thread, also in a notebook.
+
+    Args:
+        model ([`ChatModel`] or `Callable`): Whom to ask; see [`as_chat`].
+        messages (`Sequence[Message]` or `str`): The conversation; a plain string is one user message.
+        **kwargs: Of [`ChatModel`].
+    """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
-    return model.submit(messages, **kwargs).result()
+    return run(as_chat(model)(messages, **kwargs))
+
+
+def as_chat(model: Any) -> ChatModel:
+    """A [`ChatModel`] out of whatever can be called with messages.
+
+    Args:
+        model ([`ChatModel`] or `Callable`): A chat model; or a function, or an object with a `__call__`, of the
+            messages that returns a text or a [`Reply`]. A plain one runs in a thread, an `async` one on the event
+            loop. `repeat`, `session` and sampling arguments are passed where its signature has a place for them. What
+            it raises becomes the reply's error.
+
+    Raises:
+        `TypeError`: It cannot be called.
+    """
+    if isinstance(model, (Submits, _Adapted)):
+        return model  # type: ignore[return-value]  # those of this package keep the promise by themselves
+    if not callable(model) and not hasattr(model, "submit"):
+        raise TypeError(f"not a chat model, and not a function of the messages: {model!r}")
+    return _Adapted(model)
+
+
+class _Adapted:
+    """Keeps the promise of [`ChatModel`] for a model that does not; else it is that model, attributes and all."""
+
+    def __init__(self, model: Any):
+        self._model = model
+        function = model if callable(model) else model.submit  # temporary, as `submit` is
+        self._async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(model).__call__)
+        try:
+            parameters = inspect.signature(function).parameters.values()
+            open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
+            self._names = None if open_ended else {one.name for one in list(parameters)[1:]}
+        except (TypeError, ValueError):  # a builtin
+            self._names = set()
+
+    async def __call__(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
+        started = time.perf_counter()
+        keywords = {"repeat": repeat, "session": session, **sampling}
+        if self._names is not None:
+            keywords = {name: value for name, value in keywords.items() if name in self._names}
+        try:
+            said = await self._said(messages, keywords)
+        except LLMError as error:
+            return Reply(error=error.with_traceback(None), seconds=time.perf_counter() - started)
+        except Exception as error:  # a model with a bug is a failed call, as a broken server would be
+            what = f"{type(self._model).__name__} raised {type(error).__name__}: {error}"
+            return Reply(error=ServerFailed(what), seconds=time.perf_counter() - started)
+        if isinstance(said, Reply):
+            return said
+        if not isinstance(said, str) or not said.strip():
+            return Reply(error=BadReply(f"neither a text nor a Reply came back, but {said!r:.80}"))
+        return Reply(text=said, seconds=time.perf_counter() - started)
+
+    async def _said(self, messages: Sequence[Message], keywords: dict[str, Any]) -> Any:
+        if not callable(self._model):
+            return await asyncio.wrap_future(self._model.submit(messages, **keywords))
+        if self._async:
+            return await self._model(messages, **keywords)
+        said = await asyncio.to_thread(self._model, messages, **keywords)
+        return await said if inspect.isawaitable(said) else said
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_model" not in vars(self):  # while a copy is being made
+            raise AttributeError(name)
+        return getattr(self._model, name)
 
 
 def with_system(system_prompt: str | None, messages: Sequence[Message]) -> list[Message]:

@@ -7,40 +7,25 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
-from .errors import BadReply, LLMError, Refused
+from .errors import BadReply, Refused
 from .pricing import Price, priced
 from .types import Reply, Usage
 
 _SECRETS = re.compile(r"\bsk-[\w*.\-]{4,}|(?<=Bearer )[^\s'\"]+", re.IGNORECASE)
+_KNOWN = {"v1", "v1beta", "api", "openai", "compatible-mode", "inference", "chat", "completions", "models"}
+_TEXT_PARTS = {"text", "output_text"}
+# Control characters but tab and line feed, marks of direction, invisible tags, halves of surrogate pairs.
+_STEERING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
+)
 _LONGEST_QUOTE = 300
 _LONGEST_REASON = 40
 _MOST_TOKENS = 10**9  # in one call; a count above it, or below 0, is no count, and would upset every sum it got into
 _LONGEST_READ = 5000  # far more than is shown: a text is cut only after the key is out, or half a key would stay
-
-
-@dataclass
-class Call:
-    """The account of one call over all its attempts, kept by the HTTP half.
-
-    Args:
-        timeout (`float`): Seconds for each attempt.
-        patience (`float`): Seconds that it may still wait for an endpoint that is down.
-        price (`tuple[float, float]`, *optional*): See [`OpenAIChat`].
-        attempts (`int`, *optional*, defaults to `0`): Requests sent so far.
-        usage ([`Usage`], *optional*): Of all attempts: an answer that was no use is paid for too.
-        reply ([`Reply`], *optional*): What the last 2xx response held.
-    """
-
-    timeout: float
-    patience: float
-    price: Price | None = None
-    attempts: int = 0
-    usage: Usage = field(default_factory=Usage)
-    reply: Reply | None = None
 
 
 def read_completion(body: bytes, price: Price | None = None) -> Reply:
@@ -66,7 +51,7 @@ def read_completion(body: bytes, price: Price | None = None) -> Reply:
     try:
         choice = data["choices"][0]
         message, finish_reason = choice["message"], str(choice.get("finish_reason") or "stop")[:_LONGEST_REASON]
-        text, refusal = message.get("content"), message.get("refusal")
+        text, refusal = _joined(message.get("content")), message.get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
         return _bad("the endpoint's answer has no choices", usage)
     if refusal or finish_reason == "content_filter":
@@ -77,6 +62,14 @@ def read_completion(body: bytes, price: Price | None = None) -> Reply:
     # A reply cut inside an emoji can hold half a surrogate pair, which neither a tokenizer nor SQLite takes.
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return Reply(text=text, finish_reason=finish_reason, usage=usage)
+
+
+def _joined(content: Any) -> Any:
+    """Some servers send a reply as a list of parts, a model's thoughts among them: the texts put together."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in _TEXT_PARTS]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def worth_retrying(reply: Reply) -> bool:
@@ -96,23 +89,52 @@ def said_by(body: Any) -> str:
     return str(body)[:_LONGEST_READ] if body else ""
 
 
-def clean(text: str, key: str | None = None) -> str:
-    """`text` fit to be shown: on one line, short, without the key or anything that looks like one."""
-    if key and len(key) > 5:  # shorter ones ("none", "EMPTY") are placeholders and ordinary words
-        text = text.replace(key, "[key]")
-    text = " ".join(_SECRETS.sub("[key]", text).split())
+def clean(text: str, *secrets: str | None) -> str:
+    """`text` fit to be shown: on one line, short, without `secrets`, other keys and what would steer a terminal."""
+    for secret in secrets:
+        if secret and len(secret) > 5:  # shorter ones ("none", "EMPTY") are placeholders and ordinary words
+            text = text.replace(secret, "[key]")
+    text = visible(" ".join(_SECRETS.sub("[key]", text).split()))
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
 
 
+def visible(text: str) -> str:
+    """`text` with all that would steer a terminal written out: `\\u001b` for ESC, and so on.
+
+    Escape sequences can set the clipboard or clear the screen, and marks of direction let a text read backwards. Line
+    feeds and tabs stay. What is written out is written as JSON does it, so a line of JSON stays the same JSON.
+    """
+    return _STEERING.sub(_written_out, text.replace("\r\n", "\n"))
+
+
+def _written_out(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
 def shown_url(url: str) -> str:
-    """`url` fit to be shown: without user, password and query, where keys are put as well."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    """`url` fit to be shown: its scheme, host and port, and the end of its path as far as everybody knows it.
+
+    A key can stand anywhere else: as a user or password, in the query, and with some gateways in the path.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"//{url}")
+    except ValueError:
+        return "an address that cannot be read"
+    path = [piece for piece in parts.path.split("/") if piece]
+    known = list(takewhile(_KNOWN.__contains__, reversed(path)))[::-1]
+    shown = ["..."] * (len(known) < len(path)) + known
+    return "/".join([f"{parts.scheme}://" * bool(parts.scheme) + parts.netloc.rpartition("@")[2], *shown])
 
 
-def with_details(error: LLMError, where: str, attempts: int, key: str | None) -> LLMError:
-    """A copy of `error` that says where and how often, free of the key, of its traceback and of its cause."""
-    return type(error)(clean(error.what, key), where, attempts, error.status)
+def secrets_in(url: str) -> list[str]:
+    """The pieces of `url` that [`shown_url`] leaves out, which a server may quote."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return []
+    pieces = [*parts.path.split("/"), parts.username, parts.password, *parts.query.split("&")]
+    return [piece for piece in pieces if piece and piece not in _KNOWN]
 
 
 def _bad(what: str, usage: Usage | None = None, finish_reason: str = "error") -> Reply:

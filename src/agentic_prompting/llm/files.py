@@ -18,7 +18,6 @@ from ..records import atomic_write as write_whole  # temporary: goes with the la
 __all__ = ["OWING", "Connection", "open_for_writing", "write_whole"]
 
 
-
 BUSY_SECONDS = 30.0
 
 

@@ -6,7 +6,6 @@ import copy
 import random
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -56,12 +55,10 @@ class PromptsInOrder:
         self.chat, self.passes = chat, dict[str, int]()
         self._next: dict[str, Iterator[str]] = {case.question: iter(case.prompts) for case in cases}
 
-    def submit(self, messages: Sequence[Message], **_: Any) -> Future[Reply]:
+    async def __call__(self, messages: Sequence[Message], **_: Any) -> Reply:
         question = messages[-1]["content"].rsplit("\n", 1)[-1]
         self.passes[question] = self.chat.passes
-        future: Future[Reply] = Future()
-        future.set_result(Reply(text=f"<IMPROVED_PROMPT>{next(self._next[question])}</IMPROVED_PROMPT>"))
-        return future
+        return Reply(text=f"<IMPROVED_PROMPT>{next(self._next[question])}</IMPROVED_PROMPT>")
 
 
 def critic(messages: Sequence[Message]) -> str:

@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
-from agentic_prompting.llm import LLMError, OpenAIChat, Reply  # noqa: E402
+from agentic_prompting.llm import LLMError, OpenAIChat, Reply, start  # noqa: E402
 from misbehaving import FAULTS, MisbehavingServer  # noqa: E402
 
 
@@ -63,7 +63,7 @@ def server_process(**options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def ask_all(chat: OpenAIChat, texts: list[str]) -> dict[str, Reply]:
-    futures = {text: chat.submit([{"role": "user", "content": text}]) for text in texts}
+    futures = {text: start(chat([{"role": "user", "content": text}])) for text in texts}
     return {text: future.result(600) for text, future in futures.items()}
 
 

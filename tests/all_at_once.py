@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future
+import asyncio
 from typing import Any
 
 from agentic_prompting.llm import ChatModel, Reply
 
 
 class AllAtOnce:
-    """A [`ChatModel`] that answers nobody before `n` calls are waiting.
+    """A [`ChatModel`] that answers nobody before `n` calls are waiting, on one event loop.
 
     Args:
         chat ([`ChatModel`]): What it says then.
@@ -19,19 +18,14 @@ class AllAtOnce:
 
     def __init__(self, chat: ChatModel, n: int):
         self.chat, self.n = chat, n
-        self._waiting: list[tuple[Future[Reply], Any, dict[str, Any]]] = []
-        self._lock = threading.Lock()
+        self._waiting: list[asyncio.Future[None]] = []
 
-    def submit(self, messages: Any, **options: Any) -> Future[Reply]:
-        future: Future[Reply] = Future()
-        with self._lock:
-            self._waiting.append((future, messages, options))
-            if len(self._waiting) == self.n:
-                together, self._waiting = self._waiting, []
-                threading.Thread(target=self._answer, args=(together,), daemon=True).start()
-        return future
-
-    def _answer(self, together: list[tuple[Future[Reply], Any, dict[str, Any]]]) -> None:
-        for future, messages, options in together:
-            if future.set_running_or_notify_cancel():
-                future.set_result(self.chat.submit(messages, **options).result())
+    async def __call__(self, messages: Any, **options: Any) -> Reply:
+        here: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(here)
+        if len(self._waiting) == self.n:
+            together, self._waiting = self._waiting, []
+            for one in together:
+                one.set_result(None)
+        await here
+        return await self.chat(messages, **options)

@@ -129,12 +129,13 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
     from agentic_prompting import evolve
     from agentic_prompting.data import loading
     from agentic_prompting.evolution import EvolveConfig
+    from agentic_prompting.llm import complete
     from agentic_prompting.sandbox import Oracle, as_rows, make_split
     from servers import LoopbackServer
     from serving import running, scripted_agent, service_of
 
     oracle = Oracle()
-    endpoint = stack.enter_context(LoopbackServer(lambda asked, _: oracle.submit(asked["messages"]).result().text))
+    endpoint = stack.enter_context(LoopbackServer(lambda asked, _: complete(oracle, asked["messages"]).text))
     agent = scripted_agent(policy, oracle)
     service = stack.enter_context(running(service_of(agent)))
     monkeypatch.chdir(folder)

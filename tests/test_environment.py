@@ -1,7 +1,6 @@
 """The large LLM as environment: what it is sent, what the agent reads of its reply, and what becomes of failure."""
 
 import asyncio
-from concurrent.futures import Future
 
 import pytest
 from hypothesis import given, strategies as st
@@ -48,9 +47,9 @@ class Recording(ScriptedChat):
         super().__init__(*args, **kwargs)
         self.identities = []
 
-    def submit(self, messages, *, repeat=None, session=None, **sampling):
+    async def __call__(self, messages, *, repeat=None, session=None, **sampling):
         self.identities.append((repeat, session))
-        return super().submit(messages, repeat=repeat, session=session, **sampling)
+        return await super().__call__(messages, repeat=repeat, session=session, **sampling)
 
 
 # --- what it is sent ----------------------------------------------------------------------------------------------
@@ -203,20 +202,22 @@ def test_an_error_is_no_text():
 
 def test_cancelling_takes_the_call_off_the_wire():
     """An episode that is not needed any more."""
-    asked = Future()
+    ended = []
 
-    class Slow:
-        def submit(self, messages, **kwargs):
-            return asked
+    async def slow(messages):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
 
     async def cancelled():
-        step = asyncio.create_task(LLMEnvironment(Slow()).step(rollout_after(0)))
+        step = asyncio.create_task(LLMEnvironment(slow).step(rollout_after(0)))
         await asyncio.sleep(0)
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
         return step.cancelled()
 
-    assert asyncio.run(cancelled()) and asked.cancelled()
+    assert asyncio.run(cancelled()) and ended
 
 
 def play(environment, n=1):

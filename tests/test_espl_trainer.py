@@ -297,15 +297,12 @@ def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp
 def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_path, caplog, silent_from):
     """No child, a warning, and training goes on; nor does the thread that asks wait for ever."""
 
-    class Silent:
-        def __init__(self):
-            self.asked, self.answers = -1, Reference()
-
+    class Silent(Reference):
         async def __call__(self, messages, **sampling):
-            self.asked += 1
+            self.asked = getattr(self, "asked", -1) + 1
             if self.asked >= silent_from:
                 await asyncio.Event().wait()
-            return await self.answers(messages, **sampling)
+            return await super().__call__(messages, **sampling)
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, Silent(), evolution_lag=0, reflection_timeout=0.2, max_steps=3)
     trainer.policy = BatchEngine(Writes(trainer), lent=True)

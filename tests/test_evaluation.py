@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from concurrent.futures import Future
 from math import comb
 from threading import Event
 
@@ -36,8 +35,8 @@ from agentic_prompting.evaluation import (
     write_tables,
 )
 from agentic_prompting.evaluation.scoring import format_scores, score_records
-from agentic_prompting.llm import BudgetExceeded, ReplayCache, Reply, ScriptedChat, ServerFailed
-from agentic_prompting.llm.asking import in_parallel
+from agentic_prompting.llm import BudgetExceeded, ReplayCache, Reply, ScriptedChat, ServerFailed, start
+from agentic_prompting.llm.parallel import in_parallel
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.sandbox.puzzle_models import puzzle_models
 from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles
@@ -242,14 +241,11 @@ def test_a_model_is_asked_by_awaiting_it_too():
 
 
 def test_a_call_that_its_model_cancels_is_a_failed_call():
-    class Closing:
-        def submit(self, messages, **options):
-            future = Future()
-            future.cancel()
-            return future
+    async def closing(messages):
+        raise asyncio.CancelledError
 
-    (record,) = evaluate_agent(PromptedSystem(Closing(), None), {"a": ROWS[:1]}, runs=1, progress=False).records
-    assert "the call was cancelled" in record["error"]
+    (record,) = evaluate_agent(PromptedSystem(closing, None), {"a": ROWS[:1]}, runs=1, progress=False).records
+    assert "the model raised CancelledError" in record["error"]
 
 
 def test_leaving_early_cancels_what_is_on_its_way():
@@ -330,7 +326,7 @@ def test_a_call_count_is_shared():
     count = CallCount(3)
     first, second = (MeteredChat(ScriptedChat(["x"]), count=count) for _ in range(2))
     message = [{"role": "user", "content": "q"}]
-    replies = [chat.submit(message).result() for chat in (first, second, first, second)]
+    replies = [start(chat(message)).result() for chat in (first, second, first, second)]
     assert [isinstance(reply.error, BudgetExceeded) for reply in replies] == [False, False, False, True]
     assert count.affords(0) and not count.affords(1)
 

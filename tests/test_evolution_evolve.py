@@ -15,7 +15,7 @@ from agentic_prompting.evolution import (
     SystemPrompt,
     evolve,
 )
-from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, Reply, ScriptedChat, ServerFailed, Usage
+from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, Reply, ScriptedChat, ServerFailed, Usage, start
 from agentic_prompting.rewards import AccuracyJudge, exact_match_reward
 from misbehaving import MisbehavingServer
 
@@ -140,7 +140,8 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role):
     judge = AccuracyJudge(ScriptedChat(lambda messages: "<ACCURACY>0</ACCURACY>"))
 
     def graded(rollout, answers, **kwargs):
-        asked = [judge.submit("?", one.answer or "", golds) for one, golds in zip(rollout, answers, strict=True)]
+        pairs = zip(rollout, answers, strict=True)
+        asked = [start(judge("?", one.answer or "", golds)) for one, golds in pairs]
         return [future.result() for future in asked]
 
     def say(request):

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentic_prompting.llm import BadRequest, Closed, ScriptedChat, ServerFailed, complete
+from agentic_prompting.llm import BadRequest, Closed, ScriptedChat, ServerFailed, complete, start
 from agentic_prompting.local import GreedyBatch, GreedyRow, TransformersChat, can_draft, greedy, transformers_chat
 from agentic_prompting.local.transformers_chat import _Session
 from agentic_prompting.refine import ProRefiner
@@ -98,8 +98,8 @@ def test_equal_to_plain_greedy_decoding(model, look_up):
         limit = rng.randint(1, 40)
         expected.append(reference(model, context, limit))
         rows.append(GreedyRow(context, limit, spoilt(expected[-1], rng)))
-    for start in range(0, 25, 5):
-        greedy(model, rows[start : start + 5], ENDS, look_up)
+    for begin in range(0, 25, 5):
+        greedy(model, rows[begin : begin + 5], ENDS, look_up)
     assert [row.ids for row in rows] == expected
     for row in rows:
         assert row.finished == (row.ids[-1] in ENDS) and row.drafted <= len(row.ids)
@@ -248,7 +248,7 @@ def test_a_session_grows_like_regeneration(local_model, tokenizer):
         texts = []
         for step in range(5):
             futures = [
-                chat.submit([{"role": "user", "content": prompts[q][step]}], session=str(q), max_tokens=8 * (step + 1))
+                start(chat([{"role": "user", "content": prompts[q][step]}], session=str(q), max_tokens=8 * (step + 1)))
                 for q in range(4)
             ]
             texts.append([(future.result().text, future.result().finish_reason) for future in futures])

@@ -22,6 +22,7 @@ from agentic_prompting.llm import (
     ScriptedChat,
     Usage,
     charge,
+    start,
 )
 from misbehaving import MisbehavingServer
 
@@ -40,7 +41,7 @@ def chat_at(server, **settings):
 
 
 def ask(chat, text="x"):
-    return chat.submit([{"role": "user", "content": text}]).result(10)
+    return start(chat([{"role": "user", "content": text}])).result(10)
 
 
 def test_a_book_adds_up(tmp_path):
@@ -54,6 +55,14 @@ def test_a_book_adds_up(tmp_path):
         assert str(budget) == "environment $2.0000 (17 tokens), judge $0.0000 (7 tokens)"
     assert str(Budget()) == "nothing"
     assert pickle.loads(pickle.dumps(budget)).spent() == Usage(18, 6, 2.0), "a copy reads the same book"
+
+
+def test_where_nothing_was_spent_there_is_no_book(tmp_path):
+    with OpenAIChat("m", "http://127.0.0.1:1/v1", max_retries=0, price=(1, 1)) as chat:
+        budget = Budget(usd=1, path=tmp_path / "spending.sqlite")
+        charge(budget, environment=chat)
+        assert ask(chat).error is not None and str(budget) == "nothing"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("limit", "part"), [({"usd": 30}, "$30.0000"), ({"tokens": 30}, "30 tokens")])
@@ -79,7 +88,7 @@ def test_calls_on_their_way_end_and_are_booked(server):
     with chat_at(server, budget_tokens=1) as chat:
         budget = Budget()
         charge(budget, environment=chat)
-        futures = [chat.submit([{"role": "user", "content": str(i)}]) for i in range(5)]
+        futures = [start(chat([{"role": "user", "content": str(i)}])) for i in range(5)]
         assert [future.result().error for future in futures] == [None] * 5
         assert isinstance(ask(chat).error, BudgetExceeded) and budget.spent().tokens == 75
 
@@ -100,7 +109,7 @@ def test_replies_from_the_cache_cost_nothing(server, tmp_path):
     for _ in range(3):
         with chat_at(server, cache=cache) as chat:
             charge(budget, environment=chat)
-            assert chat.submit([{"role": "user", "content": "x"}], repeat=0).result(5).error is None
+            assert start(chat([{"role": "user", "content": "x"}], repeat=0)).result(5).error is None
     assert budget.spent().tokens == 15
 
 
@@ -168,7 +177,7 @@ def test_a_locked_book_holds_up_and_loses_nothing(server, locked, _quickly, limi
     with chat_at(server) as booked, chat_at(server) as free:
         budget = Budget(path=path, **limit)
         charge(budget, judge=booked)
-        futures = [booked.submit([{"role": "user", "content": str(i)}]) for i in range(3)]
+        futures = [start(booked([{"role": "user", "content": str(i)}])) for i in range(3)]
         assert ask(free).error is None
         assert [future.result(10).error for future in futures] == [None] * 3
         assert "judge $45.0000 (45 tokens)" in str(budget), "what is not in the book yet counts all the same"
@@ -178,7 +187,7 @@ def test_a_locked_book_holds_up_and_loses_nothing(server, locked, _quickly, limi
 
 def test_a_full_disk_loses_no_reply_and_is_made_up_for(server, tmp_path, _quickly, caplog):
     path = tmp_path / "spending.sqlite"
-    Budget(path=path).spent()
+    Budget(path=path).add("before", Usage(1, 0, 0.0))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute(
         "CREATE TRIGGER full BEFORE INSERT ON spending BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
@@ -186,11 +195,11 @@ def test_a_full_disk_loses_no_reply_and_is_made_up_for(server, tmp_path, _quickl
     with chat_at(server) as chat:
         charge(Budget(path=path), environment=chat)
         assert [ask(chat, str(i)).error for i in range(20)] == [None] * 20
-        assert Budget(path=path).spent() == Usage()
+        assert Budget(path=path).spent().tokens == 1
         assert caplog.text.count("disk is full") == 1, "said once, not for every call"
         other.execute("DROP TRIGGER full")
         assert ask(chat).error is None
-        assert Budget(path=path).spent().tokens == 21 * 15
+        assert Budget(path=path).spent().tokens == 1 + 21 * 15
 
 
 @pytest.mark.parametrize("when", ["before", "while it runs"])
@@ -216,7 +225,7 @@ def test_a_limit_without_a_book_stops_in_one_clear_line(server, tmp_path, _quick
         budget = Budget(path=path, **limit)
         charge(budget, environment=chat)
         ask(chat)
-        paid = chat.submit([{"role": "user", "content": "on its way"}])
+        paid = start(chat([{"role": "user", "content": "on its way"}]))
         while len(server.requests) < 2:
             time.sleep(0.005)
         damage(path)
@@ -271,10 +280,10 @@ def test_one_client_in_several_roles_is_booked_under_all_their_names(server):
 
 PROCESS = """
 import sys
-from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, charge
+from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, charge, start
 with OpenAIChat("m", sys.argv[1], max_concurrency=2) as chat:
     charge(Budget(tokens=3000, path=sys.argv[2]), environment=chat)
-    futures = [chat.submit([{"role": "user", "content": str(i)}]) for i in range(400)]
+    futures = [start(chat([{"role": "user", "content": str(i)}])) for i in range(400)]
     replies = [future.result() for future in futures]
     assert {type(reply.error) for reply in replies} <= {type(None), BudgetExceeded}
     print(sum(reply.error is None for reply in replies))

@@ -19,6 +19,7 @@ from agentic_prompting.llm import (
     ServerFailed,
     Usage,
     complete,
+    start,
 )
 from servers import Answer, LoopbackServer, unused_url
 
@@ -228,7 +229,7 @@ def test_a_damaged_recording_is_asked_anew_never_believed(path, counting, how, c
     recorded = recording(path)
     assert damage(path, how) > 50
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path), max_concurrency=64) as chat:
-        replies = [future.result(30) for future in [chat.submit(MESSAGES, repeat=i) for i in range(200)]]
+        replies = [future.result(30) for future in [start(chat(MESSAGES, repeat=i)) for i in range(200)]]
     assert [reply.error for reply in replies] == [None] * 200
     kept = [reply.text == recorded[i] for i, reply in enumerate(replies) if reply.cached]
     assert all(kept) and len(kept) + len(counting.requests) == 200 and len(counting.requests) > 50
@@ -239,7 +240,7 @@ def test_a_damaged_recording_in_replay_mode_says_so(path):
     cache = ReplayCache(path, "replay")
     damage(path, os.urandom)
     with OpenAIChat("m", unused_url(), cache=cache) as chat:
-        replies = [chat.submit(MESSAGES, repeat=i).result(5) for i in range(200)]
+        replies = [start(chat(MESSAGES, repeat=i)).result(5) for i in range(200)]
     for reply, text in zip(replies, recorded, strict=True):
         assert reply.text == text if reply.error is None else isinstance(reply.error, Misconfigured)
     errors = [str(reply.error) for reply in replies if reply.error]
@@ -322,7 +323,7 @@ def test_a_failed_call_is_asked_again(path):
 
 def test_the_same_sample_wanted_twice_at_once_is_asked_once(path, counting):
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path)) as chat:
-        futures = [chat.submit(MESSAGES, repeat=0) for _ in range(5)] + [chat.submit(MESSAGES, repeat=1)]
+        futures = [start(chat(MESSAGES, repeat=0)) for _ in range(5)] + [start(chat(MESSAGES, repeat=1))]
         texts = [future.result().text for future in futures]
         assert len(counting.requests) == 2
         assert len(set(texts[:5])) == 1
@@ -332,7 +333,7 @@ def test_the_same_sample_wanted_twice_at_once_is_asked_once(path, counting):
 def test_who_waits_for_a_cancelled_call_asks_for_itself(path, counting):
     counting.script = lambda request, n: Answer("ok", delay=0.4)
     with OpenAIChat("m", counting.base_url, cache=ReplayCache(path)) as chat:
-        first, second = chat.submit(MESSAGES, repeat=0), chat.submit(MESSAGES, repeat=0)
+        first, second = start(chat(MESSAGES, repeat=0)), start(chat(MESSAGES, repeat=0))
         while not counting.requests:
             time.sleep(0.005)
         first.cancel()

@@ -8,7 +8,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from agentic_prompting.llm import OpenAIChat, ReplayCache, RoutedChat, Unreachable, errors
+from agentic_prompting.llm import OpenAIChat, ReplayCache, RoutedChat, Unreachable, errors, start
 from agentic_prompting.llm.breaker import Breaker
 from agentic_prompting.llm.wire import read_completion
 from misbehaving import FAULTS, ODD_REPLIES, PASSING, MisbehavingServer, at_random, in_turn
@@ -24,7 +24,7 @@ def _quick(monkeypatch):
 
 
 def ask(chat, text):
-    return chat.submit([{"role": "user", "content": text}])
+    return start(chat([{"role": "user", "content": text}]))
 
 
 def replies_to(chat, texts):
@@ -220,6 +220,6 @@ def test_one_dead_model_of_several_holds_up_no_other():
         dead, living = OpenAIChat("m", unused_url(), max_retries=0), OpenAIChat("m", server.base_url)
         with dead, living:
             both = RoutedChat({"dead": dead, "living": living}, lambda question, names: question)
-            waiting = [both.submit([{"role": "user", "content": "dead"}]) for _ in range(8)]
+            waiting = [start(both([{"role": "user", "content": "dead"}])) for _ in range(8)]
             wait(waiting[:5])
-            assert both.submit([{"role": "user", "content": "living"}]).result(5).text == "reply to living"
+            assert start(both([{"role": "user", "content": "living"}])).result(5).text == "reply to living"

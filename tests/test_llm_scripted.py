@@ -63,7 +63,7 @@ def test_it_fails_and_breaks_as_data():
 
 
 def test_latency_does_not_block_submit():
-    waiting = [ScriptedChat(["ok"], latency=3600).submit(user(str(i))) for i in range(20)]
+    waiting = [start(ScriptedChat(["ok"], latency=3600)(user(str(i)))) for i in range(20)]
     assert not any(future.done() for future in waiting) and all(future.cancel() for future in waiting)
     reply = complete(ScriptedChat(["ok"], latency=0.1), "x")
     assert reply.text == "ok" and reply.seconds >= 0.1
@@ -71,7 +71,7 @@ def test_latency_does_not_block_submit():
 
 def test_a_cancelled_call_stays_cancelled():
     chat = ScriptedChat(["ok"], latency=0.1)
-    future = chat.submit(user("x"))
+    future = start(chat(user("x")))
     assert future.cancel()
     time.sleep(0.2)
     assert future.cancelled()

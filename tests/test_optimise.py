@@ -46,11 +46,11 @@ def test_an_optimiser_that_was_killed_pays_nothing_twice(tmp_path):
     cache, paid = ReplayCache(tmp_path / "replies.sqlite"), []
 
     def counting(model):
-        def script(messages):
+        async def counted(messages, **options):
             paid.append(1)
-            return model.submit(messages).result()
+            return await model(messages, **options)
 
-        return ScriptedChat(script)
+        return counted
 
     runs, payments = [], []
     for _ in range(2):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,7 @@ from agentic_prompting.llm import (
     ServerFailed,
     complete,
 )
-from agentic_prompting.llm.asking import in_parallel
+from agentic_prompting.llm.parallel import in_parallel
 from agentic_prompting.refine import (
     LabelVerifier,
     ProRefiner,
@@ -113,20 +112,17 @@ def test_no_queries():
 
 
 def test_a_model_that_breaks_its_promise_fails_its_calls_only():
-    class Rude:
-        def submit(self, messages, **options):
-            if "Question 3?" in messages[-1]["content"]:
-                raise RuntimeError("no future for you")
-            future = Future()
-            future.set_exception(ValueError("inside")) if "Question 4?" in messages[-1]["content"] else future.cancel()
-            return future
-
     async def awaited(messages, **options):
         if "Question 2?" in messages[-1]["content"]:
             raise asyncio.CancelledError
         raise RuntimeError("no future") if "Question 3?" in messages[-1]["content"] else ValueError("inside")
 
-    for rude in (Rude(), awaited):
+    def plain(messages):
+        if "Question 2?" in messages[-1]["content"]:
+            raise asyncio.CancelledError
+        raise RuntimeError("no future") if "Question 3?" in messages[-1]["content"] else ValueError("inside")
+
+    for rude in (awaited, plain):
         results = refiner(max_failures=1, feedback=rude).refine_all(PROMPT, QUERIES[2:5], progress=False)
         assert ["CancelledError" in str(results[0].error), "no future" in str(results[1].error)] == [True, True]
         assert "ValueError: inside" in str(results[2].error)

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from agentic_prompting.data import TASKS, load_task, validate_dataset
 from agentic_prompting.data.task import whole_number
 from agentic_prompting.data.tasks_reasoning import PROREFINE_TASKS, last_integer
-from agentic_prompting.llm import ScriptedChat, ServerFailed
+from agentic_prompting.llm import ScriptedChat, ServerFailed, start
 from agentic_prompting.refine import START_PROMPTS
 from agentic_prompting.rewards import (
     REASONING_SCORERS,
@@ -293,10 +293,10 @@ def test_the_judge():
     said = {"right one": "Same. <ACCURACY>1</ACCURACY>", "wrong one": "<ACCURACY>0</ACCURACY>", "odd": "Well."}
     chat = ScriptedChat(said)
     judge = AccuracyJudge(chat)
-    scores = [judge.submit("Sort: b a", prediction, ["a b"]).result() for prediction in said]
+    scores = [start(judge("Sort: b a", prediction, ["a b"])).result() for prediction in said]
     assert scores == [1.0, 0.0, None]
     shown = chat.calls[0][1]["content"]
     assert all(piece in shown for piece in ("Sort: b a", "a b", "right one")) and chat.sampling[0] == {"temperature": 0}
-    assert AccuracyJudge(ScriptedChat([ServerFailed("down")])).submit("q", "{gold}", ["g"]).result() is None
+    assert start(AccuracyJudge(ScriptedChat([ServerFailed("down")]))("q", "{gold}", ["g"])).result() is None
     with pytest.raises(ValueError, match="answers is empty"):
-        judge.submit("q", "p", [])
+        start(judge("q", "p", [])).result()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentic_prompting.llm import start
 from agentic_prompting.sandbox.puzzle_models import puzzle_models
 from agentic_prompting.sandbox.puzzles import COUNTING, make_puzzles
 from servers import Answer, LoopbackServer
@@ -42,7 +43,7 @@ def test_a_set_through_an_endpoint(run, tmp_path):
         user = body["messages"][-1]["content"]
         role = "verifier" if "Prediction:" in user else headings.get(user.split("\n")[0], "task")
         limit = {"max_tokens": body["max_tokens"]} if role == "task" else {}
-        reply = models[role].submit(body["messages"], **limit).result()
+        reply = start(models[role](body["messages"], **limit)).result()
         return Answer(reply.text, finish_reason=reply.finish_reason)
 
     data = tmp_path / "SVAMP.json"

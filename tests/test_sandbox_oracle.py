@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from agentic_prompting.llm import start
 from agentic_prompting.llm.types import ChatModel, complete
 from agentic_prompting.sandbox.oracle import ANSWER, NOT_UNDERSTOOD, Oracle, value_of
 from agentic_prompting.sandbox.questions import all_questions, parse_question
@@ -108,14 +109,13 @@ def test_noise_is_drawn_anew_for_each_repeat_and_each_conversation():
 
 def test_latency_does_not_block():
     question = [user("what is the currency of Kenya ?")]
-    waiting = [Oracle(latency=3600).submit(question) for _ in range(50)]
+    waiting = [start(Oracle(latency=3600)(question)) for _ in range(50)]
     assert not any(future.done() for future in waiting) and all(future.cancel() for future in waiting)
-    assert Oracle(latency=0.1).submit(question).result(60).text == "the answer is shilling ."
-    assert Oracle().submit([user("hello")]).done()
+    assert start(Oracle(latency=0.1)(question)).result(60).text == "the answer is shilling ."
 
 
 def test_a_cancelled_call_stays_cancelled():
-    future = Oracle(latency=0.05).submit([user("hello")])
+    future = start(Oracle(latency=0.05)([user("hello")]))
     assert future.cancel()
     time.sleep(0.1)
     assert future.cancelled()

@@ -168,9 +168,9 @@ def test_nobody_is_shown_the_answer():
             self.model_asked = model
             super().__init__(lambda messages: "")
 
-        def submit(self, messages, **options):
+        async def __call__(self, messages, **options):
             asked.extend(message["content"] for message in messages)
-            return self.model_asked.submit(messages, **options)
+            return await self.model_asked(messages, **options)
 
     watched = {role: Watched(model) for role, model in puzzle_models().items()}
     rows = [{**row, "answers": ["the secret"]} for row in ROWS[:20]]

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from concurrent.futures import Future
 from urllib.parse import urlsplit
 
 import openai
@@ -155,15 +154,13 @@ def test_a_connection_survives_a_refusal(server):
 
 def test_a_model_that_fails_or_has_a_defect_is_a_500():
     class Broken:
-        def submit(self, messages, **kwargs):
+        async def __call__(self, messages, **kwargs):
             if messages[-1]["content"] == "raise":
                 raise RuntimeError("defect")
-            future = Future()
-            future.set_result(Reply(error=ServerFailed("no")))
-            return future
+            return Reply(error=ServerFailed("no"))
 
     with OracleServer(Broken()) as server:
-        for text, expected in (("fail", "no"), ("raise", "RuntimeError: defect")):
+        for text, expected in (("fail", "no"), ("raise", "the model raised RuntimeError: defect")):
             status, answer = post(server, json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}]}))
             assert status == 500 and answer["error"]["message"] == expected
 

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 import killed_runs
 from agentic_prompting import LLMEnvironment, OpenAIChat, ReplayCache, ScriptedChat, TrainingStopped
-from agentic_prompting.llm import Budget, BudgetExceeded
+from agentic_prompting.llm import Budget, BudgetExceeded, start
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rewards import AccuracyJudge
 from agentic_prompting.rollout import BatchEngine, read_rollouts
@@ -199,7 +199,7 @@ class Judged:
 
     def __call__(self, rollout, answers, **kwargs):
         pairs = zip(rollout, answers, strict=True)
-        asked = [self.judge.submit(one.row["question"], one.answer or "", golds) for one, golds in pairs]
+        asked = [start(self.judge(one.row["question"], one.answer or "", golds)) for one, golds in pairs]
         return [future.result() for future in asked]
 
 
@@ -298,7 +298,7 @@ def test_a_planted_key_is_in_nothing_that_a_run_leaves_behind(tiny_policy, rows,
             trainer.train()
         trainer.save_model(str(tmp_path / "run"))
         trainer.create_model_card()
-        shown = f"{stopped.value} {chat!r} {chat.endpoint!r} {environment!r} {vars(environment)} {trainer.args!r}"
+        shown = f"{stopped.value} {chat!r} {environment!r} {vars(environment)} {trainer.args!r}"
     printed = capfd.readouterr()
     cache.close()
     assert server.authorizations == {f"Bearer {KEY}"}, "it was sent"

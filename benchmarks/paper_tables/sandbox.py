@@ -11,14 +11,12 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agentic_prompting.evaluation import EvaluationTask
 from agentic_prompting.llm import ChatModel, Message, Reply, ScriptedChat
-from agentic_prompting.llm.futures import then
 from agentic_prompting.sandbox.oracle import Oracle, value_of
 from agentic_prompting.sandbox.puzzle_models import (
     BE_CAREFUL,
@@ -83,16 +81,16 @@ class SandboxModel:
     def __init__(self, seed: int = 0):
         self.solver, self.oracle, self.model = PuzzleSolver(seed), Oracle(seed=seed), f"sandbox model {seed}"
 
-    def submit(
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
+    ) -> Reply:
         """See [`ChatModel`]."""
         system = [message for message in messages if message["role"] == "system"]
         first = next(message for message in messages if message["role"] == "user")
         if read_puzzle(first["content"]):
-            return self.solver.submit([*system, first], **sampling)
-        asked = self.oracle.submit([first], repeat=repeat, session=session)
-        return then(asked, lambda reply: _with_answer_line(reply, sampling.get("max_tokens")))
+            return await self.solver([*system, first], **sampling)
+        reply = await self.oracle([first], repeat=repeat, session=session)
+        return _with_answer_line(reply, sampling.get("max_tokens"))
 
 
 class SandboxEditor(ScriptedChat):

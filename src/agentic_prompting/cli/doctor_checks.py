@@ -314,7 +314,7 @@ def key(setup: Setup) -> Iterator[Finding]:
     """Whether there is a key where one is needed. It is never shown."""
     for role in setup.roles:
         with role.client() as chat:
-            endpoint = chat.endpoint
+            endpoint = chat
         if endpoint.find_key():
             yield ok(f"{role.name}: key found in {endpoint.key_variable}")
         elif endpoint.needs_key:
@@ -333,21 +333,21 @@ def endpoint(setup: Setup) -> Iterator[Finding]:
     for role in setup.roles:
         started = time.perf_counter()
         with role.client() as chat:
-            if chat.endpoint.needs_key and not chat.endpoint.find_key():
+            if chat.needs_key and not chat.find_key():
                 continue  # said above
             try:
                 chat.check()
                 seconds = time.perf_counter() - started
-                yield ok(f"{role.name}: {chat.endpoint.where} answers ({seconds:.1f} s)")
+                yield ok(f"{role.name}: {chat.where} answers ({seconds:.1f} s)")
             except LLMError as error:
                 yield problem(f"{role.name}: {error}", _fix(role, chat, error))
 
 
 def _fix(role: Role, chat: OpenAIChat, error: LLMError) -> str:
     """What to type for what a first call met."""
-    url = chat.endpoint.base_url.rstrip("/")
+    url = chat.base_url.rstrip("/")
     if error.status in (401, 403):
-        return f"export {chat.endpoint.key_variable}=YOUR_KEY with a key that this endpoint knows"
+        return f"export {chat.key_variable}=YOUR_KEY with a key that this endpoint knows"
     known = _models_at(url, chat)
     if known and role.model not in known:
         near = (difflib.get_close_matches(role.model, known, n=1, cutoff=0.3) or known)[0]
@@ -359,7 +359,7 @@ def _fix(role: Role, chat: OpenAIChat, error: LLMError) -> str:
     if error.kind == "RateLimited":
         return "wait and run this again; in training fewer calls at once help: OpenAIChat(max_concurrency=8)"
     if error.status == 402 or "credit" in error.what:
-        return f"add credit, or export {chat.endpoint.key_variable}=ANOTHER_KEY"
+        return f"add credit, or export {chat.key_variable}=ANOTHER_KEY"
     return f"check the address and the name: --{role.name}-base-url http://HOST:PORT/v1 --{role.name}-model NAME"
 
 
@@ -367,7 +367,7 @@ def _models_at(url: str, chat: OpenAIChat) -> list[str] | None:
     """The names of the models at an address; `None` if it does not say. An endpoint that asks for a key is one."""
     import openai
 
-    key = chat.endpoint.find_key() or "none"
+    key = chat.find_key() or "none"
     with openai.OpenAI(api_key=key, base_url=url, max_retries=0, timeout=SECONDS) as client:
         try:
             return sorted(model.id for model in client.models.list())
@@ -382,7 +382,7 @@ def price(setup: Setup) -> Iterator[Finding]:
     """Whether dollars can be counted."""
     for role in setup.roles:
         with role.client() as chat:
-            price = chat.endpoint.price
+            price = chat.price
         unknown = f"the price of {role.model!r} is not known"
         if price is not None:
             costs = f"${price[0]:g} in, ${price[1]:g} out per million tokens (our table)"

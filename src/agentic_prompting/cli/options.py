@@ -153,7 +153,7 @@ def another(chat: OpenAIChat, stack: ExitStack) -> OpenAIChat:
     """A client of the same model at the same address, whose spending is booked by itself."""
     from ..llm import OpenAIChat
 
-    return stack.enter_context(OpenAIChat(chat.model, base_url=chat.endpoint.base_url, cache=chat.cache))
+    return stack.enter_context(OpenAIChat(chat.model, base_url=chat.base_url, cache=chat.cache))
 
 
 def local_chat(folder: Path):

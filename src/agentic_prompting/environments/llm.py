@@ -6,11 +6,10 @@ It does not see the agent's thoughts, the question's template or the answer.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ..llm import Budget, ChatModel, Message, Reply, charge, with_system
+from ..llm import Budget, ChatModel, Message, Reply, as_chat, charge, with_system
 from ..rollout import Observation, Rollout
 
 History = Literal["full", "last"] | int | Callable[[Sequence[Message]], Sequence[Message]]
@@ -63,10 +62,10 @@ class LLMEnvironment:
         """Send the request of the rollout's last turn. Never raises: failure is in the observation."""
         # The rollout's seed is its identity: a recorded run finds its replies again, and N rollouts of one question
         # that ask the same thing get N replies of their own.
-        asked = self.chat.submit(
+        asked = as_chat(self.chat)(
             self.messages(rollout), repeat=rollout.seed, session=str(rollout.seed), **self.sampling
         )
-        return self._observation(await asyncio.wrap_future(asked))
+        return self._observation(await asked)
 
     def messages(self, rollout: Rollout) -> list[Message]:
         """What the large LLM is sent for the rollout's last turn."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..llm import LLMError, Reply
-from ..llm.asking import in_parallel
+from ..llm.parallel import in_parallel
 
 Row = Mapping[str, Any]
 

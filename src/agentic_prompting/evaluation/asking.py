@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
-from ..llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply
-from ..llm.asking import ask
-from ..llm.loop import background_loop
+from ..llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply, as_chat
 
 
 class CallCount:
@@ -59,14 +55,10 @@ class MeteredChat:
         if not self.count.take():
             return Reply(error=BudgetExceeded(f"all {self.count.most} calls are used", attempts=0))
         if self.cache is None:
-            return await ask(self.chat, messages, repeat=repeat, session=session, **sampling)
+            return await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
         key = self.cache.key(str(self.model), messages, sampling, repeat)
         reply = self.cache.get(key)
         if reply is None:
-            reply = await ask(self.chat, messages, repeat=repeat, session=session, **sampling)
+            reply = await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
             self.cache.put(key, reply)
         return reply
-
-    def submit(self, messages: Sequence[Message], **options: Any) -> Future[Reply]:
-        """The same for who asks with `submit`."""
-        return asyncio.run_coroutine_threadsafe(self(messages, **options), background_loop())

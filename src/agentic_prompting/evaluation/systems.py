@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ..llm import ChatModel, Message, Reply, with_system
-from ..llm.asking import ask, in_parallel
+from ..llm import ChatModel, Message, Reply, as_chat, with_system
+from ..llm.parallel import in_parallel
 from ..refine import ProRefiner, RefinementResult
 from ..refine.types import read_query
 from ..rollout import Rollout, rollout_seed
@@ -46,7 +46,7 @@ class ChatSystem(System):
 
     async def call(self, messages: Sequence[Message], seed: int) -> Reply:
         """One call of this system; another seed is another sample."""
-        return await ask(self.chat, messages, repeat=seed, **self.sampling)
+        return await as_chat(self.chat)(messages, repeat=seed, **self.sampling)
 
 
 class PromptedSystem(ChatSystem):

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import Budget, BudgetExceeded, ChatModel, Reply, Usage, charge
-from ..llm.asking import ask, in_parallel
+from ..llm import Budget, BudgetExceeded, ChatModel, Reply, Usage, as_chat, charge
+from ..llm.parallel import in_parallel
 from ..records import atomic_write
 from ..rollout import AgentSpec, Grammar, Rollout, Sample, gather
 from .lineage import EvolutionJournal, attempt_records, journal_beside
@@ -164,7 +164,7 @@ class Evolution:
         # The number of a sample: a pass later the same conversation is asked for other samples, not for recorded ones.
         repeats = range(epoch * n, (epoch + 1) * n)
         replies = await gather(
-            ask(self.policy, conversation, repeat=repeat, **self.config.policy_sampling)
+            as_chat(self.policy)(conversation, repeat=repeat, **self.config.policy_sampling)
             for prompt in prompts
             for row in rows
             for conversation in [prompt.messages(self.spec.messages(row), place)]  # type: ignore[arg-type]

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
 
-from ..llm import ChatModel, LLMError, Message, Usage
-from ..llm.asking import ask
+from ..llm import ChatModel, LLMError, Message, Usage, as_chat
 from ..rollout import gather
 from . import templates
 from .edits import Draft, Edit, EditReport
@@ -136,7 +135,7 @@ class _Reader:
     async def __call__(self, template: str, **values: object) -> str | None:
         """What it says to this, without its thoughts; `None` if there is nothing."""
         message: Message = {"role": "user", "content": templates.fill(template, **values)}
-        reply = await ask(self.reference, [message], **self.sampling)
+        reply = await as_chat(self.reference)([message], **self.sampling)
         text = None if reply.error else final_text(reply.text) or None
         outcome, used = self.outcome, self.outcome.usage
         outcome.counts["calls"] += 1

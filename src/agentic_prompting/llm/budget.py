@@ -134,6 +134,8 @@ class Budget:
             if self._pid != os.getpid():  # what the parent of a fork owes it writes itself
                 self._pid, self._unwritten = os.getpid(), []
             owed = list(self._unwritten)
+            if not owed and not self._book and not self.path.exists():
+                return  # a run that has spent nothing leaves no book behind
             try:
                 book = _written_and_read(self._file(), owed)
             except (sqlite3.Error, OSError, TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -35,11 +36,17 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     if on_background_thread():
         coroutine.close()
         raise RuntimeError("this waits for the event loop on the event loop's own thread: await it instead")
-    future = start(coroutine)
+    tasks: list[asyncio.Task[Any] | None] = []
+
+    async def held() -> T:
+        tasks.append(asyncio.current_task())
+        return await coroutine
+
     try:
-        return future.result()
-    except BaseException:
-        future.cancel()
+        return start(held()).result()
+    except BaseException:  # Ctrl-C may come at any moment, also before `start` has given its future back
+        with suppress(RuntimeError):
+            background_loop().call_soon_threadsafe(lambda: [task.cancel() for task in tasks if task])
         raise
 
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from .cache import CacheKey, ReplayCache
 from .errors import BadReply, BadRequest, Closed, LLMError, Misconfigured
 from .loop import background_loop, on_background_thread, run, start
 from .pricing import Price, find_price
-from .types import Message, Reply, Submits, Usage, with_system
+from .types import Message, Reply, Usage, with_system
 from .wire import clean, secrets_in, shown_url
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Call:
     started: float = field(default_factory=time.perf_counter)
 
 
-class OpenAIChat(Submits):
+class OpenAIChat:
     """A [`ChatModel`] behind an OpenAI-compatible endpoint.
 
     Safe to use from several threads and event loops. A pickled copy has the settings but not the connections, the
@@ -117,6 +117,10 @@ class OpenAIChat(Submits):
         `ValueError`: A setting makes no sense, or `budget_usd` is the only limit and the price is not known.
     """
 
+    _budget: Budget
+    _account: str
+    _answered_at: float | None  # when the endpoint last gave a text
+
     def __init__(
         self,
         model: str,
@@ -149,21 +153,6 @@ class OpenAIChat(Submits):
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
         """See [`ChatModel`]. Cancelling the call cancels its request. `session` makes no difference here."""
-        begun = self.begin(messages, repeat, session, sampling)
-        if isinstance(begun, Reply):
-            return begun
-        if on_background_thread():
-            return await begun
-        try:
-            answer = start(begun)  # connections live on one loop, not on the caller's
-        except RuntimeError:
-            return self._ended(Closed("the interpreter is shutting down"))
-        return await asyncio.wrap_future(answer)
-
-    def begin(
-        self, messages: Sequence[Message], repeat: int | None, session: str | None, sampling: dict[str, Any]
-    ) -> Reply | Coroutine[Any, Any, Reply]:
-        """The reply if it is recorded and nothing may be asked, else what to wait for."""
         sampling = {**self.sampling, **sampling}
         try:
             # A copy: the caller may go on with its list while the call waits for a place.
@@ -177,7 +166,13 @@ class OpenAIChat(Submits):
             reply = self.cache.get(key)
             assert reply is not None, "in replay mode what is missing is an error"
             return self._counted(reply)
-        return self._answer(Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience))
+        answer = self._answer(Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience))
+        if on_background_thread():
+            return await answer
+        try:
+            return await asyncio.wrap_future(start(answer))  # connections live on one loop, not on the caller's
+        except RuntimeError:
+            return self._ended(Closed("the interpreter is shutting down"))
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book what this client spends into `budget`, under the name of its role.
@@ -236,10 +231,6 @@ class OpenAIChat(Submits):
     def where(self) -> str:
         """The model and its address, fit to be shown."""
         return f"{self.model} at {shown_url(self.base_url)}"
-
-    @property
-    def endpoint(self) -> OpenAIChat:
-        return self  # temporary: goes with the last caller
 
     def find_key(self) -> str | None:
         """The API key, from the environment of this process unless it was passed in."""
@@ -306,9 +297,8 @@ class OpenAIChat(Submits):
         self._literal_key = literal_key
         self._lock = threading.Lock()
         self._stats = ChatStats()
-        self._answered_at: float | None = None  # when the endpoint last gave a text
-        self._budget = Budget()  # in memory, without a total: until told where to book
-        self._account: str = self.model
+        self._answered_at = None
+        self._budget, self._account = Budget(), self.model  # in memory, without a total: until told where to book
         self._closed = False
         self._left_by_fork: list[Any] = []
         self._begin_process()

@@ -8,19 +8,19 @@ from __future__ import annotations
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .budget import Budget, charge
 from .errors import Misconfigured
-from .types import ChatModel, Message, Reply, Submits, as_chat
+from .types import ChatModel, Message, Reply, as_chat
 
 Rule = Callable[[str, list[str]], str] | Mapping[str, float]
 
 _SESSIONS_KEPT = 100_000
 
 
-class RoutedChat(Submits):
+class RoutedChat:
     """A [`ChatModel`] that passes each session on to one of several.
 
     Args:
@@ -55,19 +55,11 @@ class RoutedChat(Submits):
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
         """See [`ChatModel`]. A rule that fails or names an unknown model gives a [`Misconfigured`] reply."""
-        begun = self.begin(messages, repeat, session, sampling)
-        return begun if isinstance(begun, Reply) else await begun
-
-    def begin(
-        self, messages: Sequence[Message], repeat: int | None, session: str | None, sampling: dict[str, Any]
-    ) -> Reply | Coroutine[Any, Any, Reply]:
         try:
             model = as_chat(self.models[self.choose(messages, session)])
         except Misconfigured as error:
             return Reply(error=error.with_traceback(None), attempts=0)
-        if isinstance(model, Submits):
-            return model.begin(messages, repeat, session, sampling)
-        return model(messages, repeat=repeat, session=session, **sampling)
+        return await model(messages, repeat=repeat, session=session, **sampling)
 
     def choose(self, messages: Sequence[Message], session: str | None = None) -> str:
         """The name of the model that answers `messages` in `session`.

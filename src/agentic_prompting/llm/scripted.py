@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .errors import LLMError, ServerFailed
-from .types import Message, Reply, Submits, Usage
+from .types import Message, Reply, Usage
 
 Script = Callable[[Sequence[Message]], "str | Reply"] | Sequence["str | Reply | LLMError"] | Mapping[str, str]
 
 
-class ScriptedChat(Submits):
+class ScriptedChat:
     """A [`ChatModel`] that follows a script. Without a latency its replies come in the order of the calls.
 
     Args:
@@ -50,23 +50,15 @@ class ScriptedChat(Submits):
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
         """See [`ChatModel`]. `repeat` and `session` make no difference here."""
-        begun = self.begin(messages, repeat, session, sampling)
-        return begun if isinstance(begun, Reply) else await begun
-
-    def begin(
-        self, messages: Sequence[Message], repeat: int | None, session: str | None, sampling: dict[str, Any]
-    ) -> Reply | Coroutine[Any, Any, Reply]:
         with self._lock:
             number = len(self.calls)
             self.calls.append(list(messages))
             self.sampling.append(sampling)
-        seconds = self.latency() if callable(self.latency) else self.latency
-        return self._later(number, messages, seconds) if seconds > 0 else self._reply(number, messages, 0.0)
-
-    async def _later(self, number: int, messages: Sequence[Message], seconds: float) -> Reply:
         started = time.perf_counter()
-        await asyncio.sleep(seconds)
-        return self._reply(number, messages, time.perf_counter() - started)
+        seconds = self.latency() if callable(self.latency) else self.latency
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+        return self._reply(number, messages, time.perf_counter() - started if seconds > 0 else 0.0)
 
     def _reply(self, number: int, messages: Sequence[Message], seconds: float) -> Reply:
         if self.fail_on is not None and self.fail_on(number):

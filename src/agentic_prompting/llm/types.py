@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from .errors import BadReply, LLMError, ServerFailed
-from .loop import run, start
+from .loop import run
 
 
 class Message(TypedDict):
@@ -74,14 +73,19 @@ class Reply:
     seconds: float = 0.0
 
 
+_PACKAGE = __name__.partition(".")[0] + "."
+
+
 class _Asked(type(Protocol)):  # type: ignore[misc]  # typing keeps the metaclass to itself
-    """What `isinstance(x, ChatModel)` looks at: not whether `x` can be called, which any verifier can."""
+    """What `isinstance(x, ChatModel)` looks at: whether `x` is called with `messages`. Any verifier can be called."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls is not ChatModel:
             return super().__instancecheck__(instance)
-        # temporary: `submit` goes with the last caller
-        return inspect.iscoroutinefunction(type(instance).__call__) or hasattr(instance, "submit")
+        try:
+            return callable(instance) and "messages" in inspect.signature(instance).parameters
+        except (TypeError, ValueError):  # a built-in function without a signature
+            return False
 
 
 @runtime_checkable
@@ -105,27 +109,6 @@ class ChatModel(Protocol, metaclass=_Asked):
             **sampling: `temperature`, `max_tokens`, `top_p`, `stop`, ...: passed on to the endpoint.
         """
         ...
-
-
-class Submits:
-    """The old spelling of a call: a future. `begin` gives a reply that is there at once, or what to wait for."""
-
-    # temporary: goes with the last caller
-
-    def begin(
-        self, messages: Sequence[Message], repeat: int | None, session: str | None, sampling: dict[str, Any]
-    ) -> Reply | Coroutine[Any, Any, Reply]:
-        raise NotImplementedError
-
-    def submit(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
-        begun = self.begin(messages, repeat, session, sampling)
-        if not isinstance(begun, Reply):
-            return start(begun)
-        future: Future[Reply] = Future()
-        future.set_result(begun)
-        return future
 
 
 def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:
@@ -153,9 +136,9 @@ def as_chat(model: Any) -> ChatModel:
     Raises:
         `TypeError`: It cannot be called.
     """
-    if isinstance(model, (Submits, _Adapted)):
-        return model  # type: ignore[return-value]  # those of this package keep the promise by themselves
-    if not callable(model) and not hasattr(model, "submit"):
+    if isinstance(model, _Adapted) or type(model).__module__.startswith(_PACKAGE):
+        return model  # those of this package keep the promise by themselves
+    if not callable(model):
         raise TypeError(f"not a chat model, and not a function of the messages: {model!r}")
     return _Adapted(model)
 
@@ -165,10 +148,9 @@ class _Adapted:
 
     def __init__(self, model: Any):
         self._model = model
-        function = model if callable(model) else model.submit  # temporary, as `submit` is
-        self._async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(model).__call__)
+        self._async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(type(model).__call__)
         try:
-            parameters = inspect.signature(function).parameters.values()
+            parameters = inspect.signature(model).parameters.values()
             open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
             self._names = None if open_ended else {one.name for one in list(parameters)[1:]}
         except (TypeError, ValueError):  # a builtin
@@ -185,8 +167,12 @@ class _Adapted:
             said = await self._said(messages, keywords)
         except LLMError as error:
             return Reply(error=error.with_traceback(None), seconds=time.perf_counter() - started)
-        except Exception as error:  # a model with a bug is a failed call, as a broken server would be
-            what = f"{type(self._model).__name__} raised {type(error).__name__}: {error}"
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # whoever asks is cancelled, not something in the model
+            # A model with a bug is a failed call, as a broken server would be.
+            what = f"the model raised {type(error).__name__}: {str(error)[:200]}"
             return Reply(error=ServerFailed(what), seconds=time.perf_counter() - started)
         if isinstance(said, Reply):
             return said
@@ -195,8 +181,6 @@ class _Adapted:
         return Reply(text=said, seconds=time.perf_counter() - started)
 
     async def _said(self, messages: Sequence[Message], keywords: dict[str, Any]) -> Any:
-        if not callable(self._model):
-            return await asyncio.wrap_future(self._model.submit(messages, **keywords))
         if self._async:
             return await self._model(messages, **keywords)
         said = await asyncio.to_thread(self._model, messages, **keywords)

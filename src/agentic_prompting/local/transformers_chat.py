@@ -9,18 +9,15 @@ where only `max_tokens` has grown, decoding goes on from the kept cache. The rep
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
-from ..llm.loop import background_loop
 from ..rollout import Engine, Job, SampleRequest
 from .greedy import GreedyBatch, GreedyRow, can_draft
 from .sampling import Sampling, context_length, end_of_turn_tokens
@@ -152,10 +149,6 @@ class TransformersChat:
             usage=Usage(len(row.context), len(row.ids)),
             seconds=time.perf_counter() - started,
         )
-
-    def submit(self, messages: Sequence[Message], **options: Any) -> Future[Reply]:
-        # temporary: goes with the last caller
-        return asyncio.run_coroutine_threadsafe(self([m.copy() for m in messages], **options), background_loop())
 
     def close(self) -> None:
         """Later calls get [`Closed`], and so do those on their way, at the next token."""

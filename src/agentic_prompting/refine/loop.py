@@ -15,8 +15,7 @@ from functools import cache
 from inspect import isawaitable
 from typing import Any, Literal, get_args
 
-from ..llm import ChatModel, Message, Reply
-from ..llm.asking import ask, is_chat_model
+from ..llm import ChatModel, Message, Reply, as_chat
 from ..rewards import read_verdict
 from .templates import RolePrompts, Unit, fill, first_units, read_improved_prompt, says_correct
 from .types import (
@@ -309,7 +308,7 @@ class _Roles:
         """What the verifier says of a whole answer. What goes wrong with it is no verdict, and counted."""
         verifier = self.models["verifier"]
         try:
-            if is_chat_model(verifier):
+            if isinstance(verifier, ChatModel):
                 verdict = read_verdict(await self._ask("verifier", query=self.query.shown, output=answer))
             else:
                 verdict = await _judged(verifier, self.query, answer)
@@ -353,7 +352,7 @@ class _Roles:
     async def _call(self, role: Role, messages: Sequence[Message], **limit: int) -> Reply:
         """Raises `_NoReply` if the call failed."""
         sampling, session = {**self.settings.sampling_of(role), **limit}, f"{self.session}:{role}"
-        reply = await ask(self.models[role], messages, repeat=self.query.repeat, session=session, **sampling)
+        reply = await as_chat(self.models[role])(messages, repeat=self.query.repeat, session=session, **sampling)
         self.usage[role] = self.usage.get(role, RoleUsage()).plus(reply)
         if reply.error is not None:
             self.failures.append(Failure(role, self.step, reply.error.kind, str(reply.error), reply.error.fatal))

@@ -7,21 +7,18 @@ model.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
-from ..llm.asking import in_parallel, is_chat_model
-from ..llm.loop import background_loop
+from ..llm.parallel import in_parallel
 from ..records import RecordFile
 from ..rollout.progress import progress as progress_of
 from .loop import LabelVerifier, RefineSettings, Verifier, check_verifier, refine
@@ -65,9 +62,9 @@ class ProRefiner(RefineSettings):
     def __post_init__(self):
         super().__post_init__()
         for role in ("task", "feedback", "optimizer"):
-            if not is_chat_model(getattr(self, role)):
+            if not isinstance(getattr(self, role), ChatModel):
                 raise TypeError(f"the {role} model must be a ChatModel, got {getattr(self, role)!r:.100}")
-        if self.verifier is not None and not (is_chat_model(self.verifier) or callable(self.verifier)):
+        if self.verifier is not None and not (isinstance(self.verifier, ChatModel) or callable(self.verifier)):
             raise TypeError(f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}")
         check_verifier(self, self.verifier)
 
@@ -316,10 +313,6 @@ class RefinedChat:
         except (ValueError, KeyError, TypeError) as error:
             return Reply(error=BadRequest(f"not a conversation to refine: {error}", "refiner", attempts=0))
         return as_reply(await refiner.arefine(prompt, query))
-
-    def submit(self, messages: Sequence[Message], **options: Any) -> Future[Reply]:  # temporary, as in `_ask.py`
-        """See [`ChatModel`]."""
-        return asyncio.run_coroutine_threadsafe(self(messages, **options), background_loop())
 
     def check(self) -> None:
         """Raise the [`LLMError`] that a first call would meet, of the models that can be checked."""

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
-from ..llm import Budget, ChatModel, Message, Reply, charge
-from ..llm.futures import then
+from ..llm import Budget, ChatModel, Message, as_chat, charge
 
 JUDGE_ROLE = """\
 You compare a prediction with the known right answer to a question. The prediction is right if its final result is \
@@ -116,7 +114,7 @@ class AccuracyJudge:
         self.chat = chat
         self.sampling: dict[str, Any] = {"temperature": 0, **sampling}
 
-    def submit(self, question: str, prediction: str, answers: Sequence[str]) -> Future[float | None]:
+    async def __call__(self, question: str, prediction: str, answers: Sequence[str]) -> float | None:
         """1.0 or 0.0; `None` if the judge failed or did not say: a missing value, not a wrong answer.
 
         Args:
@@ -130,7 +128,9 @@ class AccuracyJudge:
         values = {"question": question, "gold": "\nor: ".join(_checked(answers)), "prediction": prediction}
         shown = re.sub(r"\{(question|gold|prediction)\}", lambda match: values[match[1]], JUDGE_TEMPLATE)
         messages: list[Message] = [{"role": "system", "content": JUDGE_ROLE}, {"role": "user", "content": shown}]
-        return then(self.chat.submit(messages, repeat=0, **self.sampling), _score)
+        reply = await as_chat(self.chat)(messages, repeat=0, **self.sampling)
+        verdict = read_verdict(reply.text) if reply.error is None else None
+        return None if verdict is None else float(verdict)
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book what the judge spends into `budget`."""
@@ -147,11 +147,6 @@ REASONING_SCORERS: dict[str, Scorer] = {
     "aqua": letter_match,
 }
 """The score of each of ProRefine's sets that needs no judge, by the name `load_task` knows."""
-
-
-def _score(reply: Reply) -> float | None:
-    verdict = read_verdict(reply.text) if reply.error is None else None
-    return None if verdict is None else float(verdict)
 
 
 def _after_answer(text: str) -> str | None:

@@ -10,10 +10,9 @@ It keeps no state: what it says follows from its seed and the conversation alone
 
 from __future__ import annotations
 
+import asyncio
 import random
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from ..llm.types import Message, Reply, Usage
@@ -62,22 +61,12 @@ class Oracle:
         self.world = world or load_world()
         self.noise, self.guess_right, self.latency, self.seed = noise, guess_right, latency, seed
 
-    def submit(
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
-        future: Future[Reply] = Future()
-
-        def answer() -> None:
-            if future.set_running_or_notify_cancel():
-                future.set_result(self._reply(messages, repeat))
-
+    ) -> Reply:
         if self.latency > 0:
-            timer = threading.Timer(self.latency, answer)
-            timer.daemon = True
-            timer.start()
-        else:
-            answer()
-        return future
+            await asyncio.sleep(self.latency)
+        return self._reply(messages, repeat)
 
     def answer(self, text: str, draw: str = "") -> str:
         """What the oracle says to one request.

@@ -16,7 +16,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,23 +89,19 @@ class PuzzleSolver:
         self.seed, self.carelessness, self.in_spite = seed, carelessness, in_spite
         self.model = f"sandbox task model {seed} {carelessness} {in_spite}"  # what results files know it by
 
-    def submit(
+    async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Future[Reply]:
+    ) -> Reply:
         """See [`ChatModel`]. Cuts off after `max_tokens` words; ignores other sampling arguments."""
         system = " ".join(message["content"] for message in messages if message["role"] == "system")
         words = self.answer(system, messages[-1]["content"]).split(" ")
         limit = sampling.get("max_tokens") or len(words)
         read = sum(len(message["content"].split()) for message in messages)
-        future: Future[Reply] = Future()
-        future.set_result(
-            Reply(
-                text=" ".join(words[:limit]),
-                finish_reason="length" if len(words) > limit else "stop",
-                usage=Usage(read, min(limit, len(words))),
-            )
+        return Reply(
+            text=" ".join(words[:limit]),
+            finish_reason="length" if len(words) > limit else "stop",
+            usage=Usage(read, min(limit, len(words))),
         )
-        return future
 
     def answer(self, prompt: str, question: str) -> str:
         """The whole answer to a question under a prompt."""

@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from ..llm.loopback import is_loopback
-from ..llm.types import ChatModel, Message, Reply
+from ..llm.types import ChatModel, Message, Reply, complete
 from .oracle import Oracle
 
 MODEL = "sandbox-oracle"
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _chat(self, body: bytes) -> None:
         request = _read_chat(body)
         # The seed tells samples of one conversation apart, which is what `repeat` is for.
-        reply = self.server.oracle.submit(request["messages"], repeat=request.get("seed")).result()
+        reply = complete(self.server.oracle, request["messages"], repeat=request.get("seed"))
         if reply.error is not None:
             raise _Refusal(500, str(reply.error), code=reply.error.kind)
         if request.get("stream"):

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 
 from ..agent import PromptAgent
 from ..evolution import SystemPrompt
-from ..llm import BadRequest, BudgetExceeded, ChatModel, Closed, LLMError, Message, Reply, Usage
-from ..llm.asking import ask
+from ..llm import BadRequest, BudgetExceeded, ChatModel, Closed, LLMError, Message, Reply, Usage, as_chat
 from ..refine import RefinedChat
 from ..rollout import (
     AgentSpec,
@@ -133,7 +132,7 @@ class ChatAnswers:
         if greedy:
             sampling["temperature"] = 0.0
         chat, spent = self._for_one_request()
-        reply = await ask(chat, messages, repeat=seed, **sampling)
+        reply = await as_chat(chat)(messages, repeat=seed, **sampling)
         if reply.error is not None:
             return Answer(error=spent.ended or reply.error, usage=reply.usage)
         return Answer(reply.text, finish_reason=reply.finish_reason, usage=reply.usage)
@@ -170,7 +169,7 @@ class _MeteredChat:
         except CostLimit as error:
             self.spent.ended = error
             return Reply(error=error, attempts=0)
-        reply = await ask(self.chat, messages, **options)
+        reply = await as_chat(self.chat)(messages, **options)
         self.spent.usd += reply.usage.cost_usd
         return reply
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from accelerate.utils import broadcast_object_list
 
 from ..evolution import Outcome, PromptResult, Rating, breed, question_of, truth_of
-from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage
-from ..llm.asking import ask
+from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat
 from ..llm.loop import background_loop
 from ..rollout import Rollout, SampleRequest, lend, rollout_seed
 
@@ -105,7 +104,7 @@ class ReferenceReflector:
             nonlocal late
             try:
                 async with asyncio.timeout_at(deadline):
-                    return await ask(self.reference, messages, **options)
+                    return await as_chat(self.reference)(messages, **options)
             except TimeoutError:
                 late += 1
                 return Reply(error=TimedOut(f"no reply within reflection_timeout={seconds:g} s"))

@@ -47,7 +47,7 @@ class EvolveArguments:
     num_generations: int = setting("N of the paper.", 5)
     p_crossover: float = setting("How often prompts cross over.", 0.2)
     window: int = setting("K of the paper.", 10)
-    selection: str = setting("How prompts are drawn: top_plus_random, softmax, ucb, lucb or uniform.", "top_plus_random")
+    selection: str = setting("top_plus_random, softmax, ucb, lucb or uniform.", "top_plus_random")
     selection_temperature: float = setting("T of eq 3, for softmax.", 1.0)
     independent_draws: bool = setting("Prompts are drawn independently: one may come twice.", False)
     best_rule: str = setting("The prompt that is kept: conservative, mean or newest.", "conservative")

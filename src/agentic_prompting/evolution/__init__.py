@@ -3,7 +3,6 @@
 No torch, no trl: [`ESPLTrainer`] uses this room beside the weight update, [`evolve`] without one.
 """
 
-from .edits import Draft, Edit, EditReport, apply_edits
 from .evolve import Evolution, EvolutionStopped, EvolveResult, StepLog, evolve
 from .lineage import (
     EvolutionJournal,
@@ -11,14 +10,24 @@ from .lineage import (
     attempt_records,
     journal_beside,
     lineage_of,
+    plot_lineage,
     read_journal,
     read_lineage,
 )
-from .operators import OperatorTrace, Outcome, breed, crossover, mutate
-from .parsing import ParsedEdits, ProposedEdits, parse_edits
-from .plotting import plot_lineage
-from .population import Member, Population, load_state, word_diversity
-from .ratings import Rating, crossover_rating, mutation_rating, ranks, rate
+from .operators import Outcome, breed, crossover, mutate
+from .parsing import parse_edits
+from .population import Member, Population, load_state
+from .ratings import (
+    RULES,
+    Rating,
+    crossover_rating,
+    mutation_rating,
+    optimistic_scores,
+    ranks,
+    rate,
+    select,
+    selection_rule,
+)
 from .results import (
     Attempt,
     ProblemResult,
@@ -30,9 +39,8 @@ from .results import (
     sole_wins,
     truth_of,
 )
-from .selection import RULES, optimistic_scores, select, selection_rule
 from .settings import ESPLSettings, EvolveConfig
-from .system_prompt import SystemPrompt
+from .system_prompt import Draft, Edit, SystemPrompt, apply_edits
 
 __all__ = [
     "RULES",
@@ -40,7 +48,6 @@ __all__ = [
     "Draft",
     "ESPLSettings",
     "Edit",
-    "EditReport",
     "Evolution",
     "EvolutionJournal",
     "EvolutionStopped",
@@ -48,13 +55,10 @@ __all__ = [
     "EvolveResult",
     "Lineage",
     "Member",
-    "OperatorTrace",
     "Outcome",
-    "ParsedEdits",
     "Population",
     "ProblemResult",
     "PromptResult",
-    "ProposedEdits",
     "Rating",
     "StepLog",
     "SystemPrompt",
@@ -84,5 +88,4 @@ __all__ = [
     "selection_rule",
     "sole_wins",
     "truth_of",
-    "word_diversity",
 ]

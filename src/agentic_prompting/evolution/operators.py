@@ -15,18 +15,20 @@ from typing import Any, Literal
 from ..llm import ChatModel, LLMError, Message, Usage, as_chat
 from ..rollout import gather
 from . import templates
-from .edits import Draft, Edit, EditReport
 from .parsing import ParsedEdits, final_text, parse_edits
 from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
 from .settings import ESPLSettings
-from .system_prompt import SystemPrompt
+from .system_prompt import Draft, Edit, EditReport, SystemPrompt
 from .templates import shorten
 
 Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged"]
 Summaries = list[tuple[float, str]]
 """Of one problem: reward and summary of each attempt."""
 
-# What is kept of an attempt: a line of the journal stays below about 100 KB.
+MAX_ATTEMPT_CHARS = 20_000
+"""Longer attempts are summarised without their middle."""
+
+# What the journal keeps of an operator: a line of the journal stays below about 100 KB.
 MAX_CHARS = 600
 """Characters of each text: question, answer, summary, edit, reason. The middle of a longer one is left out."""
 MAX_PROBLEMS = 20
@@ -165,10 +167,8 @@ async def mutate(
     outcome = Outcome("mutation", trace=OperatorTrace(_known([prompt.id])))
     reader = _Reader(reference, outcome, sampling)
     chosen = [
-        (column, problem)
-        for column, problem in enumerate(result.problems)
-        if problem.instructive(settings.reflect_on, settings.perfect_reward)
-    ][: settings.max_problems]
+        (column, problem) for column, problem in enumerate(result.problems) if problem.instructive(settings.reflect_on)
+    ]
     if not chosen:
         return outcome.ended("no_evidence")
 
@@ -204,7 +204,7 @@ async def _critique(
             prompt=prompt.text,
             question=problem.question,
             truth=problem.truth,
-            attempt=shorten(attempt, settings.max_attempt_chars),
+            attempt=shorten(attempt, MAX_ATTEMPT_CHARS),
             reward=f"{reward:g}",
         )
         for attempt, reward in problem.scored

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import json_repair
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator, model_validator
 
-from .edits import Edit
+from .system_prompt import Edit
 
 _NAMES = {
     "op": ("op", "operation", "action", "option", "type", "edit"),

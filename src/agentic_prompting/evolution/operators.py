@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ..llm import ChatModel, LLMError, Message, Usage, as_chat
 from ..rollout import gather
+from ..rollout.templates import fill
 from . import templates
 from .parsing import ParsedEdits, final_text, parse_edits
 from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
@@ -136,7 +137,7 @@ class _Reader:
 
     async def __call__(self, template: str, **values: object) -> str | None:
         """What it says to this, without its thoughts; `None` if there is nothing."""
-        message: Message = {"role": "user", "content": templates.fill(template, **values)}
+        message: Message = {"role": "user", "content": fill(template, **values)}
         reply = await as_chat(self.reference)([message], **self.sampling)
         text = None if reply.error else final_text(reply.text) or None
         outcome, used = self.outcome, self.outcome.usage
@@ -321,7 +322,7 @@ def _known(ids: Sequence[int | None]) -> tuple[int, ...]:
 
 def _format(prompt: SystemPrompt, principles: str, free_text: str, settings: ESPLSettings) -> str:
     """How edits are to be written, for this kind of prompt, with the limits filled in."""
-    return templates.fill(free_text if prompt.principles is None else principles, max_words=settings.max_words)
+    return fill(free_text if prompt.principles is None else principles, max_words=settings.max_words)
 
 
 def _describe(edit: Edit) -> str:

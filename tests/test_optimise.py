@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentic_prompting.evaluation.templates import CHAIN_OF_THOUGHT
+from agentic_prompting.evaluation.systems import CHAIN_OF_THOUGHT
 from agentic_prompting.evolution import EvolveConfig
 from agentic_prompting.llm import LLMError, ReplayCache, ScriptedChat, ServerFailed
 from paper_tables.optimise import OPTIMISERS, Objective, optimise_espl, optimise_opro

@@ -21,7 +21,7 @@ from agentic_prompting.evaluation import (
 )
 from agentic_prompting.evaluation.answers import Row
 from agentic_prompting.evaluation.harness import digest
-from agentic_prompting.evaluation.templates import CHAIN_OF_THOUGHT, DIRECT
+from agentic_prompting.evaluation.systems import CHAIN_OF_THOUGHT, DIRECT
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
 from agentic_prompting.records import atomic_write
 from agentic_prompting.refine import ProRefiner

@@ -128,7 +128,7 @@ def _compared(first: Result, second: Result, names: tuple[str, ...]) -> Comparis
     ours, theirs = first.values[metric], second.values.get(metric, {})
     if not set(ours) & set(theirs):
         return None
-    return Comparison(first.task, metric, *names, paired_difference(ours, theirs))
+    return Comparison(first.task, metric, names[0], names[1], paired_difference(ours, theirs))
 
 
 def _check_same_questions(first: Evaluation, second: Evaluation) -> None:

@@ -40,7 +40,7 @@ from .results import (
     truth_of,
 )
 from .settings import ESPLSettings, EvolveConfig
-from .system_prompt import Draft, Edit, SystemPrompt, apply_edits
+from .system_prompt import Draft, Edit, SystemPrompt
 
 __all__ = [
     "RULES",
@@ -62,7 +62,6 @@ __all__ = [
     "Rating",
     "StepLog",
     "SystemPrompt",
-    "apply_edits",
     "attempt_records",
     "best_result",
     "breed",

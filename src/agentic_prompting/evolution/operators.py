@@ -111,7 +111,7 @@ class Outcome:
         self.counts.update(f"unread/{problem}" for problem in read.problems)
         return read
 
-    def apply(self, plan: str | None, draft: Draft, allowed: Collection[str], parents: Sequence[int]) -> Outcome:
+    def apply(self, plan: str | None, draft: Draft, allowed: Collection[str]) -> Outcome:
         """The last step of both operators: the edits of a reply onto the draft, like a patch, and the child."""
         if plan is None:
             return self.ended("call_failed")
@@ -125,7 +125,7 @@ class Outcome:
         child = draft.finish()
         if child.text == draft.prompt.text:
             return self.ended("unchanged")
-        return self.ended("child", replace(child, operator=self.operator, parents=tuple(parents)))
+        return self.ended("child", replace(child, operator=self.operator, parents=self.trace.parents))
 
 
 class _Reader:
@@ -192,7 +192,7 @@ async def mutate(
         proposals=templates.render_proposals(proposals),
         answer_format=_format(prompt, templates.CONSOLIDATE_FORMAT, templates.CONSOLIDATE_TEXT_FORMAT, settings),
     )
-    return outcome.apply(plan, draft, ("modify", "merge"), outcome.trace.parents)
+    return outcome.apply(plan, draft, ("modify", "merge"))
 
 
 async def _critique(
@@ -268,11 +268,10 @@ async def crossover(
     scored = [result for result in merge_results(results) if any(value is not None for value in result.row)]
     values = common_means([result.row for result in scored])
     wins = sole_wins([result.row for result in scored])
-    order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))
+    order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))[: len(_LETTERS)]
     outcome.trace.parents = _known([scored[place].prompt.id for place in order])
     if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
         return outcome.ended("too_few_winners")
-    order = order[: len(_LETTERS)]
     best = scored[order[0]].prompt
     for column in sorted({column for place in order for column in wins[place]}):
         outcome.trace.show(column, scored[0].problems[column])
@@ -290,8 +289,7 @@ async def crossover(
         sets=templates.render_sets(sets),
         answer_format=_format(best, templates.CROSSOVER_FORMAT, templates.CROSSOVER_TEXT_FORMAT, settings),
     )
-    parents = _known([scored[place].prompt.id for place in order])
-    return outcome.apply(plan, Draft(best, settings.max_words), ("add", "modify", "remove"), parents)
+    return outcome.apply(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
 
 
 async def breed(

@@ -93,13 +93,6 @@ class ProposedEdit(BaseModel):
         return _text(value)
 
 
-class ProposedEdits(BaseModel):
-    """The edits of a reply. Its JSON schema is a `response_format` for endpoints that hold a model to one."""
-
-    reasoning: str = ""
-    edits: list[ProposedEdit] = []
-
-
 @dataclass(frozen=True)
 class ParsedEdits:
     """The edits of one reply.

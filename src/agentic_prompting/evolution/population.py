@@ -18,7 +18,6 @@ from .ratings import (
     EXPLORATION,
     Rating,
     SelectionRule,
-    check_independent,
     crossover_rating,
     mutation_rating,
     rate,
@@ -105,12 +104,10 @@ class Population:
         if delta_sigma < 0 or tie_tolerance < 0:
             raise ValueError(f"{delta_sigma=} and {tie_tolerance=} must not be negative")
         _check_best_rule(best_rule)
-        if independent_draws:
-            check_independent(rule)
         self.window, self.independent_draws = window, independent_draws
         self.exploration, self.delta_sigma, self.tie_tolerance = exploration, delta_sigma, tie_tolerance
         self.best_rule = best_rule
-        self.rule = selection_rule(rule, exploration, temperature)
+        self.rule = selection_rule(rule, exploration, temperature, independent_draws)
         self.rng = random.Random(seed)
         self.members = [Member(replace(root, id=0), Rating())]
         self.turns = 0

@@ -188,7 +188,10 @@ RULES: dict[str, Callable[..., list[int]]] = {
 
 
 def selection_rule(
-    rule: str | SelectionRule, exploration: float = EXPLORATION, temperature: float = 1.0
+    rule: str | SelectionRule,
+    exploration: float = EXPLORATION,
+    temperature: float = 1.0,
+    independent: bool = False,
 ) -> SelectionRule:
     """A rule by name with its parameters set; an object of one's own comes back as it is.
 
@@ -196,9 +199,10 @@ def selection_rule(
         rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has one.
+        independent (`bool`, *optional*, defaults to `False`): It is for independent draws.
 
     Raises:
-        `ValueError`: There is no such rule, or a parameter is out of range.
+        `ValueError`: There is no such rule, a parameter is out of range, or independent draws would all be the same.
     """
     if exploration < 0 or temperature <= 0:
         raise ValueError(f"need exploration >= 0 and temperature > 0, got {exploration} and {temperature}")
@@ -206,15 +210,11 @@ def selection_rule(
         return rule
     if rule not in RULES:
         raise ValueError(f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function")
+    if independent and rule == "top_plus_random":
+        raise ValueError(f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform")
     if rule == "softmax":
         return partial(softmax, exploration=exploration, temperature=temperature)
     return RULES[rule] if rule == "uniform" else partial(RULES[rule], exploration=exploration)
-
-
-def check_independent(rule: str | SelectionRule) -> None:
-    """Raises `ValueError` for a shipped rule whose independent draws would all be the same prompt."""
-    if isinstance(rule, str) and rule not in ("softmax", "uniform"):
-        raise ValueError(f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform")
 
 
 def select(

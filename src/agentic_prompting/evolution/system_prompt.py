@@ -190,11 +190,20 @@ class EditReport:
 
 
 class Draft:
-    """A prompt under revision. Ids stay valid, and are never given twice, until [`Draft.finish`] renumbers.
+    """A prompt under revision: `git.apply` of the paper (Algorithm 1).
+
+    Ids stay valid, and are never given twice, until [`Draft.finish`] renumbers.
 
     Args:
         prompt ([`SystemPrompt`]): Where it starts from; never changed.
         max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused.
+
+    Example:
+
+        >>> draft = Draft(SystemPrompt("Solve it.", ("Check small cases.",)))
+        >>> report = draft.apply([Edit("add", text="Name the unknowns."), Edit("remove", ("G7",))])
+        >>> draft.finish().principles, dict(report.counts)
+        (('Check small cases.', 'Name the unknowns.'), {'unknown_id': 1})
     """
 
     def __init__(self, prompt: SystemPrompt, max_words: int = MAX_WORDS):
@@ -212,7 +221,7 @@ class Draft:
         known: Collection[str] | None = None,
         suggested: Collection[str] = (),
     ) -> EditReport:
-        """Apply what can be applied, in order.
+        """Apply what can be applied, in order; each edit sees the result of those before it.
 
         Args:
             allowed (`Collection[str]`, *optional*): The operations that were asked for.
@@ -324,37 +333,6 @@ class Draft:
             return "empty"
         self.text = changed
         return ""
-
-
-def apply_edits(
-    prompt: SystemPrompt,
-    edits: Iterable[Edit],
-    allowed: Collection[str] = OPERATIONS,
-    max_words: int = MAX_WORDS,
-    limit: int | None = None,
-) -> tuple[SystemPrompt, EditReport]:
-    """`git.apply` of the paper (Alg. 1): the edits that fit are applied, the others refused and reported. Pure.
-
-    Args:
-        prompt ([`SystemPrompt`]): The parent.
-        edits (`Iterable[Edit]`): In the order of application; each sees the result of those before it.
-        allowed (`Collection[str]`, *optional*): The operations that may be used.
-        max_words (`int`, *optional*, defaults to `32`): Longer principles are refused.
-        limit (`int`, *optional*): At most so many edits are applied.
-
-    Returns:
-        The new prompt (the parent itself where nothing changed) and the [`EditReport`].
-
-    Example:
-
-        >>> prompt = SystemPrompt("Solve it.", ("Check small cases.",))
-        >>> child, report = apply_edits(prompt, [Edit("add", text="Name the unknowns."), Edit("remove", ("G7",))])
-        >>> child.principles, dict(report.counts)
-        (('Check small cases.', 'Name the unknowns.'), {'unknown_id': 1})
-    """
-    draft = Draft(prompt, max_words)
-    report = draft.apply(edits, allowed, limit)
-    return draft.finish(), report
 
 
 def _key(text: str) -> str:

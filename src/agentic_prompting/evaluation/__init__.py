@@ -17,7 +17,7 @@ from .scoring import (
     score_records,
     wilson_interval,
 )
-from .systems import AgentSystem, CallCount, MeteredChat, PromptedSystem, ProRefineSystem, SelfReflection
+from .systems import AgentSystem, PromptedSystem, ProRefineSystem
 from .tables import (
     Comparison,
     compare_runs,
@@ -38,19 +38,16 @@ __all__ = [
     "METRIC_PATH",
     "AgentSystem",
     "Answer",
-    "CallCount",
     "Comparison",
     "Estimate",
     "Evaluation",
     "EvaluationStopped",
     "EvaluationTask",
     "FunctionSystem",
-    "MeteredChat",
     "PairedDifference",
     "ProRefineSystem",
     "PromptedSystem",
     "Result",
-    "SelfReflection",
     "System",
     "bootstrap_interval",
     "compare_runs",

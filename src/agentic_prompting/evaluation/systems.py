@@ -1,37 +1,19 @@
-"""The systems of the papers' tables that need no training: prompted models, self-reflection, agents, ProRefine; and
-a chat model whose calls are counted and recorded, for them to ask."""
+"""Systems to compare: prompted models, agents, ProRefine."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from ..llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply, as_chat, with_system
+from ..llm import ChatModel, Message, Reply, as_chat, with_system
 from ..llm.parallel import in_parallel
 from ..refine import ProRefiner, RefinementResult
 from ..refine.types import read_query
 from ..rollout import Rollout, rollout_seed
 from ..rollout.recording import rollout_record
 from .answers import Answer, Row, System, answer_of_replies, read_answer
-
-# Prompts without variables, in our words: system messages of the baselines, later messages of self-reflection.
-DIRECT = "Answer the question at once, without explanation. Write one line of the form 'Answer: ...'."
-"""Baseline: the answer and nothing else."""
-
-CHAIN_OF_THOUGHT = (
-    "Answer the question. Think step by step, then write a last line of the form 'Answer: ...' with the answer alone."
-)
-"""Baseline: zero-shot chain of thought."""
-
-REFLECT = (
-    "Read your answer again as a stern examiner would. Is the question understood as it is meant? Is every fact and "
-    "every step right? List what is wrong, or say that nothing is."
-)
-
-REVISE = "Now answer the question once more, mending what you found. End with a last line of the form 'Answer: ...'."
 
 
 class ChatSystem(System):
@@ -77,22 +59,6 @@ class PromptedSystem(ChatSystem):
     def __init__(self, chat: ChatModel, prompt: str | None, fit_calls: int = 0, **options: Any):
         super().__init__(chat, prompt, **options)
         self.fit_calls = fit_calls
-
-
-class SelfReflection(ChatSystem):
-    """A model that answers, looks for its own mistakes and answers again: three calls a question."""
-
-    async def answer(self, row: Row, seed: int) -> Answer:
-        started = time.perf_counter()
-        messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
-        replies: list[Reply] = []
-        for message in (REFLECT, REVISE, None):
-            replies.append(await self.call(messages, seed))
-            messages = [*messages, {"role": "assistant", "content": replies[-1].text}]
-            if message is None or replies[-1].error is not None:
-                break
-            messages.append({"role": "user", "content": message})
-        return answer_of_replies(replies, time.perf_counter() - started, messages[-5:])
 
 
 class Agent(Protocol):
@@ -188,58 +154,3 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
             "steps": len(result.steps),
         },
     )
-
-
-class CallCount:
-    """Calls made, and how many there may be. Several models can share one: an optimiser's budget is of all its calls.
-
-    Args:
-        most (`int`, *optional*): No end by default.
-    """
-
-    def __init__(self, most: int | None = None):
-        self.most, self.calls = most, 0
-        self._lock = threading.Lock()
-
-    def take(self) -> bool:
-        """Count one call more, if it may be made."""
-        with self._lock:
-            if self.most is not None and self.calls >= self.most:
-                return False
-            self.calls += 1
-            return True
-
-    def affords(self, calls: int) -> bool:
-        """Whether so many more may be made."""
-        return self.most is None or self.calls + calls <= self.most
-
-
-class MeteredChat:
-    """A [`ChatModel`] around another one.
-
-    Args:
-        chat ([`ChatModel`]): The model that is asked.
-        cache ([`ReplayCache`], *optional*): Replies are recorded in it as they come, so that an evaluation that was
-            killed asks nothing twice. For models that have no cache of their own.
-        count ([`CallCount`], *optional*): Counts calls, replayed ones too, or a resumed run would get more of them than
-            one that was not interrupted. When it is used up every further call fails with [`BudgetExceeded`].
-    """
-
-    def __init__(self, chat: ChatModel, cache: ReplayCache | None = None, count: CallCount | None = None):
-        self.chat, self.cache, self.count = chat, cache, count or CallCount()
-        self.model = getattr(chat, "model", type(chat).__name__)
-
-    async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Reply:
-        """See [`ChatModel`]."""
-        if not self.count.take():
-            return Reply(error=BudgetExceeded(f"all {self.count.most} calls are used", attempts=0))
-        if self.cache is None:
-            return await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
-        key = self.cache.key(str(self.model), messages, sampling, repeat)
-        reply = self.cache.get(key)
-        if reply is None:
-            reply = await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
-            self.cache.put(key, reply)
-        return reply

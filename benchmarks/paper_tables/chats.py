@@ -1,0 +1,86 @@
+"""A chat model whose calls are counted and recorded, and a system that looks for its own mistakes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from agentic_prompting.evaluation import Answer
+from agentic_prompting.evaluation.answers import Row, answer_of_replies
+from agentic_prompting.evaluation.systems import ChatSystem
+from agentic_prompting.llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply, as_chat, with_system
+
+from .templates import REFLECT, REVISE
+
+
+class SelfReflection(ChatSystem):
+    """A model that answers, looks for its own mistakes and answers again: three calls a question."""
+
+    async def answer(self, row: Row, seed: int) -> Answer:
+        started = time.perf_counter()
+        messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
+        replies: list[Reply] = []
+        for message in (REFLECT, REVISE, None):
+            replies.append(await self.call(messages, seed))
+            messages = [*messages, {"role": "assistant", "content": replies[-1].text}]
+            if message is None or replies[-1].error is not None:
+                break
+            messages.append({"role": "user", "content": message})
+        return answer_of_replies(replies, time.perf_counter() - started, messages[-5:])
+
+
+class CallCount:
+    """Calls made, and how many there may be. Several models can share one: an optimiser's budget is of all its calls.
+
+    Args:
+        most (`int`, *optional*): No end by default.
+    """
+
+    def __init__(self, most: int | None = None):
+        self.most, self.calls = most, 0
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Count one call more, if it may be made."""
+        with self._lock:
+            if self.most is not None and self.calls >= self.most:
+                return False
+            self.calls += 1
+            return True
+
+    def affords(self, calls: int) -> bool:
+        """Whether so many more may be made."""
+        return self.most is None or self.calls + calls <= self.most
+
+
+class MeteredChat:
+    """A [`ChatModel`] around another one.
+
+    Args:
+        chat ([`ChatModel`]): The model that is asked.
+        cache ([`ReplayCache`], *optional*): Replies are recorded in it as they come, so that an evaluation that was
+            killed asks nothing twice. For models that have no cache of their own.
+        count ([`CallCount`], *optional*): Counts calls, replayed ones too, or a resumed run would get more of them than
+            one that was not interrupted. When it is used up every further call fails with [`BudgetExceeded`].
+    """
+
+    def __init__(self, chat: ChatModel, cache: ReplayCache | None = None, count: CallCount | None = None):
+        self.chat, self.cache, self.count = chat, cache, count or CallCount()
+        self.model = getattr(chat, "model", type(chat).__name__)
+
+    async def __call__(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
+        """See [`ChatModel`]."""
+        if not self.count.take():
+            return Reply(error=BudgetExceeded(f"all {self.count.most} calls are used", attempts=0))
+        if self.cache is None:
+            return await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
+        key = self.cache.key(str(self.model), messages, sampling, repeat)
+        reply = self.cache.get(key)
+        if reply is None:
+            reply = await as_chat(self.chat)(messages, repeat=repeat, session=session, **sampling)
+            self.cache.put(key, reply)
+        return reply

@@ -24,8 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentic_prompting.evolution import Population, SystemPrompt
-from agentic_prompting.evolution.selection import RULES
+from agentic_prompting.evolution import RULES, Population, SystemPrompt
 from agentic_prompting.llm import ReplayCache
 from agentic_prompting.llm.types import Reply
 from agentic_prompting.rollout import (

@@ -11,13 +11,10 @@ from hypothesis import given, strategies as st
 
 from agentic_prompting.evaluation import (
     Answer,
-    CallCount,
     EvaluationStopped,
     EvaluationTask,
-    MeteredChat,
     PromptedSystem,
     ProRefineSystem,
-    SelfReflection,
     System,
     compare_runs,
     compare_systems,
@@ -40,6 +37,7 @@ from agentic_prompting.llm.parallel import in_parallel
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.sandbox.puzzle_models import puzzle_models
 from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles
+from paper_tables.chats import CallCount, MeteredChat, SelfReflection
 
 ROWS = [{"id": f"r{i}", "question": f"what is {i} + {i} ?", "answers": [str(2 * i)]} for i in range(20)]
 TASK = EvaluationTask("sums", ROWS, ("exact_match", "token_f1"))

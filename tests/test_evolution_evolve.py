@@ -28,7 +28,6 @@ SETTINGS = EvolveConfig(
     num_generations=4,
     p_crossover=0.5,
     reflect_on="imperfect",
-    max_problems=1,
 )
 
 

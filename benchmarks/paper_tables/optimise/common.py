@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentic_prompting.evaluation import Answer, CallCount, MeteredChat, PromptedSystem, find_metrics, score_records
+from agentic_prompting.evaluation import Answer, PromptedSystem, find_metrics, score_records
 from agentic_prompting.evaluation.answers import Row
 from agentic_prompting.llm import ChatModel, LLMError, ReplayCache, complete, with_system
 
+from ..chats import CallCount, MeteredChat
 from ..templates import CRITIQUE_FEEDBACK
 
 

@@ -3,21 +3,21 @@
 The papers' tables, and the optimisers that they compare with, are made of these in `benchmarks/paper_tables/`.
 """
 
-from .answers import Answer, FunctionSystem, System, as_system, read_answer
-from .asking import CallCount, MeteredChat
+from .answers import Answer, FunctionSystem, System, read_answer
 from .harness import Evaluation, EvaluationStopped, EvaluationTask, evaluate_agent, load_evaluation_task
-from .metrics import METRIC_PATH, METRICS, EvaluateScore, find_metrics, load_metric
-from .scoring import Result, format_scores, score_records
-from .similarity import load_encoder, semantic_similarity
-from .statistics import (
+from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, load_metric, semantic_similarity
+from .scoring import (
     Estimate,
     PairedDifference,
+    Result,
     bootstrap_interval,
+    format_scores,
     mcnemar,
     paired_difference,
+    score_records,
     wilson_interval,
 )
-from .systems import AgentSystem, PromptedSystem, ProRefineSystem, SelfReflection
+from .systems import AgentSystem, PromptedSystem, ProRefineSystem
 from .tables import (
     Comparison,
     compare_runs,
@@ -38,22 +38,17 @@ __all__ = [
     "METRIC_PATH",
     "AgentSystem",
     "Answer",
-    "CallCount",
     "Comparison",
     "Estimate",
-    "EvaluateScore",
     "Evaluation",
     "EvaluationStopped",
     "EvaluationTask",
     "FunctionSystem",
-    "MeteredChat",
     "PairedDifference",
     "ProRefineSystem",
     "PromptedSystem",
     "Result",
-    "SelfReflection",
     "System",
-    "as_system",
     "bootstrap_interval",
     "compare_runs",
     "compare_systems",

@@ -19,9 +19,8 @@ from ..data import TASKS, Task, find_task, is_own, load_task, validate_dataset
 from ..records import Record, RecordFile
 from ..rollout.progress import progress as progress_of
 from .answers import Answer, Row, System, as_system
-from .metrics import Metric, find_metrics
+from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
-from .similarity import Encoder
 
 
 class EvaluationStopped(RuntimeError):

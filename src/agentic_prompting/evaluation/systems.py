@@ -1,4 +1,4 @@
-"""The systems of the papers' tables that need no training: prompted models, self-reflection, agents, ProRefine."""
+"""Systems to compare: prompted models, agents, ProRefine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ..refine.types import read_query
 from ..rollout import Rollout, rollout_seed
 from ..rollout.recording import rollout_record
 from .answers import Answer, Row, System, answer_of_replies, read_answer
-from .templates import REFLECT, REVISE
 
 
 class ChatSystem(System):
@@ -60,22 +59,6 @@ class PromptedSystem(ChatSystem):
     def __init__(self, chat: ChatModel, prompt: str | None, fit_calls: int = 0, **options: Any):
         super().__init__(chat, prompt, **options)
         self.fit_calls = fit_calls
-
-
-class SelfReflection(ChatSystem):
-    """A model that answers, looks for its own mistakes and answers again: three calls a question."""
-
-    async def answer(self, row: Row, seed: int) -> Answer:
-        started = time.perf_counter()
-        messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
-        replies: list[Reply] = []
-        for message in (REFLECT, REVISE, None):
-            replies.append(await self.call(messages, seed))
-            messages = [*messages, {"role": "assistant", "content": replies[-1].text}]
-            if message is None or replies[-1].error is not None:
-                break
-            messages.append({"role": "user", "content": message})
-        return answer_of_replies(replies, time.perf_counter() - started, messages[-5:])
 
 
 class Agent(Protocol):

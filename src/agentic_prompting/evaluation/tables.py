@@ -5,20 +5,16 @@ Tables are Markdown, CSV, LaTeX and JSON, from one list of rows.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from ..records import atomic_write
 from .harness import Evaluation, read_records
-from .metrics import Metric, find_metrics
-from .scoring import summarise
-from .similarity import Encoder
-from .statistics import Estimate, PairedDifference, paired_difference
+from .metrics import Encoder, Metric, find_metrics
+from .scoring import Estimate, PairedDifference, Result, paired_difference, summarise
 
 _SUMMARY = "run.json"
 
@@ -97,14 +93,12 @@ def compare_systems(evaluation: Evaluation, baseline: str) -> list[Comparison]:
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
     if baseline not in systems:
         raise ValueError(f"there is no system {baseline!r} to compare with; there are: {', '.join(systems)}")
-    return [
-        comparison
+    pairs = (
+        _compared(result, evaluation.result(baseline, result.task), (result.system, baseline))
         for result in evaluation.results
         if result.system != baseline
-        for comparison in _against(
-            result.values, evaluation.result(baseline, result.task).values, result.task, result.system, baseline
-        )
-    ]
+    )
+    return [comparison for comparison in pairs if comparison is not None]
 
 
 def compare_runs(
@@ -117,35 +111,24 @@ def compare_runs(
     """
     _check_same_questions(first, second)
     theirs = {(result.system, result.task): result for result in second.results}
-    comparisons = [
-        comparison
+    pairs = (
+        _compared(result, theirs[result.system, result.task], tuple(f"{result.system} ({name})" for name in names))
         for result in first.results
         if (result.system, result.task) in theirs
-        for comparison in _against(
-            result.values,
-            theirs[(result.system, result.task)].values,
-            result.task,
-            f"{result.system} ({names[0]})",
-            f"{result.system} ({names[1]})",
-        )
-    ]
+    )
+    comparisons = [comparison for comparison in pairs if comparison is not None]
     if not comparisons:
         raise ValueError("the two runs have no system on the same task in common")
     return comparisons
 
 
-def _against(
-    ours: Mapping[str, Mapping[int, float]],
-    others: Mapping[str, Mapping[int, float]],
-    task: str,
-    first: str,
-    second: str,
-) -> list[Comparison]:
-    """In the first metric; none if no question has a score from both."""
-    metric = next(iter(ours))
-    if not set(ours[metric]) & set(others.get(metric, {})):
-        return []
-    return [Comparison(task, metric, first, second, paired_difference(ours[metric], others[metric]))]
+def _compared(first: Result, second: Result, names: tuple[str, ...]) -> Comparison | None:
+    """In the first metric; `None` if no question has a score from both."""
+    metric = next(iter(first.values))
+    ours, theirs = first.values[metric], second.values.get(metric, {})
+    if not set(ours) & set(theirs):
+        return None
+    return Comparison(first.task, metric, names[0], names[1], paired_difference(ours, theirs))
 
 
 def _check_same_questions(first: Evaluation, second: Evaluation) -> None:
@@ -161,8 +144,6 @@ def _check_same_questions(first: Evaluation, second: Evaluation) -> None:
 
 Table = list[dict[str, str]]
 """Rows with the same columns, cells ready to be shown."""
-
-_LATEX = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
 
 
 def results_table(evaluation: Evaluation) -> Table:
@@ -192,21 +173,19 @@ def results_table(evaluation: Evaluation) -> Table:
 
 def differences_table(comparisons: Sequence[Comparison]) -> Table:
     """One row per comparison: the difference with its interval, on how many questions who is better, McNemar's p."""
-    return [_difference(comparison) for comparison in comparisons]
-
-
-def _difference(comparison: Comparison) -> dict[str, str]:
-    paired = comparison.paired
-    return {
-        "task": comparison.task,
-        "metric": comparison.metric,
-        "system": comparison.first,
-        "against": comparison.second,
-        "difference [95 %]": _estimate(paired.difference, sign="+"),
-        "better / worse / same": f"{paired.wins} / {paired.losses} / {paired.ties}",
-        "p (McNemar)": f"{paired.p_value:.3g}",
-        "left out": str(paired.left_out),
-    }
+    return [
+        {
+            "task": one.task,
+            "metric": one.metric,
+            "system": one.first,
+            "against": one.second,
+            "difference [95 %]": _estimate(one.paired.difference, sign="+"),
+            "better / worse / same": f"{one.paired.wins} / {one.paired.losses} / {one.paired.ties}",
+            "p (McNemar)": f"{one.paired.p_value:.3g}",
+            "left out": str(one.paired.left_out),
+        }
+        for one in comparisons
+    ]
 
 
 def to_markdown(table: Table) -> str:
@@ -220,21 +199,16 @@ def to_markdown(table: Table) -> str:
 
 def to_csv(table: Table) -> str:
     """Comma-separated values with a head line."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]) if table else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()
+    import pandas as pd
+
+    return pd.DataFrame(table).to_csv(index=False)
 
 
 def to_latex(table: Table) -> str:
     """A `tabular` in booktabs' style, its text escaped."""
-    if not table:
-        return "% nothing\n"
-    lines = [" & ".join(cell.translate(_LATEX) for cell in cells) + r" \\" for cells in [list(table[0])]]
-    body = [" & ".join(cell.translate(_LATEX) for cell in row.values()) + r" \\" for row in table]
-    begin = rf"\begin{{tabular}}{{{'l' * len(table[0])}}}"
-    return "\n".join([begin, r"\toprule", *lines, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    import pandas as pd
+
+    return pd.DataFrame(table).to_latex(index=False, escape=True)
 
 
 def to_json(evaluation: Evaluation, comparisons: Sequence[Comparison] = ()) -> str:
@@ -254,11 +228,14 @@ def write_tables(
         `dict[str, Path]`: The files by kind.
     """
     results, differences = results_table(evaluation), differences_table(comparisons)
-    parts: Mapping[str, Callable[[Table], str]] = {"csv": to_csv, "tex": to_latex}
     markdown = f"# {title}\n\n" if title else ""
     markdown += to_markdown(results) + ("\n" + to_markdown(differences) if differences else "")
-    texts = {"md": markdown, "json": to_json(evaluation, comparisons)}
-    texts |= {kind: render(results) for kind, render in parts.items()}
+    texts = {
+        "md": markdown,
+        "json": to_json(evaluation, comparisons),
+        "csv": to_csv(results),
+        "tex": to_latex(results),
+    }
     paths = {kind: Path(folder) / f"table.{kind}" for kind in texts}
     for kind, text in texts.items():
         atomic_write(paths[kind], text)

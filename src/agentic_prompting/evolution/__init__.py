@@ -3,7 +3,6 @@
 No torch, no trl: [`ESPLTrainer`] uses this room beside the weight update, [`evolve`] without one.
 """
 
-from .edits import Draft, Edit, EditReport, apply_edits
 from .evolve import Evolution, EvolutionStopped, EvolveResult, StepLog, evolve
 from .lineage import (
     EvolutionJournal,
@@ -11,14 +10,24 @@ from .lineage import (
     attempt_records,
     journal_beside,
     lineage_of,
+    plot_lineage,
     read_journal,
     read_lineage,
 )
-from .operators import OperatorTrace, Outcome, breed, crossover, mutate
-from .parsing import ParsedEdits, ProposedEdits, parse_edits
-from .plotting import plot_lineage
-from .population import Member, Population, load_state, word_diversity
-from .ratings import Rating, crossover_rating, mutation_rating, ranks, rate
+from .operators import Outcome, breed, crossover, mutate
+from .parsing import parse_edits
+from .population import Member, Population, load_state
+from .ratings import (
+    RULES,
+    Rating,
+    crossover_rating,
+    mutation_rating,
+    optimistic_scores,
+    ranks,
+    rate,
+    select,
+    selection_rule,
+)
 from .results import (
     Attempt,
     ProblemResult,
@@ -30,16 +39,52 @@ from .results import (
     sole_wins,
     truth_of,
 )
-from .selection import RULES, optimistic_scores, select, selection_rule
 from .settings import ESPLSettings, EvolveConfig
-from .system_prompt import SystemPrompt
+from .system_prompt import Draft, Edit, SystemPrompt
 
 __all__ = [
-    "RULES", "Attempt", "Draft", "ESPLSettings", "Edit", "EditReport", "Evolution", "EvolutionJournal",
-    "EvolutionStopped", "EvolveConfig", "EvolveResult", "Lineage", "Member", "OperatorTrace", "Outcome",
-    "ParsedEdits", "Population", "ProblemResult", "PromptResult", "ProposedEdits", "Rating", "StepLog",
-    "SystemPrompt", "apply_edits", "attempt_records", "best_result", "breed", "common_means", "crossover",
-    "crossover_rating", "evolve", "journal_beside", "lineage_of", "load_state", "mutate", "mutation_rating",
-    "optimistic_scores", "parse_edits", "plot_lineage", "question_of", "ranks", "rate", "read_journal",
-    "read_lineage", "scores_of", "select", "selection_rule", "sole_wins", "truth_of", "word_diversity",
-]  # fmt: skip
+    "RULES",
+    "Attempt",
+    "Draft",
+    "ESPLSettings",
+    "Edit",
+    "Evolution",
+    "EvolutionJournal",
+    "EvolutionStopped",
+    "EvolveConfig",
+    "EvolveResult",
+    "Lineage",
+    "Member",
+    "Outcome",
+    "Population",
+    "ProblemResult",
+    "PromptResult",
+    "Rating",
+    "StepLog",
+    "SystemPrompt",
+    "attempt_records",
+    "best_result",
+    "breed",
+    "common_means",
+    "crossover",
+    "crossover_rating",
+    "evolve",
+    "journal_beside",
+    "lineage_of",
+    "load_state",
+    "mutate",
+    "mutation_rating",
+    "optimistic_scores",
+    "parse_edits",
+    "plot_lineage",
+    "question_of",
+    "ranks",
+    "rate",
+    "read_journal",
+    "read_lineage",
+    "scores_of",
+    "select",
+    "selection_rule",
+    "sole_wins",
+    "truth_of",
+]

@@ -23,7 +23,7 @@ from ..records import atomic_write
 from ..rollout import AgentSpec, Grammar, Rollout, Sample, gather
 from .lineage import EvolutionJournal, attempt_records, journal_beside
 from .operators import Outcome, breed
-from .population import Population, load_state
+from .population import Population, load_state, rng_of, rng_state
 from .results import Attempt, ProblemResult, PromptResult, best_result, mean, question_of, scores_of, truth_of
 from .settings import EvolveConfig
 from .system_prompt import SystemPrompt
@@ -219,11 +219,10 @@ class Evolution:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain JSON."""
-        version, state, gauss = self.rng.getstate()
         return {
             "format": _FORMAT,
             "population": self.population.state_dict(),
-            "rng": [version, list(state), gauss],
+            "rng": rng_state(self.rng),
             "steps": [asdict(log) for log in self.logs],
             "usage": {name: asdict(usage) for name, usage in self.usage.items()},
         }
@@ -243,8 +242,7 @@ class Evolution:
                 "another run"
             )
         self.population.load_state_dict(state["population"])
-        version, numbers, gauss = state["rng"]
-        self.rng.setstate((version, tuple(numbers), gauss))
+        self.rng = rng_of(state["rng"])
         self.logs = [StepLog(**log) for log in state["steps"]]
         self.usage = {name: Usage(**usage) for name, usage in state["usage"].items()}
 

@@ -1,5 +1,5 @@
 """What a run of evolution leaves behind: its journal, one line for each child that was attempted and why; and
-E-SPL's evolutionary tree (Figure 3) as data: who came from whom, what is believed of each, and where to draw it.
+E-SPL's evolutionary tree (Figure 3): who came from whom, what is believed of each, where to draw it, and the picture.
 
 The journal lies beside the state it belongs to. A line is known by its step and its number within the step. Steps that
 a killed run had done after its last checkpoint are done again, perhaps with other children:
@@ -17,7 +17,7 @@ from typing import Any
 from ..records import RecordFile
 from .operators import Outcome
 from .population import Member, Population, best_of, read_members
-from .selection import EXPLORATION
+from .ratings import EXPLORATION
 from .system_prompt import SystemPrompt
 
 JOURNAL_FILE = "evolution.jsonl"
@@ -31,11 +31,7 @@ def journal_beside(state: str | Path) -> Path:
 
 
 class EvolutionJournal:
-    """Appends attempts to a file. For one process of a job only.
-
-    Args:
-        path (`str` or `Path`): The file; created with its first line.
-    """
+    """Appends attempts to a file, which the first one creates. For one process of a job only."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -102,15 +98,8 @@ def attempt_records(
 
 
 def with_scores(problem: Mapping[str, Any], scores: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
-    """A problem of a trace with how each prompt of the batch did on it, and so who won and who lost.
-
-    Args:
-        problem (`Mapping`): One of [`OperatorTrace`]'s.
-        scores (`Mapping[int, Sequence[float | None]]`): By prompt id its mean reward on each problem of the batch.
-
-    Returns:
-        `dict`: Without `column`; with `scores` by id, and the ids in `won` and `lost`, both empty where all did alike.
-    """
+    """A problem of an [`OperatorTrace`] with how each prompt of the batch did on it: in place of `column` it has
+    `scores` by id, and the ids in `won` and `lost`, both empty where all did alike."""
     column = problem["column"]
     known = {name: row[column] for name, row in scores.items() if column < len(row)}
     scored = {name: value for name, value in known.items() if value is not None}
@@ -251,3 +240,76 @@ def _counts(steps: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, int]]:
     """What the operators did for each child, from the logs of [`evolve`]."""
     made = (operator for step in steps for operator in step["operators"])
     return {operator["child"]: operator["counts"] for operator in made if operator["child"] is not None}
+
+
+# Its picture ----------------------------------------------------------------------------------------------------------
+
+# Okabe and Ito's, darkest contrasts first; each line has dashes of its own as well, so that colour is not all there is.
+LINES: tuple[tuple[str, tuple[float, ...]], ...] = (
+    ("#0072B2", (1, 0)),
+    ("#E69F00", (5, 2)),
+    ("#CC79A7", (2, 2)),
+    ("#009E73", (7, 2, 2, 2)),
+    ("#D55E00", (1, 1)),
+)
+_BLUE, _ORANGE = LINES[0][0], LINES[1][0]
+
+
+def figure_class() -> Any:
+    """matplotlib's `Figure`, without its global state.
+
+    Raises:
+        `ImportError`: If matplotlib is missing; says what to install.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install 'agentic-prompting[report]'") from error
+    return Figure
+
+
+def plot_lineage(lineage: Lineage, path: str | Path) -> None:
+    """Draw the tree over the steps at which prompts were born: descent above, ratings with their doubt below.
+
+    Mutations are solid lines and crossovers dashed ones; the colour is μ, a filled circle can still be selected, the
+    star is the best. Below are μ ± σ, in order of birth.
+
+    Raises:
+        `ImportError`: If matplotlib is missing.
+    """
+    nodes = lineage.nodes
+    rows = 1 + max(node.lane for node in nodes)
+    figure = figure_class()(figsize=(9, min(14.0, 3.5 + 0.28 * rows)), layout="constrained")
+    tree, ratings = figure.subplots(2, 1, height_ratios=[max(2.0, 0.3 * rows), 2.0])
+    _draw_edges(tree, lineage)
+    means = [node.member.rating.mu for node in nodes]
+    births = [node.member.prompt.born_at for node in nodes]
+    drawn = tree.scatter(births, [node.lane for node in nodes], c=means, cmap="cividis", s=130, zorder=3)
+    drawn.set_edgecolor([_ORANGE if node.best else "white" if node.in_window else "#888888" for node in nodes])
+    drawn.set_linewidth([3.0 if node.best else 1.0 for node in nodes])
+    drawn.set_alpha([1.0 if node.in_window or node.best else 0.45 for node in nodes])
+    for place, (born, node) in enumerate(zip(births, nodes, strict=True)):
+        tree.annotate(f"{place}{' ★' if node.best else ''}", (born, node.lane), (0, 8), textcoords="offset points")
+    figure.colorbar(drawn, ax=tree, label="rating μ")
+    tree.set(ylim=(rows - 0.4, -0.8), yticks=[], xlabel="born at step", title="system prompts and their descent")
+    tree.xaxis.get_major_locator().set_params(integer=True)
+    sigmas = [node.member.rating.sigma for node in nodes]
+    ratings.errorbar(range(len(nodes)), means, sigmas, fmt="o", color=_BLUE, ecolor="#9CC9E3", capsize=2)
+    ratings.set(xlabel="system prompt", ylabel="rating μ ± σ")
+    ratings.grid(alpha=0.3)
+    ratings.xaxis.get_major_locator().set_params(integer=True)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_edges(axis: Any, lineage: Lineage) -> None:
+    for parent, child in lineage.edges:
+        ends = [lineage.nodes[parent], lineage.nodes[child]]
+        crossed = ends[1].member.prompt.operator == "crossover"
+        axis.plot(
+            [node.member.prompt.born_at for node in ends],
+            [node.lane for node in ends],
+            color=LINES[2][0] if crossed else "#777777",
+            linestyle="--" if crossed else "-",
+            linewidth=1.2,
+            zorder=1,
+        )

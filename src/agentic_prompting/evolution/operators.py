@@ -14,19 +14,22 @@ from typing import Any, Literal
 
 from ..llm import ChatModel, LLMError, Message, Usage, as_chat
 from ..rollout import gather
+from ..rollout.templates import fill
 from . import templates
-from .edits import Draft, Edit, EditReport
 from .parsing import ParsedEdits, final_text, parse_edits
 from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
 from .settings import ESPLSettings
-from .system_prompt import SystemPrompt
+from .system_prompt import Draft, Edit, EditReport, SystemPrompt
 from .templates import shorten
 
 Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged"]
 Summaries = list[tuple[float, str]]
 """Of one problem: reward and summary of each attempt."""
 
-# What is kept of an attempt: a line of the journal stays below about 100 KB.
+MAX_ATTEMPT_CHARS = 20_000
+"""Longer attempts are summarised without their middle."""
+
+# What the journal keeps of an operator: a line of the journal stays below about 100 KB.
 MAX_CHARS = 600
 """Characters of each text: question, answer, summary, edit, reason. The middle of a longer one is left out."""
 MAX_PROBLEMS = 20
@@ -108,7 +111,7 @@ class Outcome:
         self.counts.update(f"unread/{problem}" for problem in read.problems)
         return read
 
-    def apply(self, plan: str | None, draft: Draft, allowed: Collection[str], parents: Sequence[int]) -> Outcome:
+    def apply(self, plan: str | None, draft: Draft, allowed: Collection[str]) -> Outcome:
         """The last step of both operators: the edits of a reply onto the draft, like a patch, and the child."""
         if plan is None:
             return self.ended("call_failed")
@@ -122,7 +125,7 @@ class Outcome:
         child = draft.finish()
         if child.text == draft.prompt.text:
             return self.ended("unchanged")
-        return self.ended("child", replace(child, operator=self.operator, parents=tuple(parents)))
+        return self.ended("child", replace(child, operator=self.operator, parents=self.trace.parents))
 
 
 class _Reader:
@@ -134,7 +137,7 @@ class _Reader:
 
     async def __call__(self, template: str, **values: object) -> str | None:
         """What it says to this, without its thoughts; `None` if there is nothing."""
-        message: Message = {"role": "user", "content": templates.fill(template, **values)}
+        message: Message = {"role": "user", "content": fill(template, **values)}
         reply = await as_chat(self.reference)([message], **self.sampling)
         text = None if reply.error else final_text(reply.text) or None
         outcome, used = self.outcome, self.outcome.usage
@@ -165,10 +168,8 @@ async def mutate(
     outcome = Outcome("mutation", trace=OperatorTrace(_known([prompt.id])))
     reader = _Reader(reference, outcome, sampling)
     chosen = [
-        (column, problem)
-        for column, problem in enumerate(result.problems)
-        if problem.instructive(settings.reflect_on, settings.perfect_reward)
-    ][: settings.max_problems]
+        (column, problem) for column, problem in enumerate(result.problems) if problem.instructive(settings.reflect_on)
+    ]
     if not chosen:
         return outcome.ended("no_evidence")
 
@@ -191,7 +192,7 @@ async def mutate(
         proposals=templates.render_proposals(proposals),
         answer_format=_format(prompt, templates.CONSOLIDATE_FORMAT, templates.CONSOLIDATE_TEXT_FORMAT, settings),
     )
-    return outcome.apply(plan, draft, ("modify", "merge"), outcome.trace.parents)
+    return outcome.apply(plan, draft, ("modify", "merge"))
 
 
 async def _critique(
@@ -204,7 +205,7 @@ async def _critique(
             prompt=prompt.text,
             question=problem.question,
             truth=problem.truth,
-            attempt=shorten(attempt, settings.max_attempt_chars),
+            attempt=shorten(attempt, MAX_ATTEMPT_CHARS),
             reward=f"{reward:g}",
         )
         for attempt, reward in problem.scored
@@ -267,11 +268,10 @@ async def crossover(
     scored = [result for result in merge_results(results) if any(value is not None for value in result.row)]
     values = common_means([result.row for result in scored])
     wins = sole_wins([result.row for result in scored])
-    order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))
+    order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))[: len(_LETTERS)]
     outcome.trace.parents = _known([scored[place].prompt.id for place in order])
     if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
         return outcome.ended("too_few_winners")
-    order = order[: len(_LETTERS)]
     best = scored[order[0]].prompt
     for column in sorted({column for place in order for column in wins[place]}):
         outcome.trace.show(column, scored[0].problems[column])
@@ -289,8 +289,7 @@ async def crossover(
         sets=templates.render_sets(sets),
         answer_format=_format(best, templates.CROSSOVER_FORMAT, templates.CROSSOVER_TEXT_FORMAT, settings),
     )
-    parents = _known([scored[place].prompt.id for place in order])
-    return outcome.apply(plan, Draft(best, settings.max_words), ("add", "modify", "remove"), parents)
+    return outcome.apply(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
 
 
 async def breed(
@@ -321,7 +320,7 @@ def _known(ids: Sequence[int | None]) -> tuple[int, ...]:
 
 def _format(prompt: SystemPrompt, principles: str, free_text: str, settings: ESPLSettings) -> str:
     """How edits are to be written, for this kind of prompt, with the limits filled in."""
-    return templates.fill(free_text if prompt.principles is None else principles, max_words=settings.max_words)
+    return fill(free_text if prompt.principles is None else principles, max_words=settings.max_words)
 
 
 def _describe(edit: Edit) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import json_repair
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator, model_validator
 
-from .edits import Edit
+from .system_prompt import Edit
 
 _NAMES = {
     "op": ("op", "operation", "action", "option", "type", "edit"),
@@ -91,13 +91,6 @@ class ProposedEdit(BaseModel):
     @classmethod
     def _words(cls, value: Any) -> str:
         return _text(value)
-
-
-class ProposedEdits(BaseModel):
-    """The edits of a reply. Its JSON schema is a `response_format` for endpoints that hold a model to one."""
-
-    reasoning: str = ""
-    edits: list[ProposedEdit] = []
 
 
 @dataclass(frozen=True)

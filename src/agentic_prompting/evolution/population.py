@@ -14,9 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .ratings import Rating, crossover_rating, mutation_rating, rate
+from .ratings import (
+    EXPLORATION,
+    Rating,
+    SelectionRule,
+    crossover_rating,
+    mutation_rating,
+    rate,
+    select,
+    selection_rule,
+)
 from .results import Row, cell_means, common_means
-from .selection import EXPLORATION, SelectionRule, check_independent, select, selection_rule
 from .system_prompt import SystemPrompt
 
 BEST_RULES = ("conservative", "mean", "newest")
@@ -41,8 +49,8 @@ class Member:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; [`Member.from_json`] gives an equal member back."""
-        rating = [self.rating.mu, self.rating.sigma]
         measured = {} if self.held_out is None else {"held_out": dict(self.held_out)}
+        rating = [self.rating.mu, self.rating.sigma]
         return {"prompt": self.prompt.to_json(), "rating": rating, "games": self.games, **measured}
 
     @classmethod
@@ -59,13 +67,11 @@ class Population:
         root ([`SystemPrompt`]): The first one. It gets id 0.
         window (`int`, *optional*, defaults to `10`): K: only the latest so many are selected (A.5).
         rule (`str` or `Callable`, *optional*, defaults to `"top_plus_random"`): Who plays: a name, or a function of
-            the members of the window (oldest first), k and a `random.Random` that returns k positions; see
-            `selection.py`.
+            the members of the window (oldest first), k and a `random.Random` that returns k positions.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, also for `best("conservative")`.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): The prompts of a batch are drawn independently, as
             Algorithm 1 reads, so that one may come twice; by default they are different ones.
-        include_newest (`bool`, *optional*, defaults to `False`): The newest prompt of the window always plays.
         delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: how much less is known of a child (A.5).
         tie_tolerance (`float`, *optional*, defaults to `0.01`): Scores this close to the best of a group are equal.
         best_rule (`str`, *optional*, defaults to `"conservative"`): See [`Population.best`].
@@ -88,7 +94,6 @@ class Population:
         exploration: float = EXPLORATION,
         temperature: float = 1.0,
         independent_draws: bool = False,
-        include_newest: bool = False,
         delta_sigma: float = 1.0,
         tie_tolerance: float = 0.01,
         best_rule: str = "conservative",
@@ -99,12 +104,10 @@ class Population:
         if delta_sigma < 0 or tie_tolerance < 0:
             raise ValueError(f"{delta_sigma=} and {tie_tolerance=} must not be negative")
         _check_best_rule(best_rule)
-        if independent_draws:
-            check_independent(rule)
-        self.window, self.include_newest, self.independent_draws = window, include_newest, independent_draws
+        self.window, self.independent_draws = window, independent_draws
         self.exploration, self.delta_sigma, self.tie_tolerance = exploration, delta_sigma, tie_tolerance
         self.best_rule = best_rule
-        self.rule = selection_rule(rule, exploration, temperature)
+        self.rule = selection_rule(rule, exploration, temperature, independent_draws)
         self.rng = random.Random(seed)
         self.members = [Member(replace(root, id=0), Rating())]
         self.turns = 0
@@ -114,7 +117,7 @@ class Population:
         independent."""
         self.turns += 1
         alive = self.alive()
-        places = select(alive, k, self.rule, self.rng, self.include_newest, self.independent_draws)
+        places = select(alive, k, self.rule, self.rng, self.independent_draws)
         return [alive[place].prompt for place in places]
 
     def record(self, prompts: Sequence[SystemPrompt | int], scores: Sequence[Row]) -> list[float | None]:
@@ -212,20 +215,24 @@ class Population:
         return self.members[prompt if isinstance(prompt, int) else _id(prompt)].rating
 
     def diversity(self) -> float:
-        """[`word_diversity`] of the prompts in play. For logs: crossover is known to wash differences out (4.4)."""
-        return word_diversity(member.prompt for member in self.alive())
+        """How much the prompts in play differ: the mean share of words that two of them do not have in common, over
+        all pairs; 0.0 where all are the same, 1.0 where no two share a word. Crossover is known to wash it out (4.4).
+        """
+        words = [set(member.prompt.text.casefold().split()) for member in self.alive()]
+        pairs = [(one, other) for place, one in enumerate(words) for other in words[:place]]
+        apart = [1 - len(one & other) / len(one | other) if one != other else 0.0 for one, other in pairs]
+        return statistics.fmean(apart) if apart else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes during a run, as plain JSON; and for whoever draws it what decides who is in play and
         who is best."""
-        version, state, gauss = self.rng.getstate()
         return {
             "window": self.window,
             "exploration": self.exploration,
             "best_rule": self.best_rule,
             "members": [member.to_json() for member in self.members],
             "turns": self.turns,
-            "rng": [version, list(state), gauss],
+            "rng": rng_state(self.rng),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -237,14 +244,26 @@ class Population:
         try:
             members, turns = read_members(state["members"]), state["turns"]
             islands = len(state.get("joined", [0]))  # as older versions wrote it
-            version, numbers, gauss = state["rng"]
-            rng = random.Random()
-            rng.setstate((version, tuple(numbers), gauss))
+            rng = rng_of(state["rng"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the saved population is damaged: {_said(error)}") from None
         if islands > 1:
             raise ValueError(f"the saved population has islands={islands}: this version has one window of all")
         self.members, self.turns, self.rng = members, turns, rng
+
+
+def rng_state(rng: random.Random) -> list[Any]:
+    """A generator's state as plain JSON; [`rng_of`] gives an equal one back."""
+    version, numbers, gauss = rng.getstate()
+    return [version, list(numbers), gauss]
+
+
+def rng_of(state: Sequence[Any]) -> random.Random:
+    """The inverse of [`rng_state`]."""
+    version, numbers, gauss = state
+    rng = random.Random()
+    rng.setstate((version, tuple(numbers), gauss))
+    return rng
 
 
 def read_members(saved: Iterable[Mapping[str, Any]]) -> list[Member]:
@@ -272,20 +291,6 @@ def best_of(members: Sequence[Member], rule: str = "conservative", exploration: 
     doubt = exploration if rule == "conservative" else 0.0
     rated = [member for member in members if member.games] or members
     return max(rated, key=lambda member: member.rating.mu - doubt * member.rating.sigma)
-
-
-def word_diversity(prompts: Iterable[SystemPrompt]) -> float:
-    """How much prompts differ: the mean share of words that two of them do not have in common, over all pairs.
-
-    0.0 where all are the same (or there is only one), 1.0 where no two share a word.
-    """
-    words = [set(prompt.text.casefold().split()) for prompt in prompts]
-    apart = [
-        1 - len(one & other) / len(one | other) if one != other else 0.0
-        for place, one in enumerate(words)
-        for other in words[:place]
-    ]
-    return sum(apart) / len(apart) if apart else 0.0
 
 
 def load_state(path: str | Path, load: Callable[[dict[str, Any]], None]) -> None:

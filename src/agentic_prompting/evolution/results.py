@@ -57,21 +57,19 @@ class ProblemResult:
         """V_{i,κ}: the mean reward; `None` where every rollout failed."""
         return mean([attempt.reward for attempt in self.attempts])
 
-    def instructive(self, reflect_on: str = "mixed", perfect_reward: float = 1.0) -> bool:
+    def instructive(self, reflect_on: str = "mixed") -> bool:
         """Whether the problem is worth reflecting on.
 
-        Args:
-            reflect_on (`str`, *optional*, defaults to `"mixed"`): `mixed`: the rewards differ, 0 < V < 1 for rewards
-                of 0 and 1 (A.2). `imperfect`: some reward is below `perfect_reward`, so that problems at which every
-                attempt failed count as well: what the policy does not know at all shows only there.
-            perfect_reward (`float`, *optional*, defaults to `1.0`): The reward that leaves nothing to learn.
+        `mixed`: the rewards differ, 0 < V < 1 for rewards of 0 and 1 (A.2). `imperfect`: some reward is below 1.0, so
+        that problems at which every attempt failed count as well: what the policy does not know at all shows only
+        there.
         """
         rewards = [reward for _, reward in self.scored]
         if not rewards:
             return False
         if reflect_on == "mixed":
             return max(rewards) - min(rewards) > _ROUNDING
-        return min(rewards) < perfect_reward - _ROUNDING
+        return min(rewards) < 1 - _ROUNDING
 
 
 @dataclass(frozen=True)
@@ -129,7 +127,7 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
 
 
 def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | None:
-    """The result of the prompt that did best, by the V_i that [`Population.record`] returns; `None` if none has one."""
+    """The result of the prompt with the highest of the V_i that [`Population.record`] returns; `None` without any."""
     scored = [(value, result) for value, result in zip(values, results, strict=True) if value is not None]
     return max(scored, key=lambda pair: pair[0])[1] if scored else None
 

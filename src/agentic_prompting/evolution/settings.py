@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..rollout import Grammar, TagGrammar
-from .edits import MAX_WORDS
 from .population import BEST_RULES, Population
-from .selection import EXPLORATION, RULES
-from .system_prompt import SystemPrompt
+from .ratings import EXPLORATION, RULES
+from .system_prompt import MAX_WORDS, SystemPrompt
 
 _OF_A_POPULATION = (
-    "window", "selection", "exploration", "selection_temperature", "independent_draws", "include_newest",
-    "delta_sigma", "tie_tolerance", "best_rule",
+    "window", "selection", "exploration", "selection_temperature", "independent_draws", "delta_sigma", "tie_tolerance",
+    "best_rule",
 )  # fmt: skip
 
 
@@ -34,8 +33,8 @@ class ESPLSettings:
         window (`int`, *optional*, defaults to `10`):
             K: only the latest so many prompts are drawn.
         selection (`str`, *optional*, defaults to `"top_plus_random"`):
-            How the M prompts are drawn: `top_plus_random` (the paper's own runs), `softmax` (eq 3), `ucb`, `lucb`,
-            `uniform`. For a rule of your own pass a [`Population`].
+            How the M prompts are drawn: `top_plus_random` (the paper's own runs), `softmax` (eq 3), `uniform`. For a
+            rule of your own pass a [`Population`].
         exploration (`float`, *optional*, defaults to `2.0`):
             λ of eq 3.
         selection_temperature (`float`, *optional*, defaults to `1.0`):
@@ -43,8 +42,6 @@ class ESPLSettings:
         independent_draws (`bool`, *optional*, defaults to `False`):
             Draw the M prompts independently, as Algorithm 1 reads, so that one may come twice. By default they are
             different ones, as in the paper's own runs.
-        include_newest (`bool`, *optional*, defaults to `False`):
-            The newest prompt always plays.
         best_rule (`str`, *optional*, defaults to `"conservative"`):
             Which prompt is tested and saved: `conservative` (the highest μ - λσ), `mean` (the highest μ) or `newest`
             (the released code's); see [`Population.best`].
@@ -55,18 +52,12 @@ class ESPLSettings:
         p_crossover (`float`, *optional*, defaults to `0.2`):
             Probability of a crossover after a batch.
         reflect_on (`str`, *optional*, defaults to `"mixed"`):
-            The problems a mutation looks at: `mixed`, those with differing rewards (A.2); `imperfect`, also those at
-            which every attempt failed.
-        perfect_reward (`float`, *optional*, defaults to `1.0`):
-            The best reward there is, for `imperfect`.
+            The problems a mutation looks at: `mixed`, those with differing rewards (A.2); `imperfect`, those with a
+            reward below 1.0, also where every attempt failed.
         max_ops (`int`, *optional*, defaults to `2`):
             K_ops: edits per problem (A.4).
         max_words (`int`, *optional*, defaults to `32`):
             Principles with more words are refused (A.5).
-        max_problems (`int`, *optional*):
-            A mutation looks at the first so many problems; at all of them if it is not set.
-        max_attempt_chars (`int`, *optional*, defaults to `20000`):
-            Longer attempts are shown without their middle.
         prompt_place (`str`, *optional*, defaults to `"system"`):
             Where the prompt stands: `system` message, or `user`: in front of the first user message (the paper's maths
             template).
@@ -85,17 +76,13 @@ class ESPLSettings:
     exploration: float = _setting(EXPLORATION, "Lambda of eq 3.")
     selection_temperature: float = _setting(1.0, "T of eq 3, for softmax.")
     independent_draws: bool = _setting(False, "Draw prompts independently: one may come twice.")
-    include_newest: bool = _setting(False, "The newest prompt always plays.")
     best_rule: str = _setting("conservative", f"The prompt that is tested: {', '.join(BEST_RULES)}.")
     delta_sigma: float = _setting(1.0, "Uncertainty added for a child.")
     tie_tolerance: float = _setting(0.01, "Mean rewards this close are a tie.")
     p_crossover: float = _setting(0.2, "Probability of a crossover after a batch.")
     reflect_on: str = _setting("mixed", "mixed (the paper) or imperfect.")
-    perfect_reward: float = _setting(1.0, "The best reward there is, for imperfect.")
     max_ops: int = _setting(2, "K_ops: edits per problem.")
     max_words: int = _setting(MAX_WORDS, "Longer principles are refused.")
-    max_problems: int | None = _setting(None, "A mutation looks at the first so many problems.")
-    max_attempt_chars: int = _setting(20_000, "Longer attempts are shown without their middle.")
     prompt_place: str = _setting("system", "system or user.")
     reference_sampling: dict[str, Any] | str | None = _setting(None, "Of the reference's calls: JSON.")
 
@@ -107,8 +94,7 @@ class ESPLSettings:
             ("prompt_place", ("system", "user")),
         ):
             one_of(name, getattr(self, name), allowed)
-        counts = ("prompts_per_step", "num_generations", "window", "max_ops", "max_words", "max_attempt_chars")
-        for name in (*counts, *(() if self.max_problems is None else ("max_problems",))):
+        for name in ("prompts_per_step", "num_generations", "window", "max_ops", "max_words"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.p_crossover <= 1:
@@ -126,7 +112,6 @@ class ESPLSettings:
             exploration=self.exploration,
             temperature=self.selection_temperature,
             independent_draws=self.independent_draws,
-            include_newest=self.include_newest,
             delta_sigma=self.delta_sigma,
             tie_tolerance=self.tie_tolerance,
             best_rule=self.best_rule,

@@ -1,14 +1,17 @@
-"""A system prompt as a value: what is evolved, shown to the policy and kept in the lineage.
+"""A system prompt as a value, and its edits, applied like a patch.
 
-Two kinds. *Principles*: a preamble and numbered rules, edited one by one (the paper's maths prompts). *Free text*:
-edited by search and replace (its search prompt). Immutable: an operator makes a new one, with the ids of its parents.
+Two kinds. *Principles*: a preamble and numbered rules, edited one by one (the paper's maths prompts) by `add`,
+`modify`, `merge`, `remove`. *Free text* (its search prompt): edited by `replace`, whose search text must occur exactly
+once. Immutable: an operator makes a new one, with the ids of its parents. An edit that does not fit exactly is refused
+and counted, never guessed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from ..llm import Message
@@ -137,3 +140,201 @@ class SystemPrompt:
         """The inverse of [`SystemPrompt.to_json`]."""
         principles = saved["principles"]
         return cls(**{**saved, "principles": None if principles is None else tuple(principles)})
+
+
+# Edits ----------------------------------------------------------------------------------------------------------------
+
+OPERATIONS = ("add", "modify", "merge", "remove", "replace")
+MAX_WORDS = 32
+"""A principle's length limit in words: short, abstract, about strategy (A.5)."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edit.
+
+    Args:
+        op (`str`): `add`, `modify`, `merge` or `remove` of principles, `replace` in free text.
+        ids (`tuple[str, ...]`, *optional*): The principles concerned, `"G3"`. Several only for `merge`.
+        text (`str`, *optional*): The new principle, or the replacement.
+        search (`str`, *optional*): For `replace`: what is replaced.
+        reason (`str`, *optional*): Why, where the LLM said so. Kept for logs.
+    """
+
+    op: str
+    ids: tuple[str, ...] = ()
+    text: str = ""
+    search: str = ""
+    reason: str = ""
+
+
+@dataclass
+class EditReport:
+    """What became of the edits; `len(applied) + len(refused)` is the number that was given.
+
+    Args:
+        applied (`list[Edit]`): In the order given.
+        refused (`list[tuple[Edit, str]]`): With the reason, one of: `not_allowed` (this operation is not asked for
+            here, or is not for this kind of prompt), `too_many`, `unknown_id`, `merged` and `removed` (the principle
+            is gone), `empty`, `too_long`, `duplicate` (such a principle exists), `unchanged`, `too_few_ids` and
+            `too_many_ids`, and for free text `not_found` and `ambiguous`.
+    """
+
+    applied: list[Edit] = field(default_factory=list)
+    refused: list[tuple[Edit, str]] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many were refused, by reason."""
+        return Counter(reason for _, reason in self.refused)
+
+
+class Draft:
+    """A prompt under revision: `git.apply` of the paper (Algorithm 1).
+
+    Ids stay valid, and are never given twice, until [`Draft.finish`] renumbers.
+
+    Args:
+        prompt ([`SystemPrompt`]): Where it starts from; never changed.
+        max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused.
+
+    Example:
+
+        >>> draft = Draft(SystemPrompt("Solve it.", ("Check small cases.",)))
+        >>> report = draft.apply([Edit("add", text="Name the unknowns."), Edit("remove", ("G7",))])
+        >>> draft.finish().principles, dict(report.counts)
+        (('Check small cases.', 'Name the unknowns.'), {'unknown_id': 1})
+    """
+
+    def __init__(self, prompt: SystemPrompt, max_words: int = MAX_WORDS):
+        self.prompt, self.max_words = prompt, max_words
+        self.principles = {f"G{number}": text for number, text in enumerate(prompt.principles or ())}
+        self.text = prompt.preamble
+        self._next = len(self.principles)
+        self._gone: dict[str, str] = {}
+
+    def apply(
+        self,
+        edits: Iterable[Edit],
+        allowed: Collection[str] = OPERATIONS,
+        limit: int | None = None,
+        known: Collection[str] | None = None,
+        suggested: Collection[str] = (),
+    ) -> EditReport:
+        """Apply what can be applied, in order; each edit sees the result of those before it.
+
+        Args:
+            allowed (`Collection[str]`, *optional*): The operations that were asked for.
+            limit (`int`, *optional*): At most so many are applied (K_ops), the first that can be.
+            known (`Collection[str]`, *optional*): The ids that the writer of the edits could see, where the draft has
+                moved on since: an id of another writer's new principle is unknown to it.
+            suggested (`Collection[str]`, *optional*): Operations that are checked and reported, but not carried out.
+        """
+        report = EditReport()
+        for edit in edits:
+            full = limit is not None and len(report.applied) >= limit
+            unseen = known is not None and edit.op != "add" and any(name not in known for name in edit.ids)
+            reason = "too_many" if full else "unknown_id" if unseen else self._try(edit, allowed, suggested)
+            if reason:
+                report.refused.append((edit, reason))
+            else:
+                report.applied.append(edit)
+        return report
+
+    def finish(self) -> SystemPrompt:
+        """The revised prompt, renumbered: the parent itself if nothing changed, else a new one that names it."""
+        if self.prompt.principles is None:
+            child = replace(self.prompt, preamble=self.text)
+        else:
+            child = replace(self.prompt, principles=tuple(self.principles.values()))
+        if child == self.prompt:
+            return self.prompt
+        parents = () if self.prompt.id is None else (self.prompt.id,)
+        return replace(child, id=None, parents=parents, operator="edit", born_at=0)
+
+    def _try(self, edit: Edit, allowed: Collection[str], suggested: Collection[str]) -> str:
+        """Apply one edit, or only check it; the reason for refusing it, or `""`."""
+        free_text = self.prompt.principles is None
+        if edit.op not in allowed or edit.op not in OPERATIONS or (edit.op == "replace") != free_text:
+            return "not_allowed"
+        return self._replace(edit) if free_text else self._revise(edit, edit.op in suggested)
+
+    def _revise(self, edit: Edit, only_check: bool) -> str:
+        text = " ".join(edit.text.split())
+        ids = list(dict.fromkeys(edit.ids))
+        reason = self._check_ids(edit.op, ids)
+        if not reason and edit.op != "remove":
+            reason = self._check_text(text, ids)
+        if reason or only_check:
+            return reason
+        if edit.op == "add":
+            self._insert(text)
+        elif edit.op == "modify":
+            self.principles[ids[0]] = text
+        elif edit.op == "merge":
+            self._merge(ids, text)
+        else:
+            self._drop(ids[0], "removed")
+        return ""
+
+    def _check_ids(self, op: str, ids: list[str]) -> str:
+        if op == "add":
+            return ""  # an id given with it is the LLM's idea of the next number
+        for name in ids:
+            if name not in self.principles:
+                return self._gone.get(name, "unknown_id")
+        wanted = 2 if op == "merge" else 1
+        if len(ids) < wanted:
+            return "too_few_ids"
+        return "too_many_ids" if op != "merge" and len(ids) > 1 else ""
+
+    def _check_text(self, text: str, ids: list[str]) -> str:
+        if not text:
+            return "empty"
+        if len(text.split()) > self.max_words:
+            return "too_long"
+        if len(ids) == 1 and self.principles.get(ids[0]) == text:
+            return "unchanged"
+        key = _key(text)
+        others = (other for name, other in self.principles.items() if name not in ids)
+        return "duplicate" if any(_key(other) == key for other in others) else ""
+
+    def _insert(self, text: str) -> str:
+        name = f"G{self._next}"
+        self._next += 1
+        self.principles[name] = text
+        return name
+
+    def _merge(self, ids: list[str], text: str) -> None:
+        """The new principle takes the place of the first of its sources, under an id of its own."""
+        name = self._insert(text)
+        order = [other for other in self.principles if other != name]
+        order.insert(order.index(ids[0]), name)
+        self.principles = {other: self.principles[other] for other in order}
+        for source in ids:
+            self._drop(source, "merged")
+
+    def _drop(self, name: str, why: str) -> None:
+        del self.principles[name]
+        self._gone[name] = why
+
+    def _replace(self, edit: Edit) -> str:
+        if not edit.search.strip():
+            return "empty"
+        if edit.search == edit.text:
+            return "unchanged"
+        first = self.text.find(edit.search)
+        if first < 0:
+            return "not_found"
+        if self.text.find(edit.search, first + 1) >= 0:
+            return "ambiguous"
+        changed = self.text[:first] + edit.text + self.text[first + len(edit.search) :]
+        if not changed.strip():
+            return "empty"
+        self.text = changed
+        return ""
+
+
+def _key(text: str) -> str:
+    """What makes two principles the same: case and the final full stop do not count."""
+    return text.casefold().rstrip(" .;")

@@ -12,7 +12,6 @@ that braces in a problem or an attempt do no harm:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 SUMMARISE = """\
@@ -147,12 +146,6 @@ CROSSOVER_TEXT_FORMAT = "All changes are changes to the text of set A.\n" + _BLO
 
 NO_CHANGE = "NO CHANGE"
 """What stands for an empty list where the edits are search and replace blocks."""
-
-
-def fill(template: str, **values: object) -> str:
-    """Put values into a template, all at once: what looks like a variable inside of a value stays as it is."""
-    names = "|".join(map(re.escape, values))
-    return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
 
 
 def render_summaries(summaries: Iterable[tuple[float, str]]) -> str:

@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args
 
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rewards import read_verdict
-from .templates import RolePrompts, Unit, fill, first_units, read_improved_prompt, says_correct
+from ..rollout.templates import fill
+from .templates import RolePrompts, Unit, first_units, read_improved_prompt, says_correct
 from .types import (
     Failure,
     Query,
@@ -113,7 +114,7 @@ class RefineSettings:
             least_of["stop_when_correct"] = 1
         for name, least in (least_of | {"go_back": 0}).items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if type(value) is not int or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
         if self.history not in _REMEMBERING:
             raise ValueError(f"history must be one of True, False, 'task', 'all', got {self.history!r}")
@@ -160,10 +161,7 @@ async def refine(
     Args:
         query ([`Query`], `str` or row): q, or a row with `question` and, for verifiers that need them, `answers`.
         prompt (`str`): p, the task model's system message to begin with.
-        task ([`ChatModel`]): LLM_task.
-        feedback ([`ChatModel`]): LLM_feedback.
-        optimizer ([`ChatModel`]): LLM_optimizer.
-        verifier ([`ChatModel`] or [`Judge`], *optional*): Judges the first answer; without one all is refined.
+        task, feedback, optimizer, verifier: As in [`ProRefiner`].
         settings ([`RefineSettings`], *optional*): k, n, the roles' words, ...
 
     Returns:

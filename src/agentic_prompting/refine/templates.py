@@ -131,12 +131,6 @@ class RolePrompts:
         return getattr(self, f"{name}_role")
 
 
-def fill(template: str, **values: str) -> str:
-    """Put values into a template, in one pass: braces in the values, and other braces in the template, stay."""
-    names = "|".join(map(re.escape, values))
-    return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], template)
-
-
 # What they say --------------------------------------------------------------------------------------------------------
 
 Unit = Literal["tokens", "sentence", "paragraph"]

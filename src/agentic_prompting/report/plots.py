@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..evaluation import Estimate, bootstrap_interval, wilson_interval
-from ..evolution.plotting import LINES, figure_class
+from ..evolution.lineage import LINES, figure_class
 from ..refine import RefinementResult
 from ..rewards.reasoning import Scorer
 

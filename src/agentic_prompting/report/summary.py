@@ -113,8 +113,7 @@ def _refinements(paths: Iterable[Path]) -> list[RefinementResult]:
     results = []
     for line in (line for path in paths for line in path.read_bytes().split(b"\n")):
         try:
-            saved = {name: value for name, value in json.loads(line).items() if name not in ("key", "settings")}
-            results.append(RefinementResult.from_dict(saved))
+            results.append(RefinementResult.from_dict(json.loads(line)))
         except (ValueError, AttributeError):
             continue
     return results

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..rollout import Rollout
-from .qa import scorable
+from .qa import accepted_answers, scorable
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +84,7 @@ def math_equal(text: str, answer: str, timeout_seconds: int | None = TIMEOUT_SEC
 
 
 def _grade(text: str, accepted: Sequence[str]) -> float | None:
-    if isinstance(accepted, str):
-        raise ValueError(f"answers must be a list of strings, got the string {accepted[:80]!r}")
-    if not len(accepted):
-        raise ValueError("answers is empty: a row without an accepted answer cannot be scored")
-    verdicts = [math_equal(text, answer) for answer in accepted]
+    verdicts = [math_equal(text, answer) for answer in accepted_answers(accepted)]
     if True in verdicts:
         return 1.0
     return None if None in verdicts else 0.0

@@ -84,11 +84,8 @@ class PromptR1Reward:
         form = self._format(turns)
         answer = turns[-1].answer if turns else None
         correct = token_f1(answer or "", answers)  # also without an answer: it raises for a row that has no golds
-        if answer is None:
-            correct = 0.0
-        if form < self.k:
-            return PromptR1Score(form - self.k, form, correct)
-        return PromptR1Score(correct, form, correct)  # -k + k + R_ans
+        correct = 0.0 if answer is None else correct
+        return PromptR1Score(form - self.k + (correct if form == self.k else 0.0), form, correct)
 
     def _format(self, turns: Sequence[Turn]) -> float:
         """R_fmt (eq 10); exactly `k` where it is reached."""
@@ -134,15 +131,13 @@ class PromptR1Reward:
 
     def scores(self, rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]) -> list[PromptR1Score | None]:
         """Like a call, with the parts of each reward kept, for logs."""
+        grammar = self.grammar
         return [
-            self.score(self._turns(rollout), accepted) if scorable(rollout) else None
-            for rollout, accepted in zip(rollouts, answers, strict=True)
+            self.score(one.turns if grammar is None else [parse_turn(text, grammar) for text in one.texts], accepted)
+            if scorable(one)
+            else None
+            for one, accepted in zip(rollouts, answers, strict=True)
         ]
-
-    def _turns(self, rollout: Rollout) -> list[Turn]:
-        if self.grammar is None:
-            return rollout.turns
-        return [parse_turn(text, self.grammar) for text in rollout.texts]
 
 
 def _log(

@@ -37,7 +37,8 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
     Raises:
         `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
     """
-    return _best(_equal, prediction, answers)
+    given = normalize_answer(prediction)
+    return float(any(given == normalize_answer(answer) for answer in accepted_answers(answers)))
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
@@ -54,7 +55,8 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
     Raises:
         `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
     """
-    return _best(_f1, prediction, answers)
+    given = normalize_answer(prediction).split()
+    return max(_f1(given, normalize_answer(answer).split()) for answer in accepted_answers(answers))
 
 
 def exact_match_reward(
@@ -74,7 +76,7 @@ def exact_match_reward(
     Returns:
         `list[float | None]`: `None` for a rollout that failed through no fault of the agent, 0.0 without an answer.
     """
-    return _reward(exact_match, rollout, answers)
+    return rewards_of(exact_match, rollout, answers)
 
 
 def token_f1_reward(
@@ -85,7 +87,7 @@ def token_f1_reward(
     **_: Any,
 ) -> list[float | None]:
     """[`token_f1`] of each rollout's answer, with TRL's reward signature. See [`exact_match_reward`]."""
-    return _reward(token_f1, rollout, answers)
+    return rewards_of(token_f1, rollout, answers)
 
 
 def scorable(rollout: Rollout) -> bool:
@@ -97,34 +99,31 @@ def scorable(rollout: Rollout) -> bool:
     return rollout.status != "failed" and rollout.error is None and bool(rollout.turns)
 
 
-def _reward(
-    score: Callable[[str, Sequence[str]], float], rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]
-) -> list[float | None]:
-    return [
-        _score_answer(score, rollout, accepted) if scorable(rollout) else None
-        for rollout, accepted in zip(rollouts, answers, strict=True)
-    ]
+def accepted_answers(answers: Sequence[str]) -> Sequence[str]:
+    """The answers as they are.
 
-
-def _score_answer(score: Callable[[str, Sequence[str]], float], rollout: Rollout, accepted: Sequence[str]) -> float:
-    # Not answering is not the same as answering "": the latter is right where there is no answer.
-    return 0.0 if rollout.answer is None else score(rollout.answer, accepted)
-
-
-def _best(score: Callable[[str, str], float], prediction: str, answers: Sequence[str]) -> float:
+    Raises:
+        `ValueError`: If there is none, or a bare string is passed for the list.
+    """
     if isinstance(answers, str):
         raise ValueError(f"answers must be a list of strings, got the string {answers[:80]!r}")
     if not len(answers):
         raise ValueError("answers is empty: a row without an accepted answer cannot be scored")
-    return max(score(normalize_answer(prediction), normalize_answer(answer)) for answer in answers)
+    return answers
 
 
-def _equal(prediction: str, answer: str) -> float:
-    return float(prediction == answer)
+def rewards_of(
+    score: Callable[[str, Sequence[str]], float], rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]
+) -> list[float | None]:
+    """The score of each rollout's answer; `None` where there is nothing of the agent's to score."""
+    # Not answering is not the same as answering "": the latter is right where there is no answer.
+    return [
+        None if not scorable(one) else 0.0 if one.answer is None else score(one.answer, accepted)
+        for one, accepted in zip(rollouts, answers, strict=True)
+    ]
 
 
-def _f1(prediction: str, answer: str) -> float:
-    predicted, expected = prediction.split(), answer.split()
+def _f1(predicted: list[str], expected: list[str]) -> float:
     if not predicted or not expected:
         return float(predicted == expected)
     overlap = (Counter(predicted) & Counter(expected)).total()

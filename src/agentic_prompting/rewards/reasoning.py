@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..llm import Budget, ChatModel, Message, as_chat, charge
+from ..rollout.templates import fill
+from .qa import accepted_answers
 
 JUDGE_ROLE = """\
 You compare a prediction with the known right answer to a question. The prediction is right if its final result is \
@@ -59,7 +61,7 @@ def integer_match(prediction: str, answers: Sequence[str]) -> float:
         `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
     """
     predicted = parse_integer(prediction)
-    return float(any(predicted == parse_integer(answer) for answer in _checked(answers)))
+    return float(any(predicted == parse_integer(answer) for answer in accepted_answers(answers)))
 
 
 def letter_match(prediction: str, answers: Sequence[str]) -> float:
@@ -73,7 +75,7 @@ def letter_match(prediction: str, answers: Sequence[str]) -> float:
     Raises:
         `ValueError`: As in [`integer_match`].
     """
-    letters, found = _checked(answers), _LETTER.match(_after_answer(prediction) or "")
+    letters, found = accepted_answers(answers), _LETTER.match(_after_answer(prediction) or "")
     return float(found is not None and found[1] in letters)
 
 
@@ -92,7 +94,7 @@ def word_sorting_match(prediction: str, answers: Sequence[str]) -> float:
     lines = [line for line in prediction.splitlines() if line.strip()] or [""]
     given = _after_answer(prediction)
     predicted = _words(lines[-1] if given is None else given)
-    return float(any(predicted == _words(answer) for answer in _checked(answers)))
+    return float(any(predicted == _words(answer) for answer in accepted_answers(answers)))
 
 
 def read_verdict(reply: str) -> bool | None:
@@ -117,16 +119,11 @@ class AccuracyJudge:
     async def __call__(self, question: str, prediction: str, answers: Sequence[str]) -> float | None:
         """1.0 or 0.0; `None` if the judge failed or did not say: a missing value, not a wrong answer.
 
-        Args:
-            question (`str`): The question.
-            prediction (`str`): The answer given.
-            answers (`Sequence[str]`): The accepted answers, at least one.
-
         Raises:
             `ValueError`: As in [`integer_match`].
         """
-        values = {"question": question, "gold": "\nor: ".join(_checked(answers)), "prediction": prediction}
-        shown = re.sub(r"\{(question|gold|prediction)\}", lambda match: values[match[1]], JUDGE_TEMPLATE)
+        gold = "\nor: ".join(accepted_answers(answers))
+        shown = fill(JUDGE_TEMPLATE, question=question, gold=gold, prediction=prediction)
         messages: list[Message] = [{"role": "system", "content": JUDGE_ROLE}, {"role": "user", "content": shown}]
         reply = await as_chat(self.chat)(messages, repeat=0, **self.sampling)
         verdict = read_verdict(reply.text) if reply.error is None else None
@@ -159,11 +156,3 @@ def _words(text: str) -> list[str]:
     tokens = text.lower().replace("’", "'").replace(",", " ").split()
     words = (token.strip(_SIGNS) for token in tokens if not _NUMBERING.fullmatch(token))
     return [word for word in words if word]
-
-
-def _checked(answers: Sequence[str]) -> Sequence[str]:
-    if isinstance(answers, str):
-        raise ValueError(f"answers must be a list of strings, got the string {answers[:80]!r}")
-    if not len(answers):
-        raise ValueError("answers is empty: a row without an accepted answer cannot be scored")
-    return answers

@@ -25,9 +25,8 @@ def search_reward(
     has reward 0, as in the recipe.
 
     Args:
-        prompts (`Sequence`), completions (`Sequence`): Not read.
+        prompts, completions, answers: As in [`exact_match_reward`].
         rollout (`Sequence[Rollout]`): One episode per row, under [`SearchGrammar`].
-        answers (`Sequence[Sequence[str]]`): Accepted answers per row.
 
     Returns:
         `list[float | None]`: In [-0.1, 1]; `None` for a rollout that failed through no fault of the agent.

@@ -6,6 +6,7 @@ of the grammar, filled in by [`prompt_r1_template`]. `{question}` comes last so 
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 
 from .grammar import TagGrammar
@@ -36,6 +37,12 @@ def prompt_r1_template(grammar: TagGrammar = TagGrammar()) -> str:
         # `<{think}>` and so on: only the tag positions, never `{question}`.
         text = text.replace(f"<{{{role}}}>", f"<{tag}>").replace(f"</{{{role}}}>", f"</{tag}>")
     return text
+
+
+def fill(template: str, **values: object) -> str:
+    """Put values into a template, all at once: braces in the values, and other braces in the template, stay."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
 
 
 def fill_template(template: str, question: str) -> str:

@@ -1,12 +1,34 @@
-"""A chat model whose calls are counted and recorded."""
+"""A chat model whose calls are counted and recorded, and a system that looks for its own mistakes."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply, as_chat
+from agentic_prompting.evaluation import Answer
+from agentic_prompting.evaluation.answers import Row, answer_of_replies
+from agentic_prompting.evaluation.systems import ChatSystem
+from agentic_prompting.llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply, as_chat, with_system
+
+from .templates import REFLECT, REVISE
+
+
+class SelfReflection(ChatSystem):
+    """A model that answers, looks for its own mistakes and answers again: three calls a question."""
+
+    async def answer(self, row: Row, seed: int) -> Answer:
+        started = time.perf_counter()
+        messages = with_system(self.prompt, [{"role": "user", "content": row["question"]}])
+        replies: list[Reply] = []
+        for message in (REFLECT, REVISE, None):
+            replies.append(await self.call(messages, seed))
+            messages = [*messages, {"role": "assistant", "content": replies[-1].text}]
+            if message is None or replies[-1].error is not None:
+                break
+            messages.append({"role": "user", "content": message})
+        return answer_of_replies(replies, time.perf_counter() - started, messages[-5:])
 
 
 class CallCount:

@@ -16,11 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from ..rollout import SPEC_FILE, AgentSpec, ChatFormat, Rollout, rollout_from_trace
 from ..trainers import warm_start
-from .memory import keep_freed_memory
 from .oracle import Oracle
-from .policy import build_policy, copying_exercises, sandbox_spec, save_policy, world_tokenizer
-from .questions import Question, as_rows, make_split
+from .policy import build_policy, copying_exercises, keep_freed_memory, sandbox_spec, save_policy, world_tokenizer
 from .traces import DEFAULT_MIX, make_traces
+from .world import Question, as_rows, make_split
 
 
 @dataclass(frozen=True)

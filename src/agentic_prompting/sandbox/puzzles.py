@@ -178,10 +178,7 @@ FAULTS = {
         "letter by letter",
     ),
     "lost": Fault(
-        SORTING,
-        "A word of the list is missing.",
-        "Make sure that every word of the list is there.",
-        "every word",
+        SORTING, "A word of the list is missing.", "Make sure that every word of the list is there.", "every word"
     ),
     "multiples": Fault(
         COUNTING,
@@ -330,8 +327,8 @@ def puzzle_models(seed: int = 0, latency: float = 0.0) -> dict[str, ChatModel]:
     """All four with their defaults, as keyword arguments of [`ProRefiner`].
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): Of all of them.
-        latency (`float`, *optional*, defaults to `0.0`): Of all but the task model, in seconds.
+        seed (`int`, *optional*, defaults to `0`): The seed of all four.
+        latency (`float`, *optional*, defaults to `0.0`): Seconds until a reply arrives, for all but the task model.
     """
     return {
         "task": PuzzleSolver(seed),

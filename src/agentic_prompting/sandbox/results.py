@@ -45,9 +45,9 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
     summary: dict[str, Any] = {"sandbox": True}
     lines = []
     for when, rollouts in (("before", before), ("after", after)):
-        found = exact_match_of(rollouts)
-        summary |= {f"exact_match_{when}": round(found.mean, 4), f"interval_{when}": _interval(found)}
-        lines.append(f"{_line(f'exact match {when:6}', _row(found))}, {len(rows)} held-out questions")
+        row = _row(exact_match_of(rollouts))
+        summary |= {f"exact_match_{when}": row[0], f"interval_{when}": row[1:]}
+        lines.append(f"{_line(f'exact match {when:6}', row)}, {len(rows)} held-out questions")
     summary |= {
         "questions": len(rows),
         "steps": trainer.state.global_step,
@@ -109,9 +109,9 @@ def guarded_exact_match(sandbox: GuardedSandbox, model: str | Path, prompt: Syst
     """Exact match of a policy under a system prompt on the held-out countries, sampled as in training.
 
     Args:
-        sandbox ([`GuardedSandbox`]): Whose questions and oracle.
+        sandbox ([`GuardedSandbox`]): Gives the questions and the oracle.
         model (`str` or `Path`): Folder of the policy.
-        prompt ([`SystemPrompt`]): What it is told.
+        prompt ([`SystemPrompt`]): The system prompt of every question.
     """
     spec = replace(AgentSpec.load(model), system_prompt=prompt.text)
     agent = PromptAgent.from_pretrained(model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256)
@@ -143,11 +143,7 @@ def _telling_question(before: list[Rollout], after: list[Rollout]) -> int:
 
 
 def _row(found: Estimate) -> list[float]:
-    return [round(found.mean, 4), *_interval(found)]
-
-
-def _interval(found: Estimate) -> list[float]:
-    return [round(found.low, 4), round(found.high, 4)]
+    return [round(number, 4) for number in (found.mean, found.low, found.high)]
 
 
 def _line(what: str, row: Sequence[float]) -> str:

@@ -159,7 +159,7 @@ def make_traces(
     """Write episodes to imitate.
 
     Args:
-        questions (`Sequence[Question]`): Of two hops or more; drawn with replacement.
+        questions (`Sequence[Question]`): Questions of two hops or more; drawn with replacement.
         n (`int`): Number of traces.
         mix (`Mapping[str, float]`): How often each kind is drawn, relative to the others; `DEFAULT_MIX`, for example.
         oracle ([`ChatModel`]): Who is asked. A noisy one makes the good traces worse.

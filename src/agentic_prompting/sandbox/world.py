@@ -59,8 +59,8 @@ class Country:
         airport (`str`): The IATA code of one that serves the capital; empty where that is not beyond doubt.
         domain (`str`): Its internet domain, `.ke`.
         code (`str`): Its telephone code, without a plus sign; some countries share one.
-        symbol (`str`): Of its currency in ISO 4217, `KES`.
-        letters (`str`): Of itself in ISO 3166, `KEN`.
+        symbol (`str`): The code of its currency in ISO 4217, `KES`.
+        letters (`str`): Its own code in ISO 3166, `KEN`.
     """
 
     name: str
@@ -217,7 +217,7 @@ def parse_question(text: str, world: World | None = None) -> ParsedQuestion | No
 
     Args:
         text (`str`): What the agent asked.
-        world ([`World`], *optional*): Whose names to know; the whole world by default.
+        world ([`World`], *optional*): The world whose names are known; the whole one by default.
 
     Returns:
         [`ParsedQuestion`] or `None`: `None` if there is no question, or it is about a name the world does not have.
@@ -249,19 +249,15 @@ def solve(question: ParsedQuestion, world: World | None = None) -> Question:
     Raises:
         `KeyError`: If the world has no such start.
     """
-    country = _country_of(question, world or load_world())
+    world = world or load_world()
+    by_start = {"airport": world.by_airport, "capital": world.by_capital, "name": world.by_name}[question.start_field]
+    country = by_start[question.start]  # the whole chain is about one country: every start belongs to exactly one
     start, path = question.start, []
     for relation in question.chain:
         step = question_text(start, (relation,))
         start = getattr(country, relation)
         path.append((step, start))
     return Question(question.text, start, question.hops, tuple(path))
-
-
-def _country_of(question: ParsedQuestion, world: World) -> Country:
-    """The country the whole chain is about: every start belongs to exactly one."""
-    lookup = {"airport": world.by_airport, "capital": world.by_capital, "name": world.by_name}
-    return lookup[question.start_field][question.start]
 
 
 def all_questions(hops: Iterable[int] = (2, 3), world: World | None = None) -> list[Question]:

@@ -12,28 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from transformers import PreTrainedTokenizerFast
 
 from ...agent import PromptAgent
 from ...evolution import SystemPrompt
 from ...llm import Message, Reply, ServerFailed, Usage
-from ...rollout import (
-    SPEC_FILE,
-    AgentSpec,
-    ChatFormat,
-    Rollout,
-    TagGrammar,
-    Turn,
-    play,
-    rollout_from_trace,
-    rollout_seed,
-)
+from ...rollout import Rollout, TagGrammar, Turn, play, rollout_seed
 from ...trainers.reflecting import transcript
-from ..policy import build_tokenizer, keep_freed_memory, sandbox_spec
-from ..setup import Sandbox, as_dataset, imitate
-from ..traces import Trace
-from ..world import Question, sought
+from ..policy import build_tokenizer, sandbox_spec
+from ..setup import Sandbox, as_dataset, warm_started
+from ..world import sought
 from .traces import PREAMBLE, guarded_vocabulary, make_guarded_traces
 from .world import WORDS, GuardedOracle, draw_rules, load_guarded_world, relations_of, split_by_country
 
@@ -49,7 +37,7 @@ class GuardedSandbox(Sandbox):
     """A [`Sandbox`] with guarded facts.
 
     Args:
-        oracle ([`GuardedOracle`]): Who guards them.
+        oracle ([`GuardedOracle`]): The oracle that guards them.
     """
 
     oracle: GuardedOracle
@@ -65,18 +53,22 @@ def prepare_guarded(
 
     Args:
         folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
-        seed (`int`, *optional*, defaults to `0`): Of rules, split, traces and weights.
+        seed (`int`, *optional*, defaults to `0`): Decides rules, split, traces and weights.
         n_test (`int`, *optional*, defaults to `256`): Questions about countries that were held out.
         warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces.
         copying_steps (`int`, *optional*, defaults to `150`): Steps of 64 copying exercises before. Without them a
             policy of this size does not learn to say the words of its principles.
     """
-    keep_freed_memory()
     train, test = split_by_country(seed)
-    spec, model = replace(sandbox_spec(), sampling=SAMPLING), Path(folder) / "warm_start"
-    if not (model / SPEC_FILE).exists():
-        _warm_start(model, spec, [*train, *test], seed, warm_start_steps, copying_steps)
-    PartialState().wait_for_everyone()
+    spec, rng = replace(sandbox_spec(), sampling=SAMPLING), random.Random(f"house traces {seed}")
+
+    def traces() -> list[dict[str, Any]]:
+        return [
+            {**trace, "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace))}
+            for principles, trace in make_guarded_traces([*train, *test], 20 * warm_start_steps, rng)
+        ]
+
+    model = warm_started(folder, spec, guarded_tokenizer(), traces, warm_start_steps, copying_steps, seed, rng)
     oracle = GuardedOracle(draw_rules(random.Random(f"house {seed}")), seed=seed)
     return GuardedSandbox(model, spec, as_dataset(train), as_dataset(test[:n_test]), oracle)
 
@@ -93,21 +85,6 @@ def guarded_tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(guarded_vocabulary(), [*names, *phrases])
 
 
-def _warm_start(
-    folder: Path, spec: AgentSpec, questions: list[Question], seed: int, steps: int, copying_steps: int
-) -> None:
-    tokenizer, rng = guarded_tokenizer(), random.Random(f"house traces {seed}")
-    chat_format = ChatFormat(tokenizer, spec.grammar)
-    traces = make_guarded_traces(questions, 20 * steps, rng)
-    conversations = [_rollout(principles, trace, spec, chat_format) for principles, trace in traces]
-    imitate(folder, spec, tokenizer, conversations, steps, copying_steps, seed, rng)
-
-
-def _rollout(principles: list[str], trace: Trace, spec: AgentSpec, chat_format: ChatFormat) -> Rollout:
-    prompt = SystemPrompt(PREAMBLE, tuple(principles))
-    return rollout_from_trace({**trace, "prompt": prompt.messages(spec.messages(trace))}, spec, chat_format)
-
-
 @dataclass(frozen=True)
 class Transcript(TagGrammar):
     """Reads the last turn of a transcript: the one that answers."""
@@ -122,7 +99,7 @@ class AgentChat:
 
     Args:
         agent ([`PromptAgent`]): The agent. Its own template is not used: the conversation is the prompt.
-        seed (`int`, *optional*, defaults to `0`): Of what is sampled.
+        seed (`int`, *optional*, defaults to `0`): Decides what is sampled.
     """
 
     def __init__(self, agent: PromptAgent, seed: int = 0):

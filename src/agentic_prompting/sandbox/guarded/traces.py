@@ -83,7 +83,7 @@ def make_guarded_traces(questions: Sequence[Question], n: int, rng: random.Rando
     """Episodes to imitate, each with the principles it was made under.
 
     Args:
-        questions (`Sequence[Question]`): Of two or more hops, drawn with replacement.
+        questions (`Sequence[Question]`): Questions of two or more hops, drawn with replacement.
         n (`int`): How many.
         rng (`random.Random`): Decides everything.
     """

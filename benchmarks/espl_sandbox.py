@@ -7,9 +7,9 @@
 Prints Markdown tables; with `--json` one JSON object as the last line. What it measures is the sandbox, a policy of
 about 400,000 parameters, a scripted oracle and a scripted reflector, and nothing about real models.
 
-The method's numbers are those of `examples/configs/espl/sandbox.yaml`. Each seed has a house, split, weights and warm
+The method's numbers are those of `examples/configs/espl/sandbox.yaml`. Each seed has rules, split, weights and warm
 start of its own, which all modes share; all modes get the same number of rollouts. Intervals are Student's t over the
-means of the seeds: they cover houses, warm starts, trainings and questions together.
+means of the seeds: they cover rules, warm starts, trainings and questions together.
 """
 
 from __future__ import annotations
@@ -161,11 +161,11 @@ def warm_start(seed: int, folder: Path, threads: int = 1, **options: Any) -> Non
 
 def run_mode(seed: int, folder: Path, name: str, steps: int) -> SeedResult:
     """Train one mode on a seed and look at it from outside; the seed's warm start is in `folder`."""
-    from agentic_prompting.sandbox.results import house_exact_match
+    from agentic_prompting.sandbox.results import guarded_exact_match
 
     started, sandbox = time.perf_counter(), _prepare(seed, folder)
     trainer = _train(sandbox, seed, folder / re.sub(r"[ ,]+", "-", name), name, max_steps=steps)
-    score = house_exact_match(sandbox, trainer.args.output_dir, trainer.population.best()).mean
+    score = guarded_exact_match(sandbox, trainer.args.output_dir, trainer.population.best()).mean
     result = SeedResult(seed, {name: score}, _rated(sandbox, trainer) if name == "joint" else [])
     result.seconds[name] = time.perf_counter() - started
     _log(f"seed {seed}: {name}: {score:.3f}, {result.seconds[name]:.0f} s")
@@ -189,7 +189,7 @@ def _prepare(seed: int, folder: Path, threads: int = 1, **options: Any) -> Any:
     import torch
     import transformers
 
-    from agentic_prompting.sandbox.house.setup import prepare_house
+    from agentic_prompting.sandbox.guarded.setup import prepare_guarded
 
     torch.set_num_threads(threads)
     warnings.filterwarnings("ignore")
@@ -197,14 +197,14 @@ def _prepare(seed: int, folder: Path, threads: int = 1, **options: Any) -> Any:
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     with redirect_stdout(io.StringIO()):
-        return prepare_house(folder, seed, **options)
+        return prepare_guarded(folder, seed, **options)
 
 
 def _train(sandbox: Any, seed: int, folder: Path, name: str, reference: Any = None, **changes: Any) -> Any:
     """A trained [`ESPLTrainer`], its model saved; `changes` replace values of the YAML file and of `MODES`."""
     from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
-    from agentic_prompting.sandbox.house import HouseReflector
-    from agentic_prompting.sandbox.house.setup import ROOT
+    from agentic_prompting.sandbox.guarded import GuardedReflector
+    from agentic_prompting.sandbox.guarded.setup import ROOT
 
     values = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"}
     values |= {"output_dir": str(folder), "seed": seed, "disable_tqdm": True, "rollouts_max_mb": 0}
@@ -214,7 +214,7 @@ def _train(sandbox: Any, seed: int, folder: Path, name: str, reference: Any = No
         PromptR1Reward(),
         args,
         sandbox.train,
-        reference=(reference or HouseReflector(seed=seed)) if args.evolves else None,
+        reference=(reference or GuardedReflector(seed=seed)) if args.evolves else None,
         initial_prompt=ROOT,
         environment=LLMEnvironment(sandbox.oracle),
         prompt_template=sandbox.spec.prompt_template,
@@ -226,10 +226,10 @@ def _train(sandbox: Any, seed: int, folder: Path, name: str, reference: Any = No
 
 
 def _rated(sandbox: Any, trainer: Any) -> list[tuple[float, float, int]]:
-    from agentic_prompting.sandbox.results import house_exact_match
+    from agentic_prompting.sandbox.results import guarded_exact_match
 
     return [
-        (member.rating.mu, house_exact_match(sandbox, trainer.args.output_dir, member.prompt).mean, number)
+        (member.rating.mu, guarded_exact_match(sandbox, trainer.args.output_dir, member.prompt).mean, number)
         for number, member in enumerate(trainer.population.members)
         if member.games
     ]
@@ -257,11 +257,11 @@ def measure_overhead(seed: int, folder: Path, rounds: int, steps: int) -> dict[s
 
 def try_settings(mode: str, settings: Mapping[str, float], seed: int, folder: Path, steps: int) -> float:
     """Held-out exact match of a mode with these settings, on a seed that is not reported."""
-    from agentic_prompting.sandbox.results import house_exact_match
+    from agentic_prompting.sandbox.results import guarded_exact_match
 
     sandbox, name = _prepare(seed, folder), "-".join([mode, *map(str, settings.values())])
     trainer = _train(sandbox, seed, folder / name, mode, max_steps=steps, **settings)
-    return house_exact_match(sandbox, trainer.args.output_dir, trainer.population.best()).mean
+    return guarded_exact_match(sandbox, trainer.args.output_dir, trainer.population.best()).mean
 
 
 # --- the script ---------------------------------------------------------------------------------------------------

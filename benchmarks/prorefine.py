@@ -29,8 +29,7 @@ from typing import Any
 from agentic_prompting.evaluation import Estimate, bootstrap_interval, wilson_interval
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult
 from agentic_prompting.report.plots import accuracy_table, iterations_of, plot_iterations
-from agentic_prompting.sandbox.puzzle_models import PuzzleSolver, puzzle_models
-from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, make_puzzles, score_puzzle
+from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, PuzzleSolver, make_puzzles, puzzle_models, score_puzzle
 
 SEED = 11  # none that the sandbox was made with
 SETS = {"word sorting": SORTING, "object counting": COUNTING}
@@ -80,7 +79,7 @@ def drafting(size: Size) -> dict[str, Any]:
     import prorefine_reciter as r
     import torch
 
-    from agentic_prompting.sandbox.memory import keep_freed_memory
+    from agentic_prompting.sandbox.policy import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)  # more only get in each other's way on models this small

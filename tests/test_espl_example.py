@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentic_prompting.sandbox.house.setup import prepare_house
+from agentic_prompting.sandbox.guarded.setup import prepare_guarded
 from agentic_prompting.scripts import evolve, train_espl
 
 ROOT = Path(__file__).parents[1]
@@ -28,8 +28,8 @@ def evolve_script():
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory):
     """A policy that has hardly learned anything: enough to see that everything is connected."""
-    folder = tmp_path_factory.mktemp("house")
-    prepare_house(folder, seed=0, n_test=8, warm_start_steps=2, copying_steps=1)
+    folder = tmp_path_factory.mktemp("guarded")
+    prepare_guarded(folder, seed=0, n_test=8, warm_start_steps=2, copying_steps=1)
     return folder
 
 
@@ -108,19 +108,18 @@ def test_a_closed_model_needs_models(evolve_script, monkeypatch, tmp_path):
         run(evolve_script, monkeypatch, "--output_dir", tmp_path)
 
 
-def test_a_visit_is_the_same_whoever_shares_its_batch(warm):
+def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
     from agentic_prompting import LLMEnvironment, PromptAgent
     from agentic_prompting.llm import complete
     from agentic_prompting.rollout import gather, lend
-    from agentic_prompting.sandbox.house.setup import ROOT as PROMPT
-    from agentic_prompting.sandbox.house.visitor import Transcript, Visitor
+    from agentic_prompting.sandbox.guarded.setup import ROOT as PROMPT, AgentChat, Transcript
 
-    house = prepare_house(warm, 0, 8)
-    agent = PromptAgent.from_pretrained(house.model, LLMEnvironment(house.oracle))
-    talks = [PROMPT.messages(house.spec.messages(row)) for row in house.test]
-    visitor = Visitor(agent, 3)
-    together = lend(agent.policy, gather(visitor(talk, repeat=1) for talk in talks))
-    alone, other = ([complete(visitor, talk, repeat=repeat).text for talk in talks] for repeat in (1, 2))
+    sandbox = prepare_guarded(warm, 0, 8)
+    agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(sandbox.oracle))
+    talks = [PROMPT.messages(sandbox.spec.messages(row)) for row in sandbox.test]
+    chat = AgentChat(agent, 3)
+    together = lend(agent.policy, gather(chat(talk, repeat=1) for talk in talks))
+    alone, other = ([complete(chat, talk, repeat=repeat).text for talk in talks] for repeat in (1, 2))
     assert [reply.text for reply in together] == alone != other
     assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
                               "<think> d </think> <answer> e </answer>").answer == "e"  # fmt: skip

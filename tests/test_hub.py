@@ -26,7 +26,7 @@ from agentic_prompting import (
     ScriptedChat,
 )
 from agentic_prompting.sandbox import Oracle
-from agentic_prompting.sandbox.house import HouseReflector
+from agentic_prompting.sandbox.guarded import GuardedReflector
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers.hub import SHARED, card as card_module
 from agentic_prompting.trainers.hub.card import asked, evaluation_of, fenced, host_of
@@ -63,7 +63,7 @@ def espl(policy, folder, rows, **changes):
     return ESPLTrainer(
         model=str(policy),
         reward_funcs=PromptR1Reward(),
-        reference=HouseReflector(),
+        reference=GuardedReflector(),
         args=ESPLConfig(**{**vars_for(folder), **values}),
         train_dataset=rows,
         initial_prompt="Answer .\n[G0]. Ask first .",
@@ -100,7 +100,7 @@ def test_the_card_of_a_sandbox_run_says_so(tiny_policy, rows, tmp_path):
     assert {"sandbox", "e-spl", "prompt-r1", "mine"} <= set(card.data.tags)
     assert "A run in the sandbox." in card.content and "| sandbox or real | sandbox |" in card.content
     assert (
-        "| method | Prompt-R1 and E-SPL |" in card.content and "| reflecting model | HouseReflector |" in card.content
+        "| method | Prompt-R1 and E-SPL |" in card.content and "| reflecting model | GuardedReflector |" in card.content
     )
     assert "[G0]. Ask first ." in card.content, "the best system prompt"
     assert "serve" in card.content and "--sandbox" in card.content and "| `prompts_per_step` | 2 |" in card.content
@@ -119,8 +119,8 @@ def test_results_in_the_folder_are_shown(tmp_path):
     }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     assert "| exact match after training | 0.957 | 0.925 to 0.976 |" in evaluation_of(tmp_path)
-    house = {"exact_match": {"policy after, best prompt": [0.9, 0.8, 0.95]}, "questions": 30}
-    (tmp_path / "summary.json").write_text(json.dumps(house))
+    results = {"exact_match": {"policy after, best prompt": [0.9, 0.8, 0.95]}, "questions": 30}
+    (tmp_path / "summary.json").write_text(json.dumps(results))
     assert "| exact match, policy after, best prompt | 0.900 | 0.800 to 0.950 |" in evaluation_of(tmp_path)
     (tmp_path / "table.md").write_text("# Table 2\n\n| task | system |\n| --- | --- |\n")
     assert evaluation_of(tmp_path).startswith("### Table 2\n\n| task |")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentic_prompting.llm import start
-from agentic_prompting.sandbox.puzzle_models import puzzle_models
-from agentic_prompting.sandbox.puzzles import COUNTING, make_puzzles
+from agentic_prompting.sandbox.puzzles import COUNTING, make_puzzles, puzzle_models
 from servers import Answer, LoopbackServer
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "refine.py"

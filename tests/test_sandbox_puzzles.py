@@ -12,18 +12,22 @@ from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner
 from agentic_prompting.refine.templates import FEEDBACK, OPTIMIZER, VERIFIER
 from agentic_prompting.rewards import REASONING_SCORERS, read_verdict
 from agentic_prompting.rollout.templates import fill
-from agentic_prompting.sandbox.puzzle_models import (
+from agentic_prompting.sandbox.puzzles import (
     BE_CAREFUL,
+    COUNTING,
     FAULTS,
     KEEP_SHORT,
     NO_STEPS,
+    SORTING,
     PuzzleCritic,
     PuzzleOptimizer,
     PuzzleSolver,
     PuzzleVerifier,
+    make_puzzles,
     puzzle_models,
+    read_puzzle,
+    score_puzzle,
 )
-from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, make_puzzles, read_puzzle, score_puzzle
 
 ROWS = make_puzzles(200, seed=3)
 SORT = "Sort the following words alphabetically: List: hat bar cap bad cot man map zoo pin pig"
@@ -196,5 +200,5 @@ def test_refining_helps_and_the_better_verifier_helps_more():
 
 
 def test_it_needs_no_torch():
-    code = "import sys; import agentic_prompting.sandbox.puzzle_models; print('torch' in sys.modules)"
+    code = "import sys; import agentic_prompting.sandbox.puzzles; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"

@@ -5,16 +5,19 @@ import re
 
 import pytest
 
-from agentic_prompting.sandbox.questions import (
+from agentic_prompting.sandbox.world import (
+    CONTINENTS,
     ParsedQuestion,
+    World,
     all_questions,
     as_rows,
+    load_world,
     make_split,
+    parse_facts,
     parse_question,
     solve,
     texts_of,
 )
-from agentic_prompting.sandbox.world import CONTINENTS, World, load_world, parse_facts
 
 WORLD = load_world()
 EVERY_QUESTION = all_questions((1, 2, 3))
@@ -54,7 +57,7 @@ def test_some_facts():
 
 def test_a_line_with_a_missing_field_is_an_error():
     with pytest.raises(TypeError):
-        parse_facts("Kenya | Nairobi | shilling")
+        parse_facts(["Kenya,Nairobi,shilling"])
 
 
 def test_every_kind_of_question_reads_as_it_should():

@@ -18,17 +18,20 @@ from typing import Any
 from agentic_prompting.evaluation import EvaluationTask
 from agentic_prompting.llm import ChatModel, Message, Reply, ScriptedChat
 from agentic_prompting.sandbox.oracle import Oracle, value_of
-from agentic_prompting.sandbox.puzzle_models import (
+from agentic_prompting.sandbox.puzzles import (
     BE_CAREFUL,
+    COUNTING,
     FAULTS,
     KEEP_SHORT,
+    SORTING,
     PuzzleCritic,
     PuzzleOptimizer,
     PuzzleSolver,
     PuzzleVerifier,
+    make_puzzles,
+    read_puzzle,
 )
-from agentic_prompting.sandbox.puzzles import COUNTING, SORTING, make_puzzles, read_puzzle
-from agentic_prompting.sandbox.questions import as_rows, make_split
+from agentic_prompting.sandbox.world import as_rows, make_split
 
 from .config import KINDS, SystemConfig
 

@@ -73,7 +73,7 @@ def _in_the_sandbox(question: str) -> str:
     Raises:
         `ValueError`: If it is none of the sandbox's questions; shows some.
     """
-    from ..sandbox.questions import parse_question
+    from ..sandbox.world import parse_question
 
     parsed = parse_question(question)
     if parsed is None:

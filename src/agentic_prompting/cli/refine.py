@@ -126,8 +126,7 @@ def _read_rows(query: str | None, file: Path | None) -> list[Any]:
 
 def _sandbox_roles(prompt: str, query: str | None, file: Path | None) -> tuple[dict[str, Any], list[Any], Any]:
     """Scripted models, the puzzles' score, and, where no question is given, the first puzzle that goes wrong."""
-    from ..sandbox.puzzle_models import PuzzleSolver, puzzle_models
-    from ..sandbox.puzzles import make_puzzles, score_puzzle
+    from ..sandbox.puzzles import PuzzleSolver, make_puzzles, puzzle_models, score_puzzle
 
     if query is not None or file is not None:
         return puzzle_models(), _read_rows(query, file), score_puzzle

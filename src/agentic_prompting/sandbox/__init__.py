@@ -5,9 +5,8 @@ programs that their own package has imported already.
 """
 
 from .oracle import Oracle
-from .questions import Question, all_questions, as_rows, make_split, parse_question
 from .traces import DEFAULT_MIX, make_traces, vocabulary
-from .world import Country, World, load_world
+from .world import Country, Question, World, all_questions, as_rows, load_world, make_split, parse_question
 
 __all__ = [
     "DEFAULT_MIX",

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..llm.types import Message, Reply, Usage
-from .questions import ParsedQuestion, Question, parse_question, solve
-from .world import World, load_world
+from .world import ParsedQuestion, Question, World, load_world, parse_question, solve
 
 ANSWER = "the answer is {value} ."
 """Every answer, right or guessed; `{value}` is the answer itself, which the agent can copy."""

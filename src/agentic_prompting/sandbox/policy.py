@@ -5,6 +5,7 @@ Everything a full-size policy goes through happens to it too, in seconds: chat t
 
 from __future__ import annotations
 
+import ctypes
 import random
 import re
 from collections.abc import Sequence
@@ -16,12 +17,13 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from ..rollout import AgentSpec, Limits, Rollout, TagGrammar
-from .memory import keep_freed_memory
 from .traces import vocabulary
 from .world import World, load_world
 
 # The question alone: the tiny policy learns what to do from traces and reward, not from instructions.
 SANDBOX_TEMPLATE = "question : {question}"
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 
 _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -112,3 +114,21 @@ def save_policy(
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     spec.save(folder)
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep what it frees, for the tensors of the next step.
+
+    glibc asks the system anew for every large block and returns it at once. PyTorch on a CPU does that some thousand
+    times in a step of the sandbox's policy, and each time the system clears the pages: a third of `make demo`, and
+    more on a virtual machine. What a process of the sandbox keeps is a few hundred MB.
+
+    Returns:
+        `bool`: Whether the C library took it; others than glibc do not know these settings.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # macOS, musl; Windows has no library without a name
+        return False
+    # Returns 1 where it worked. Thresholds are C's int: 2 GB is the most there is.
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) and mallopt(_M_TOP_PAD, 64 * 2**20))

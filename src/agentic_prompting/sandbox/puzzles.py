@@ -1,8 +1,17 @@
-"""Word-sorting and object-counting questions made by rule, in the wording of BIG-Bench Hard: ProRefine's sandbox.
+"""ProRefine's sandbox: puzzles made by rule, and four scripted models that answer, criticise, edit and judge them.
 
-The answers are known by construction and scored by the same functions as those of the real sets. Whoever reads a
-question back (`read_puzzle`) sees the question's text only: the scripted models of `puzzle_models.py` are shown no more
-than real ones are. No torch here.
+The puzzles are word sorting and object counting in the wording of BIG-Bench Hard; their answers are known by
+construction and scored by the same functions as those of the real sets.
+
+Each model reads its messages and nothing else, as a real model would: the critic sees question and output, the
+optimizer prompt and feedback, the verifier question and first answer. Nobody sees the accepted answers. Being large
+models they can work a puzzle out for themselves, and being models they are sometimes wrong: how often is an argument.
+Whether they are in a given case follows from the seed and what they read, so a run repeats itself.
+
+What the task model does wrong depends on what its prompt says (`FAULTS`). One piece of advice does harm: told to be
+short it skips its steps, and slips anew as if nobody had warned it. That is how refining can spoil a right answer.
+
+The rates are ours, set by hand: what accuracy comes of them shows that the loop works, not how well models do.
 """
 
 from __future__ import annotations
@@ -13,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..llm import ChatModel, Message, Reply, ScriptedChat, Usage
 from ..rewards import REASONING_SCORERS
 
 SORTING, COUNTING = "bbh_word_sorting", "bbh_object_counting"
@@ -138,3 +148,264 @@ def _plural(thing: str) -> str:
     if thing.endswith(("sh", "ch")):
         return thing + "es"
     return thing.removesuffix("y") + "ies" if thing.endswith("y") else thing + "s"
+
+
+# --- the models -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something the task model gets wrong.
+
+    Args:
+        kind (`str`): In which kind of puzzle.
+        remark (`str`): What the critic says of it.
+        advice (`str`): What the optimizer makes of the remark.
+        heeded (`str`): The words in a prompt that (mostly) prevent it.
+    """
+
+    kind: str
+    remark: str
+    advice: str
+    heeded: str
+
+
+FAULTS = {
+    "ties": Fault(
+        SORTING,
+        "Words that begin with the same letter are out of order.",
+        "Compare words that begin alike letter by letter.",
+        "letter by letter",
+    ),
+    "lost": Fault(
+        SORTING, "A word of the list is missing.", "Make sure that every word of the list is there.", "every word"
+    ),
+    "multiples": Fault(
+        COUNTING,
+        "Things of which there are several were counted as one.",
+        "Add up how many there are of each thing.",
+        "of each thing",
+    ),
+    "strays": Fault(
+        COUNTING,
+        "Something was counted that is not of the kind asked for.",
+        "Leave out whatever is not of the kind asked for.",
+        "leave out",
+    ),
+}
+"""What can go wrong, by name."""
+
+TOO_LONG, KEEP_SHORT = "This is longer than it has to be.", "Keep the answer short."
+NO_STEPS, SHOW_STEPS = "The result is wrong, and no steps show why.", "Show your steps."
+BE_CAREFUL = "Be careful."
+"""What an optimizer writes that has missed the point. Changes nothing."""
+
+_REPLIES = {**{fault.remark: fault.advice for fault in FAULTS.values()}, TOO_LONG: KEEP_SHORT, NO_STEPS: SHOW_STEPS}
+
+
+class PuzzleSolver:
+    """The task model: works a puzzle out step by step, heeding its system message. Words are its tokens.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): Which slips it makes.
+        carelessness (`float`, *optional*, defaults to `0.4`): Probability of each fault where nothing prevents it.
+        in_spite (`float`, *optional*, defaults to `0.1`): Share of these that happen although the prompt warns.
+    """
+
+    def __init__(self, seed: int = 0, carelessness: float = 0.4, in_spite: float = 0.1):
+        self.seed, self.carelessness, self.in_spite = seed, carelessness, in_spite
+        self.model = f"sandbox task model {seed} {carelessness} {in_spite}"  # what results files know it by
+
+    async def __call__(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
+        """See [`ChatModel`]. Cuts off after `max_tokens` words; ignores other sampling arguments."""
+        system = " ".join(message["content"] for message in messages if message["role"] == "system")
+        words = self.answer(system, messages[-1]["content"]).split(" ")
+        limit = sampling.get("max_tokens") or len(words)
+        read = sum(len(message["content"].split()) for message in messages)
+        return Reply(
+            text=" ".join(words[:limit]),
+            finish_reason="length" if len(words) > limit else "stop",
+            usage=Usage(read, min(limit, len(words))),
+        )
+
+    def answer(self, prompt: str, question: str) -> str:
+        """The whole answer to a question under a prompt."""
+        puzzle = read_puzzle(question)
+        if puzzle is None:
+            return "I only know how to sort words and to count things."
+        prompt = prompt.lower()
+        short = "short" in prompt and "steps." not in prompt
+        slips = {name for name, fault in FAULTS.items() if self._slips(name, fault.heeded in prompt, short, question)}
+        steps, result = (_sorted if puzzle.kind == SORTING else _counted)(puzzle, slips)
+        return f"Answer: {result}" if short else f"{steps}\nAnswer: {result}"
+
+    def _slips(self, name: str, warned: bool, short: bool, question: str) -> bool:
+        p = self.carelessness * (self.in_spite if warned and not short else 1.0)
+        return _draw("slip", self.seed, name, question, short) < p
+
+
+class PuzzleCritic(ScriptedChat):
+    """The feedback model: checks the steps that are there against the question, one remark for each kind of fault.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): When it is wrong.
+        misses (`float`, *optional*, defaults to `0.15`): Probability that it finds nothing where something is wrong.
+        alarms (`float`, *optional*, defaults to `0.15`): Probability that it complains where nothing is wrong.
+        latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
+    """
+
+    def __init__(self, seed: int = 0, misses: float = 0.15, alarms: float = 0.15, latency: float = 0.0):
+        super().__init__(self.reply, latency)
+        self.seed, self.misses, self.alarms = seed, misses, alarms
+        self.model = f"sandbox critic {seed} {misses} {alarms}"
+
+    def reply(self, messages: Sequence[Message]) -> str:
+        question, output, _ = _parts(messages, "Question:", "Output:")
+        puzzle = read_puzzle(question)
+        remarks = [] if puzzle is None else _remarks(puzzle, output)
+        draw = _draw(self.model, question, output)
+        if remarks:
+            return " ".join(remarks) if draw >= self.misses else "CORRECT"
+        return "CORRECT" if draw >= self.alarms else TOO_LONG
+
+
+class PuzzleOptimizer(ScriptedChat):
+    """The optimizer: turns each remark into a sentence of the prompt, and leaves the rest of it as it is.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): When it is wrong.
+        vague (`float`, *optional*, defaults to `0.1`): Probability that it misses the point of the feedback.
+        untagged (`float`, *optional*, defaults to `0.05`): Probability that it forgets the tags.
+        latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
+    """
+
+    def __init__(self, seed: int = 0, vague: float = 0.1, untagged: float = 0.05, latency: float = 0.0):
+        super().__init__(self.reply, latency)
+        self.seed, self.vague, self.untagged = seed, vague, untagged
+        self.model = f"sandbox optimizer {seed} {vague} {untagged}"
+
+    def reply(self, messages: Sequence[Message]) -> str:
+        prompt, feedback = _parts(messages, "Prompt:", "Feedback:")
+        draw = _draw(self.model, prompt, feedback)
+        advice = [sentence for remark, sentence in _REPLIES.items() if remark in feedback]
+        if advice and draw < self.vague:
+            advice = [BE_CAREFUL]
+        if SHOW_STEPS in advice:
+            prompt = prompt.replace(f"\n{KEEP_SHORT}", "")
+        improved = "\n".join([prompt, *(sentence for sentence in advice if sentence not in prompt)])
+        return improved if draw > 1 - self.untagged else f"<IMPROVED_PROMPT>{improved}</IMPROVED_PROMPT>"
+
+
+class PuzzleVerifier(ScriptedChat):
+    """The verifier: works the question out and compares, and errs both ways.
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): When it is wrong.
+        errs (`float`, *optional*, defaults to `0.1`): Probability of the wrong verdict.
+        silent (`float`, *optional*, defaults to `0.02`): Probability of none.
+        latency (`float`, *optional*, defaults to `0.0`): Seconds until its reply arrives.
+    """
+
+    def __init__(self, seed: int = 0, errs: float = 0.1, silent: float = 0.02, latency: float = 0.0):
+        super().__init__(self.reply, latency)
+        self.seed, self.errs, self.silent = seed, errs, silent
+        self.model = f"sandbox verifier {seed} {errs} {silent}"
+
+    def reply(self, messages: Sequence[Message]) -> str:
+        question, output = _parts(messages, "Question:", "Prediction:")
+        puzzle = read_puzzle(question)
+        draw = _draw(self.model, question, output)
+        if puzzle is None or draw > 1 - self.silent:
+            return "I cannot tell."
+        right = bool(score_puzzle(output, [puzzle.answer])) != (draw < self.errs)
+        return f"I worked it out and compared. <ACCURACY>{int(right)}</ACCURACY>"
+
+
+def puzzle_models(seed: int = 0, latency: float = 0.0) -> dict[str, ChatModel]:
+    """All four with their defaults, as keyword arguments of [`ProRefiner`].
+
+    Args:
+        seed (`int`, *optional*, defaults to `0`): The seed of all four.
+        latency (`float`, *optional*, defaults to `0.0`): Seconds until a reply arrives, for all but the task model.
+    """
+    return {
+        "task": PuzzleSolver(seed),
+        "feedback": PuzzleCritic(seed, latency=latency),
+        "optimizer": PuzzleOptimizer(seed, latency=latency),
+        "verifier": PuzzleVerifier(seed, latency=latency),
+    }
+
+
+def _sorted(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
+    """The steps and the result of a word sorting: the words of each first letter, in order."""
+    words = [word for word, _ in puzzle.items]
+    if "lost" in slips and len(words) > 8:  # nobody loses a word out of a few
+        words.pop()
+    groups = [[word for word in words if word[0] == letter] for letter in sorted({word[0] for word in words})]
+    if "ties" not in slips:
+        groups = [sorted(group) for group in groups]
+    steps = [f"{group[0][0]}: {', '.join(group)}." for group in groups]
+    return "By first letters:\n" + "\n".join(steps), " ".join(word for group in groups for word in group)
+
+
+def _counted(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
+    """The steps and the result of a count: each thing that is of the kind, and the sum so far."""
+    strays = [thing for thing, _ in puzzle.items if THINGS[thing] != puzzle.wanted]
+    taken_for_one = strays[:1] if "strays" in slips else []
+    total, steps = 0, []
+    for thing, count in puzzle.items:
+        if THINGS[thing] == puzzle.wanted or thing in taken_for_one:
+            count = 1 if "multiples" in slips else count
+            total += count
+            steps.append(f"{thing}: {count}, so {total}.")
+    return f"The {puzzle.wanted}:\n" + "\n".join(steps), str(total)
+
+
+def _remarks(puzzle: Puzzle, output: str) -> list[str]:
+    """What is wrong in an output, as far as it goes."""
+    lines = re.findall(r"^(\w+): (.+)\.$", output, re.MULTILINE)
+    if not lines and "Answer: " in output:
+        return [] if score_puzzle(output, [puzzle.answer]) else [NO_STEPS]
+    found = (_sorting_faults if puzzle.kind == SORTING else _counting_faults)(puzzle, lines)
+    return [fault.remark for name, fault in FAULTS.items() if name in found]
+
+
+def _sorting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[str]:
+    found = set()
+    for letter, text in lines:
+        group = text.split(", ")
+        if group != sorted(group):
+            found.add("ties")
+        if len(group) < sum(word[0] == letter for word, _ in puzzle.items):
+            found.add("lost")
+    letters = {letter for letter, _ in lines}
+    if any(word[0] < max(letters, default="") and word[0] not in letters for word, _ in puzzle.items):
+        found.add("lost")
+    return found
+
+
+def _counting_faults(puzzle: Puzzle, lines: list[tuple[str, str]]) -> set[str]:
+    counts, found = dict(puzzle.items), set()
+    for thing, text in lines:
+        if THINGS.get(thing) != puzzle.wanted:
+            found.add("strays")
+        if int(text.split(",")[0]) < counts.get(thing, 0):
+            found.add("multiples")
+    return found
+
+
+def _parts(messages: Sequence[Message], *headings: str) -> list[str]:
+    """What stands under each heading of the last message, in the form of `refine/templates.py`; then what is left."""
+    pattern = r"\n\n".join(f"{heading}\n(.*)" for heading in headings)
+    rest = r"\n\n(.*)" if headings[-1] == "Output:" else ""
+    found = re.fullmatch(pattern + rest, messages[-1]["content"], re.DOTALL)
+    if found is None:
+        raise ValueError(f"expected {' and '.join(headings)}, got {messages[-1]['content']!r:.200}")
+    return list(found.groups())
+
+
+def _draw(*of: object) -> float:
+    """A number in [0, 1) that follows from `of` alone: no state, the same in every process."""
+    return random.Random(repr(of)).random()

@@ -18,7 +18,7 @@ from ..evolution import SystemPrompt
 from ..llm.files import write_whole
 from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout
-from .house.setup import HouseSandbox
+from .guarded.setup import GuardedSandbox
 from .setup import Sandbox
 
 _FILES = ("summary.json", "trajectories.json", "system_prompt.txt", "population.json", "reward.png", "rollouts/")
@@ -45,9 +45,9 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
     summary: dict[str, Any] = {"sandbox": True}
     lines = []
     for when, rollouts in (("before", before), ("after", after)):
-        found = exact_match_of(rollouts)
-        summary |= {f"exact_match_{when}": round(found.mean, 4), f"interval_{when}": _interval(found)}
-        lines.append(f"{_line(f'exact match {when:6}', _row(found))}, {len(rows)} held-out questions")
+        row = _row(exact_match_of(rollouts))
+        summary |= {f"exact_match_{when}": row[0], f"interval_{when}": row[1:]}
+        lines.append(f"{_line(f'exact match {when:6}', row)}, {len(rows)} held-out questions")
     summary |= {
         "questions": len(rows),
         "steps": trainer.state.global_step,
@@ -68,11 +68,11 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
     return _publish(trainer, summary, "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle", lines)
 
 
-def report_house_run(sandbox: HouseSandbox, initial: SystemPrompt, trainer: Any, seconds: float) -> dict[str, Any]:
+def report_guarded_run(sandbox: GuardedSandbox, initial: SystemPrompt, trainer: Any, seconds: float) -> dict[str, Any]:
     """Evaluate the initial and the best prompt with the policy before and after; print, and write `summary.json`.
 
     Args:
-        sandbox ([`HouseSandbox`]): The prepared sandbox; its `model` is the policy before.
+        sandbox ([`GuardedSandbox`]): The prepared sandbox; its `model` is the policy before.
         initial ([`SystemPrompt`]): The root of the evolution.
         trainer ([`ESPLTrainer`]): After training and `save_model`.
         seconds (`float`): Since the run began.
@@ -82,7 +82,7 @@ def report_house_run(sandbox: HouseSandbox, initial: SystemPrompt, trainer: Any,
     """
     best = trainer.population.best()
     table = {
-        f"policy {when}, {which} prompt": _row(house_exact_match(sandbox, model, prompt))
+        f"policy {when}, {which} prompt": _row(guarded_exact_match(sandbox, model, prompt))
         for when, model in (("before", sandbox.model), ("after", trainer.args.output_dir))
         for which, prompt in (("initial", initial), ("best", best))
     }
@@ -105,13 +105,13 @@ def report_house_run(sandbox: HouseSandbox, initial: SystemPrompt, trainer: Any,
     return _publish(trainer, summary, "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector", lines)
 
 
-def house_exact_match(sandbox: HouseSandbox, model: str | Path, prompt: SystemPrompt) -> Estimate:
+def guarded_exact_match(sandbox: GuardedSandbox, model: str | Path, prompt: SystemPrompt) -> Estimate:
     """Exact match of a policy under a system prompt on the held-out countries, sampled as in training.
 
     Args:
-        sandbox ([`HouseSandbox`]): Whose questions and oracle.
+        sandbox ([`GuardedSandbox`]): Gives the questions and the oracle.
         model (`str` or `Path`): Folder of the policy.
-        prompt ([`SystemPrompt`]): What it is told.
+        prompt ([`SystemPrompt`]): The system prompt of every question.
     """
     spec = replace(AgentSpec.load(model), system_prompt=prompt.text)
     agent = PromptAgent.from_pretrained(model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256)
@@ -143,11 +143,7 @@ def _telling_question(before: list[Rollout], after: list[Rollout]) -> int:
 
 
 def _row(found: Estimate) -> list[float]:
-    return [round(found.mean, 4), *_interval(found)]
-
-
-def _interval(found: Estimate) -> list[float]:
-    return [round(found.low, 4), round(found.high, 4)]
+    return [round(number, 4) for number in (found.mean, found.low, found.high)]
 
 
 def _line(what: str, row: Sequence[float]) -> str:

@@ -41,7 +41,7 @@ class _Refusal(Exception):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class OracleServer:
+class OracleServer(ThreadingHTTPServer):
     """Serves a [`ChatModel`] on this machine; a context manager.
 
     Args:
@@ -65,48 +65,39 @@ class OracleServer:
     ```
     """
 
+    request_queue_size = 1024  # a whole batch of rollouts connects at the same moment
+    daemon_threads = True
+
     def __init__(
         self, oracle: ChatModel | None = None, host: str = "127.0.0.1", port: int = 0, api_key: str | None = None
     ):
         if not api_key and not is_loopback(host):
             raise ValueError(f"{host} can be asked by other machines, so it needs a key; listen on 127.0.0.1 without")
-        self._http = _Server((host, port), oracle or Oracle(), api_key)
-        self.base_url = f"http://{host}:{self._http.server_address[1]}/v1"
+        self.oracle, self.api_key = oracle or Oracle(), api_key
+        self._open: set[socket.socket] = set()
         self._thread: threading.Thread | None = None
+        super().__init__((host, port), _Handler)
+        self.base_url = f"http://{host}:{self.server_address[1]}/v1"
 
     def start(self) -> OracleServer:
-        """Serve from a thread of its own. `with` does this."""
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        """Serve from a thread of its own. `with` does this; `serve_forever` serves from the caller's."""
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self._thread.start()
         return self
-
-    def serve_forever(self) -> None:
-        """Serve from this thread until it is interrupted."""
-        self._http.serve_forever()
 
     def close(self) -> None:
         """Stop, and break off the connections that are open. Safe to call twice."""
         if self._thread is not None:
-            self._http.shutdown()
+            self.shutdown()
             self._thread.join()
             self._thread = None
-        self._http.server_close()
+        self.server_close()
 
     def __enter__(self) -> OracleServer:
         return self.start()
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-class _Server(ThreadingHTTPServer):
-    request_queue_size = 1024  # a whole batch of rollouts connects at the same moment
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], oracle: ChatModel, api_key: str | None):
-        self.oracle, self.api_key = oracle, api_key
-        self._open: set[socket.socket] = set()
-        super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._open.add(request)
@@ -131,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps connections alive
     disable_nagle_algorithm = True
     wbufsize = -1  # head and body leave in one piece
-    server: _Server
+    server: OracleServer
 
     def do_GET(self) -> None:
         self._handle({"/v1/models": self._models, "/health": self._health})

@@ -14,8 +14,7 @@ from typing import TypedDict
 from ..llm.types import ChatModel, Message, complete
 from ..rollout.grammar import TagGrammar
 from .oracle import ANSWER, NOT_UNDERSTOOD, value_of
-from .questions import SOUGHT, ParsedQuestion, Question, parse_question, question_text, sought, texts_of
-from .world import World, load_world
+from .world import SOUGHT, ParsedQuestion, Question, World, load_world, parse_question, question_text, sought, texts_of
 
 DEFAULT_MIX = {"decompose": 0.3, "pass_on": 0.4, "bare": 0.08, "impatient": 0.1, "partial": 0.12}
 """Share of each kind. Passing the question on is the habit to be unlearned: it is the likeliest first move, so that an
@@ -160,7 +159,7 @@ def make_traces(
     """Write episodes to imitate.
 
     Args:
-        questions (`Sequence[Question]`): Of two hops or more; drawn with replacement.
+        questions (`Sequence[Question]`): Questions of two hops or more; drawn with replacement.
         n (`int`): Number of traces.
         mix (`Mapping[str, float]`): How often each kind is drawn, relative to the others; `DEFAULT_MIX`, for example.
         oracle ([`ChatModel`]): Who is asked. A noisy one makes the good traces worse.

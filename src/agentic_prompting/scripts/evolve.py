@@ -47,7 +47,7 @@ class EvolveArguments:
     num_generations: int = setting("N of the paper.", 5)
     p_crossover: float = setting("How often prompts cross over.", 0.2)
     window: int = setting("K of the paper.", 10)
-    selection: str = setting("top_plus_random, softmax, ucb, lucb or uniform.", "top_plus_random")
+    selection: str = setting("top_plus_random, softmax or uniform.", "top_plus_random")
     selection_temperature: float = setting("T of eq 3, for softmax.", 1.0)
     independent_draws: bool = setting("Prompts are drawn independently: one may come twice.", False)
     best_rule: str = setting("The prompt that is kept: conservative, mean or newest.", "conservative")
@@ -134,17 +134,16 @@ def in_sandbox(script: ScriptArguments, config: EvolveConfig, stack: ExitStack) 
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
     from ..rewards import exact_match_reward
-    from ..sandbox.house import HouseReflector
-    from ..sandbox.house.setup import ROOT, prepare_house
-    from ..sandbox.house.visitor import Transcript, Visitor
+    from ..sandbox.guarded import GuardedReflector
+    from ..sandbox.guarded.setup import ROOT, AgentChat, Transcript, prepare_guarded
 
-    house = prepare_house(script.output_dir, config.seed, warm_start_steps=script.warm_start_steps)
-    agent = PromptAgent.from_pretrained(house.model, LLMEnvironment(house.oracle), max_batch_size=256)
-    own: dict[str, Any] = {"prompt_template": house.spec.prompt_template, "grammar": Transcript()}
+    sandbox = prepare_guarded(script.output_dir, config.seed, warm_start_steps=script.warm_start_steps)
+    agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(sandbox.oracle), max_batch_size=256)
+    own: dict[str, Any] = {"prompt_template": sandbox.spec.prompt_template, "grammar": Transcript()}
     return {
-        "policy": Visitor(agent, config.seed),
-        "reference": HouseReflector(seed=config.seed),
-        "rows": list(house.train),
+        "policy": AgentChat(agent, config.seed),
+        "reference": GuardedReflector(seed=config.seed),
+        "rows": list(sandbox.train),
         "reward": exact_match_reward,
         "prompt": ROOT,
         "config": replace(config, reflect_on="imperfect", **own),

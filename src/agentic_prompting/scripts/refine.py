@@ -17,8 +17,7 @@ from ..llm import Budget, OpenAIChat, ReplayCache, charge
 from ..refine import START_PROMPTS, LabelVerifier, ProRefiner
 from ..report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
 from ..rewards import REASONING_SCORERS
-from ..sandbox.puzzle_models import puzzle_models
-from ..sandbox.puzzles import SORTING, make_puzzles
+from ..sandbox.puzzles import SORTING, make_puzzles, puzzle_models
 from .running import run_script, setting
 
 CRITICS = ("feedback", "optimizer", "verifier")

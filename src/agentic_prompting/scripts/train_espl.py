@@ -20,9 +20,9 @@ from ..evolution import SystemPrompt
 from ..llm import ChatModel, OpenAIChat, ReplayCache
 from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
 from ..rollout import Environment, prompt_r1_template
-from ..sandbox.house import HouseReflector
-from ..sandbox.house.setup import ROOT, HouseSandbox, prepare_house
-from ..sandbox.results import report_house_run
+from ..sandbox.guarded import GuardedReflector
+from ..sandbox.guarded.setup import ROOT, GuardedSandbox, prepare_guarded
+from ..sandbox.results import report_guarded_run
 from ..trainers import ESPLConfig, ESPLTrainer
 from .running import DataAndEnvironment, end, parse, run_script, setting, train
 
@@ -62,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     script, args, model_args = parse(ARGUMENTS, arguments)
     check(script, args)
     with ExitStack() as stack:
-        sandbox: HouseSandbox | None = None
+        sandbox: GuardedSandbox | None = None
         reference: ChatModel | None = None
         if script.task == "sandbox":
-            sandbox = prepare_house(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
+            sandbox = prepare_guarded(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
         if args.evolves and args.reflector == "reference":
-            reference = HouseReflector(seed=args.seed) if sandbox and not script.reference_model else None
+            reference = GuardedReflector(seed=args.seed) if sandbox and not script.reference_model else None
             reference = reference or connect(script, script.reference_model, script.reference_base_url, stack)
         setting = in_sandbox(sandbox) if sandbox else of_task(script, model_args, args.seed, stack)
         trainer = ESPLTrainer(
@@ -79,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train(trainer)
         trainer.save_model(args.output_dir)
         if sandbox and trainer.accelerator.is_main_process:
-            report_house_run(sandbox, ROOT, trainer, time.perf_counter() - started)
+            report_guarded_run(sandbox, ROOT, trainer, time.perf_counter() - started)
         end(trainer)
 
 
-def in_sandbox(sandbox: HouseSandbox) -> dict[str, Any]:
+def in_sandbox(sandbox: GuardedSandbox) -> dict[str, Any]:
     """What the trainer gets in the sandbox."""
     return {
         "model": str(sandbox.model),

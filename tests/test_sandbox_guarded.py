@@ -1,4 +1,4 @@
-"""E-SPL's sandbox: the house, its oracle, what the policy imitates, and the reflector that knows only what it reads."""
+"""E-SPL's sandbox: the guarded world, its oracle, what is imitated, and the reflector that knows only what it reads."""
 
 import ast
 import asyncio
@@ -20,30 +20,29 @@ from agentic_prompting.evolution import (
 )
 from agentic_prompting.llm.types import complete
 from agentic_prompting.rollout import parse_turn
-from agentic_prompting.sandbox.house import (
-    HouseOracle,
-    HouseReflector,
-    draw_house,
-    load_house_world,
+from agentic_prompting.sandbox.guarded import (
+    GuardedOracle,
+    GuardedReflector,
+    draw_rules,
+    load_guarded_world,
     reflector as reflector_module,
     split_by_country,
 )
-from agentic_prompting.sandbox.house.oracle import CLOSED, is_refusal
-from agentic_prompting.sandbox.house.traces import (
+from agentic_prompting.sandbox.guarded.traces import (
     HASTY,
     PREAMBLE,
     STEPWISE,
     WHOLE,
-    house_vocabulary,
-    make_house_traces,
+    guarded_vocabulary,
+    make_guarded_traces,
     say,
 )
-from agentic_prompting.sandbox.house.world import ALWAYS_GUARDED, WORDS, House, relations_of
+from agentic_prompting.sandbox.guarded.world import ALWAYS_GUARDED, CLOSED, WORDS, is_refusal, relations_of
 from agentic_prompting.sandbox.oracle import value_of
-from agentic_prompting.sandbox.questions import all_questions, parse_question, sought
+from agentic_prompting.sandbox.world import all_questions, parse_question, sought
 
-WORLD = load_house_world()
-HOUSE = House({"capital": "amber", "currency": "birch"})
+WORLD = load_guarded_world()
+RULES = {"capital": "amber", "currency": "birch"}
 EVERYTHING = ESPLSettings(reflect_on="imperfect")
 
 
@@ -54,12 +53,12 @@ def user(text):
 # --- the world and its rules ---------------------------------------------------------------------------------------
 
 
-def test_the_house_has_nine_relations_of_which_four_are_guarded():
+def test_the_world_has_nine_relations_of_which_four_are_guarded():
     assert len(relations_of(WORLD)) == 9 and len(WORLD.countries) > 70
-    house = draw_house(random.Random(3))
-    assert len(house.words) == 4 == len(set(house.words.values())) and ALWAYS_GUARDED in house.words
-    assert set(house.words) <= set(relations_of(WORLD)) and set(house.words.values()) <= set(WORDS)
-    assert len({str(draw_house(random.Random(seed)).words) for seed in range(20)}) == 20
+    rules = draw_rules(random.Random(3))
+    assert len(rules) == 4 == len(set(rules.values())) and ALWAYS_GUARDED in rules
+    assert set(rules) <= set(relations_of(WORLD)) and set(rules.values()) <= set(WORDS)
+    assert len({str(draw_rules(random.Random(seed))) for seed in range(20)}) == 20
     names = {word.lower() for values in WORLD.values.values() for value in values for word in value.split()}
     assert not names & set(WORDS) and len(set(WORDS)) == 24
 
@@ -91,7 +90,7 @@ def test_no_test_country_is_trained_on():
 def test_without_words_about_a_third_can_be_answered():
     shares = []
     for seed in range(20):
-        guarded = draw_house(random.Random(seed)).words
+        guarded = draw_rules(random.Random(seed))
         questions = all_questions((2, 3), WORLD)
         shares.append(
             sum(not set(parse_question(q.text, WORLD).chain) & set(guarded) for q in questions) / len(questions)
@@ -100,7 +99,7 @@ def test_without_words_about_a_third_can_be_answered():
 
 
 def test_a_guarded_fact_takes_exactly_its_word():
-    oracle = HouseOracle(HOUSE)
+    oracle = GuardedOracle(RULES)
     request = "what is the currency of Kenya ?"
     assert oracle.answer(request) == "no . the currency needs the word birch ."
     assert value_of(oracle.answer(f"{request} say currency birch")) == "shilling"
@@ -113,7 +112,7 @@ def test_a_guarded_fact_takes_exactly_its_word():
 
 
 def test_a_refusal_ends_the_conversation():
-    oracle = HouseOracle(HOUSE)
+    oracle = GuardedOracle(RULES)
     refused = oracle.answer("what is the currency of Kenya ?")
     conversation = [user("what is the currency of Kenya ?"), {"role": "assistant", "content": refused}]
     again = complete(oracle, [*conversation, user("what is the currency of Kenya ? say currency birch")])
@@ -124,13 +123,13 @@ def test_a_refusal_ends_the_conversation():
 # --- what is imitated ----------------------------------------------------------------------------------------------
 
 
-def visits(n=1500):
-    return make_house_traces(split_by_country(0)[0], n, random.Random(0))
+def traces(n=1500):
+    return make_guarded_traces(split_by_country(0)[0], n, random.Random(0))
 
 
 def test_traces_obey_their_principles():
     said, obeyed, unadvised, guessed, refused = 0, 0, 0, 0, 0
-    for principles, trace in visits():
+    for principles, trace in traces():
         advice = dict(text.split()[1:] for text in principles if text.startswith("say "))
         assert len(trace["observations"]) == len(trace["turns"]) - 1
         for turn in map(parse_turn, trace["turns"][:-1]):
@@ -151,7 +150,7 @@ def test_traces_obey_their_principles():
 
 def test_principles_lift_splitting_only_half_way():
     def splits(principle):
-        chosen = [t for p, t in visits(1500) if (principle in p if principle else not {STEPWISE, WHOLE, HASTY} & {*p})]
+        chosen = [t for p, t in traces(1500) if (principle in p if principle else not {STEPWISE, WHOLE, HASTY} & {*p})]
         return sum("first find" in t["turns"][0] for t in chosen) / len(chosen)
 
     assert 0.4 < splits(None) < 0.6 and 0.65 < splits(STEPWISE) < 0.85
@@ -159,10 +158,10 @@ def test_principles_lift_splitting_only_half_way():
 
 
 def test_the_vocabulary_has_every_word():
-    words = {word for principles, trace in visits(500) for text in [
+    words = {word for principles, trace in traces(500) for text in [
         PREAMBLE, *principles, *trace["turns"], *trace["observations"]
     ] for word in text.split()}  # fmt: skip
-    assert words <= set(house_vocabulary())
+    assert words <= set(guarded_vocabulary())
 
 
 # --- the reflector -------------------------------------------------------------------------------------------------
@@ -181,26 +180,26 @@ def trial(*attempts, principles=(), question="what is it ?"):
 
 
 def advice(trial, mistakes=0.0, seed=0):
-    child = asyncio.run(mutate(HouseReflector(mistakes, seed), trial, EVERYTHING)).child
+    child = asyncio.run(mutate(GuardedReflector(mistakes, seed), trial, EVERYTHING)).child
     return [] if child is None else list(child.principles)
 
 
 @pytest.mark.parametrize(("relation", "word"), [("currency", "birch"), ("city", "velvet"), ("cheese", "xyzzy")])
 def test_advice_comes_from_the_trajectories_shown(relation, word):
-    """Also of words and relations that are in no house: change what is shown, and the advice follows."""
+    """Also of words and relations that are in no world: change what is shown, and the advice follows."""
     right = Attempt("<think> done </think> <answer> x </answer>", 1.0)
     assert advice(trial(refused_for(relation, word), right)) == [say(relation, word), STEPWISE]
     assert advice(trial(refused_for(relation, word), principles=(say(relation, "flint"),))) == [say(relation, word)]
 
 
-def test_it_holds_nothing_of_any_house():
+def test_it_holds_nothing_of_any_world():
     """Neither in what it imports nor in its own text."""
     source = Path(reflector_module.__file__).read_text()
     imported = {alias.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)
                 for alias in node.names}  # fmt: skip
-    assert not {"WORDS", "House", "HouseOracle", "World", "load_house_world", "draw_house"} & imported
+    assert not {"WORDS", "GuardedOracle", "World", "load_guarded_world", "draw_rules"} & imported
     assert not {*WORDS, *map(sought, relations_of(WORLD))} & set(re.findall(r"\w+", source)) - {"code", "letters"}
-    held = vars(HouseReflector()).values()
+    held = vars(GuardedReflector()).values()
     assert not any(isinstance(value, (dict, set)) for value in held)
 
 
@@ -229,7 +228,7 @@ def test_it_is_wrong_as_often_as_asked_and_by_seed():
     assert [advice(one, 0.5, 1) for one in shown] == [advice(one, 0.5, 1) for one in shown]
     assert [advice(one, 0.5, 1) for one in shown] != [advice(one, 0.5, 2) for one in shown]
     with pytest.raises(ValueError, match="mistakes"):
-        HouseReflector(1.5)
+        GuardedReflector(1.5)
 
 
 def test_crossover_takes_over_what_won():
@@ -241,14 +240,14 @@ def test_crossover_takes_over_what_won():
         with_prompt(0, (say("city", "amber"), HASTY), (1.0, 1.0, 0.0)),
         with_prompt(1, (say("code", "birch"), say("city", "flint")), (0.0, 0.0, 1.0)),
     ]
-    child = asyncio.run(crossover(HouseReflector(0.0), trials, EVERYTHING)).child
+    child = asyncio.run(crossover(GuardedReflector(0.0), trials, EVERYTHING)).child
     assert child.principles == (say("city", "amber"), say("code", "birch")) and child.parents == (0, 1)
 
 
 def test_its_replies_are_in_the_real_format():
     shown = trial(refused_for("currency", "birch"), principles=(HASTY,))
     for seed in range(20):
-        reflector = HouseReflector(0.5, seed)
+        reflector = GuardedReflector(0.5, seed)
         assert asyncio.run(mutate(reflector, shown, EVERYTHING)).reason in ("child", "unchanged")
         for call in reflector.calls[1:]:
             assert parse_edits(complete(reflector, call).text).found

@@ -1,4 +1,4 @@
-"""Memory that is kept: what was freed is still the process's, and is used again."""
+"""The tiny policy's process: memory that was freed is still the process's, and is used again."""
 
 import platform
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import psutil
-from agentic_prompting.sandbox.memory import keep_freed_memory
+from agentic_prompting.sandbox.policy import keep_freed_memory
 keeps = keep_freed_memory()
 def resident(): return psutil.Process().memory_info().rss // 2**20
 before = resident()

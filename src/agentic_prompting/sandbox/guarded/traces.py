@@ -1,7 +1,7 @@
-"""What the tiny policy is warm-started on in a house: following the principles of a system prompt. Text only.
+"""What the tiny policy is warm-started on in the guarded world: following the principles of a system prompt. Text only.
 
-Every trace has principles of its own and is of a house of its own, so that nothing about any particular house can be
-learned here, only what principles are: `say currency amber` is a word for a kind of request, `ask one fact at a time`
+Every trace has rules and principles of its own, so that nothing about the rules of any run can be learned here, only
+what principles are: `say currency amber` is a word for a kind of request, `ask one fact at a time`
 a way to proceed. The policy obeys them most of the time, good ones and bad ones alike. Without a principle it says no
 word, now and then a random one, and splits a question now and then.
 """
@@ -13,11 +13,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ...rollout.grammar import TagGrammar
-from ..questions import Question, parse_question, sought
 from ..traces import Episode, Trace, trace_of, vocabulary, write_trace
-from ..world import World
-from .oracle import CLOSED, REFUSAL, HouseOracle, is_refusal
-from .world import WORDS, House, draw_house, load_house_world, relations_of
+from ..world import Question, World, parse_question, sought
+from .world import CLOSED, REFUSAL, WORDS, GuardedOracle, draw_rules, is_refusal, load_guarded_world, relations_of
 
 PREAMBLE = "these are the rules of the house"
 SAY = "say {relation} {word}"
@@ -48,10 +46,10 @@ class _Refused(Exception):
     pass
 
 
-class _Visit(Episode):
-    """An episode in a house: requests carry words, and a refusal ends it."""
+class _GuardedEpisode(Episode):
+    """An episode in the guarded world: requests carry words, and a refusal ends it."""
 
-    def __init__(self, oracle: HouseOracle, advice: Mapping[str, Sequence[str]], rng: random.Random):
+    def __init__(self, oracle: GuardedOracle, advice: Mapping[str, Sequence[str]], rng: random.Random):
         super().__init__(oracle, TagGrammar())
         self.advice, self.world, self.rng = advice, oracle.world, rng
 
@@ -81,41 +79,41 @@ def say(relation: str, word: str) -> str:
     return SAY.replace("{relation}", relation).replace("{word}", word)
 
 
-def make_house_traces(questions: Sequence[Question], n: int, rng: random.Random) -> list[tuple[list[str], Trace]]:
+def make_guarded_traces(questions: Sequence[Question], n: int, rng: random.Random) -> list[tuple[list[str], Trace]]:
     """Episodes to imitate, each with the principles it was made under.
 
     Args:
-        questions (`Sequence[Question]`): Of two or more hops, drawn with replacement.
+        questions (`Sequence[Question]`): Questions of two or more hops, drawn with replacement.
         n (`int`): How many.
         rng (`random.Random`): Decides everything.
     """
-    return [_make(rng.choice(questions), load_house_world(), rng) for _ in range(n)]
+    return [_make(rng.choice(questions), load_guarded_world(), rng) for _ in range(n)]
 
 
 def _make(question: Question, world: World, rng: random.Random) -> tuple[list[str], Trace]:
-    style, advice, house = _circumstances(question, world, rng)
+    style, advice, rules = _circumstances(question, world, rng)
     principles = [say(relation, word) for relation, words in advice.items() for word in words]
     rng.shuffle(principles)
     if style is not None:
         principles.insert(rng.randint(0, len(principles)), style)
     mix = MIXES[style]
     (kind,) = rng.choices(list(mix), list(mix.values()))
-    visit = _Visit(HouseOracle(house, world, seed=rng.randrange(2**32)), advice, rng)
+    episode = _GuardedEpisode(GuardedOracle(rules, world, seed=rng.randrange(2**32)), advice, rng)
     try:
-        return principles, write_trace(kind, question, visit, world, rng)
+        return principles, write_trace(kind, question, episode, world, rng)
     except _Refused:
-        visit.finish(GIVE_UP, NOTHING)
-        return principles, trace_of(kind, question, visit)
+        episode.finish(GIVE_UP, NOTHING)
+        return principles, trace_of(kind, question, episode)
 
 
 def _circumstances(
     question: Question, world: World, rng: random.Random
-) -> tuple[str | None, dict[str, list[str]], House]:
-    """A principle about how to proceed or none, the words that principles give by relation, and the house.
+) -> tuple[str | None, dict[str, list[str]], dict[str, str]]:
+    """A principle about how to proceed or none, the words that principles give by relation, and the rules.
 
     The relations of the question come up more often than others: there is nothing to learn from those not asked for.
     """
-    house = dict(draw_house(rng, world).words)
+    rules = draw_rules(rng, world)
     parsed = parse_question(question.text, world)
     assert parsed is not None, question.text
     likely = [relation for relation in parsed.chain if rng.random() < 0.6]
@@ -124,17 +122,17 @@ def _circumstances(
     ]
     advice: dict[str, list[str]] = defaultdict(list)
     for relation in relations:
-        word = house.setdefault(relation, rng.choice(WORDS)) if rng.random() < RIGHT else rng.choice(WORDS)
+        word = rules.setdefault(relation, rng.choice(WORDS)) if rng.random() < RIGHT else rng.choice(WORDS)
         advice[sought(relation)].append(word)
         if rng.random() < 0.08:  # another principle that contradicts it
             advice[sought(relation)].append(rng.choice([other for other in WORDS if other != word]))
     style = rng.choice([STEPWISE, STEPWISE, WHOLE, HASTY]) if rng.random() < ADVISED else None
-    return style, dict(advice), House(house)
+    return style, dict(advice), rules
 
 
-def house_vocabulary() -> list[str]:
-    """Every word that occurs in a house."""
+def guarded_vocabulary() -> list[str]:
+    """Every word that occurs in the guarded world."""
     marks = [f"[G{number}]." for number in range(32)]
     fixed = [PREAMBLE, SAY, STEPWISE, WHOLE, HASTY, GIVE_UP, NOTHING, REFUSAL, CLOSED, "city country", *marks, *WORDS]
     own = {word for text in fixed for word in text.split()} - {"{relation}", "{word}"}
-    return sorted(own | set(vocabulary(load_house_world())))
+    return sorted(own | set(vocabulary(load_guarded_world())))

@@ -1,6 +1,6 @@
-"""The reference LLM of a house: reads the real reflection prompts, answers in the real format, is sometimes wrong.
+"""The reference LLM of the guarded world: reads the real reflection prompts, answers in the real format, can err.
 
-It holds nothing about any house: no words, no relations, no facts. What it advises it has read in the attempts it was
+It holds nothing about that world: no words, no relations, no facts. What it advises it has read in the attempts it was
 shown, and its mistakes are made of that as well. It knows how to read, as an LLM would: what a refusal looks like, what
 a principle looks like, and what asking everything at once looks like.
 """
@@ -24,8 +24,8 @@ _MODIFY = re.compile(r"^- modify (G\d+): (.+)$", re.MULTILINE)
 _HARM = (WHOLE, HASTY)
 
 
-class HouseReflector(ScriptedChat):
-    """A [`ScriptedChat`] that reflects on visits to a house.
+class GuardedReflector(ScriptedChat):
+    """A [`ScriptedChat`] that reflects on episodes in the guarded world.
 
     Args:
         mistakes (`float`, *optional*, defaults to `0.1`): Share of its critiques, consolidations and crossovers that

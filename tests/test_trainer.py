@@ -73,8 +73,7 @@ def trainer_for(policy, folder, rows, chat=None, kind=PromptR1Trainer, environme
         environment=environment or LLMEnvironment(chat if chat is not None else Oracle()),
         args=arguments(folder, **changes),
         train_dataset=rows,
-        prompt_template=SANDBOX_TEMPLATE,
-        **(options or {}),
+        **{"prompt_template": SANDBOX_TEMPLATE, **(options or {})},
     )
 
 
@@ -559,6 +558,16 @@ def test_a_gate_that_would_be_ignored_is_an_error(tiny_policy, rows, tmp_path):
         trainer_for(tiny_policy, tmp_path, rows, gate="strict", options={"reward_funcs": right})
     assert "\n" not in str(raised.value)
     trainer_for(tiny_policy, tmp_path, rows, options={"reward_funcs": right})
+
+
+def test_a_template_that_nothing_is_filled_into_is_an_error(tiny_policy, rows, tmp_path):
+    """Rows with a prompt of their own; without a template they are fine, under Prompt-R1's reward, too."""
+    own = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["question"]}]})
+    with pytest.raises(ValueError, match="prompt_template would be ignored") as raised:
+        trainer_for(tiny_policy, tmp_path, own)
+    assert "\n" not in str(raised.value)
+    trainer = trainer_for(tiny_policy, tmp_path, own, options={"prompt_template": None})
+    assert trainer.prompt_messages(own[0], 0) == own[0]["prompt"]
 
 
 def test_server_calls_without_a_server_are_an_error(tmp_path):

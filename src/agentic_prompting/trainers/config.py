@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +142,15 @@ def reject_other_loops(kwargs: Mapping[str, Any]) -> None:
                 f"{name}= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
                 "step(rollout) instead, or use trl.GRPOTrainer"
             )
+
+
+def reject_unused_template(template: str | None, datasets: Iterable[Any]) -> None:
+    """Raises `ValueError` for a template that nothing would be filled into, as the rows bring their own `prompt`."""
+    if template is not None and any("prompt" in (getattr(rows, "column_names", None) or ()) for rows in datasets):
+        raise ValueError(
+            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: leave one "
+            "of them out"
+        )
 
 
 def datasets_of(dataset: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:

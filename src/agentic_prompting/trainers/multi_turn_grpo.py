@@ -38,7 +38,7 @@ from ..rollout import (
     rollout_seed,
 )
 from ..rollout.progress import progress
-from .config import MultiTurnGRPOConfig, check_config, datasets_of, reject_other_loops
+from .config import MultiTurnGRPOConfig, check_config, datasets_of, reject_other_loops, reject_unused_template
 from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, sampling_of, trainer_backend
 from .progress import OneLineProgress
@@ -99,7 +99,7 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         processing_class: Any = None,
         *,
         environment: Any,
-        prompt_template: str = "{question}",
+        prompt_template: str | None = None,
         system_prompt: str | None = None,
         grammar: Grammar | None = None,
         **kwargs: Any,
@@ -107,17 +107,20 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         args = args if args is not None else MultiTurnGRPOConfig("trainer_output")
         check_config(args, MultiTurnGRPOConfig)
         reject_other_loops(kwargs)
+        datasets = [train_dataset, *datasets_of(eval_dataset)]
+        reject_unused_template(prompt_template, datasets)
         environment = as_environment(environment)
+        grammar = grammar or getattr(environment, "grammar", None) or TagGrammar()
         spec = AgentSpec(
-            prompt_template=prompt_template,
+            prompt_template=self._default_template(grammar) if prompt_template is None else prompt_template,
             system_prompt=system_prompt,
-            grammar=grammar or getattr(environment, "grammar", None) or TagGrammar(),
+            grammar=grammar,
             limits=args.limits(),
             chat_template_kwargs=args.chat_template_kwargs or {},
             stop_at_tags=args.stop_at_tags,
             sampling=asdict(sampling_of(args)),
         )
-        for dataset in (train_dataset, *datasets_of(eval_dataset)):
+        for dataset in datasets:
             self._validate(dataset)
         # One book for all processes of the job and for its restarts.
         self.spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
@@ -166,6 +169,11 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         self._eval_batches = 0
         self.live = LiveView(self)
         self.add_callback(self.live)
+
+    @staticmethod
+    def _default_template(grammar: Grammar) -> str:
+        """The agent's user message where none is given. For subclasses to change."""
+        return "{question}"
 
     @staticmethod
     def _validate(dataset: Any) -> None:

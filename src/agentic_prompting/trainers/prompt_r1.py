@@ -79,7 +79,6 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
                 f"gate={args.gate!r} in args would be ignored beside reward_funcs: leave one of them out, or pass "
                 f"PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
             )
-        grammar = grammar or TagGrammar()
         super().__init__(
             model,
             reward_funcs if reward_funcs is not None else PromptR1Reward(gate=args.gate),
@@ -88,10 +87,14 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
             eval_dataset,
             processing_class,
             environment=environment,
-            prompt_template=prompt_template if prompt_template is not None else prompt_r1_template(grammar),
-            grammar=grammar,
+            prompt_template=prompt_template,
+            grammar=grammar or TagGrammar(),
             **kwargs,
         )
+
+    @staticmethod
+    def _default_template(grammar: Any) -> str:
+        return prompt_r1_template(grammar)
 
     @staticmethod
     def _validate(dataset: Any) -> None:

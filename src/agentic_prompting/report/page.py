@@ -20,7 +20,7 @@ from typing import Any, Literal
 from ..evolution import Lineage, plot_lineage
 from ..evolution.lineage import Node
 from ..evolution.plotting import LINES
-from ..llm.files import write_whole
+from ..records import atomic_write
 from ..refine import RefinementResult
 from .plots import PANELS, panels_in, plot_panels
 from .summary import Record, RunSummary, exact_match_of_record, reward_parts, total_reward
@@ -67,7 +67,7 @@ def write_report(
     run, found = Path(run), RunSummary.read(run)
     folder = Path(output) if output is not None else (run.parent if run.is_file() else run) / "report"
     page = folder / "index.html"
-    write_whole(page, render_page(found.name, blocks_of(found, max_trajectories)))
+    atomic_write(page, render_page(found.name, blocks_of(found, max_trajectories)))
     if pictures:
         for mode in ("train", "optimisation"):
             plot_panels(found.history.get(mode, []), folder)

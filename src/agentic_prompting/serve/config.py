@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ..llm.loopback import is_loopback
+from ..llm.wire import is_loopback
 
 KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
 

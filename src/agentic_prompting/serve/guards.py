@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from ..llm.loopback import is_loopback
+from ..llm.wire import is_loopback
 from .config import ServeConfig
 from .protocol import error_body
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import trainer as transformers_trainer
 
-from ..llm.files import write_whole
+from ..records import atomic_write
 from ..rollout import SPEC_FILE, AgentSpec
 from .empty_steps import EmptyStepsGRPOTrainer
 from .model_card import model_card
@@ -78,7 +78,7 @@ class PublishingGRPOTrainer(EmptyStepsGRPOTrainer):
     def _write_card(self, folder: Path, *said: Any) -> None:
         """A card that cannot be made is a warning: it is no reason to lose a checkpoint."""
         try:
-            write_whole(folder / CARD_FILE, str(model_card(self, *said)))
+            atomic_write(folder / CARD_FILE, str(model_card(self, *said)))
         except Exception as error:
             logger.warning("no model card in %s: %r", folder, error)
 

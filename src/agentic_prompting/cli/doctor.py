@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..scripts.running import EnvironmentModel, setting
-from .options import AsJson
+from .options import AsJson, EnvironmentModel, setting
 from .show import busy
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Setup(EnvironmentModel):
     @cached_property
     def program(self) -> tuple[str, Any, dict[str, Any]]:
         """The command whose options these are most likely to be, its module, and its options' fields by name."""
-        from ..scripts import train_espl, train_prompt_r1
+        from . import train_espl, train_prompt_r1
 
         found = []
         for method, module in (("prompt-r1", train_prompt_r1), ("espl", train_espl)):

@@ -47,7 +47,7 @@ def ask(
 
             from ..agent import PromptAgent
 
-            environment = llm.environment(llm.connect(stack, *llm.endpoint(stack), budget_usd=llm.budget_usd))
+            environment = llm.as_environment(llm.connect(stack, *llm.endpoint(stack), budget_usd=llm.budget_usd))
             environment.check()
             disable_progress_bar()  # of loading weights: `busy` says it, on a terminal alone
             agent = PromptAgent.from_pretrained(run, watched.around(environment))
@@ -132,7 +132,7 @@ def serve(
     config.find_key()  # a missing key is found before the model is loaded, not after
     with ExitStack() as stack:
         endpoint, budget = llm.endpoint(stack), Budget(usd=llm.budget_usd)
-        environment = llm.environment(llm.connect(stack, *endpoint))
+        environment = llm.as_environment(llm.connect(stack, *endpoint))
         charge(budget, environment=environment)  # a budget that cannot be kept is found before anything is spent
         environment.check()
         roles = [llm.connect(stack, *endpoint) for _ in range(4)]  # an account for each

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .options import AsJson, Recording, Spending, TaskRows, setting
+from .options import AsJson, ReferenceModel, Spending, TaskRows, setting
 from .show import say
 
 if TYPE_CHECKING:
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class ScriptArguments(TaskRows, Spending, Recording):
+class ScriptArguments(TaskRows, Spending, ReferenceModel):
     """Which models, on what, with which reward."""
 
     policy_model: str | None = setting("The model that solves, by its name.")
     policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
-    reference_model: str | None = setting("The model that reflects and edits.")
-    reference_base_url: str | None = setting("Its endpoint.")
     sandbox: bool = setting("A tiny agent and a scripted reflector: no key.", False)
     task: str = setting("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
     reward: Literal["exact_match", "math"] = setting("How answers are judged.", "exact_match")
@@ -116,7 +114,7 @@ def with_models(script: ScriptArguments, config: EvolveConfig, stack: ExitStack)
     text = script.initial_prompt
     return {
         "policy": script.connect(stack, script.policy_model, script.policy_base_url),
-        "reference": script.connect(stack, script.reference_model, script.reference_base_url),
+        "reference": script.reference(stack),
         "rows": list(script.load(script.task, config.seed)),
         "reward": rewards[script.reward],
         "prompt": SystemPrompt.parse(text) if "[G0]" in text else SystemPrompt(text, ()),

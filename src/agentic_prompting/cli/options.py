@@ -58,10 +58,16 @@ class Recording:
 
 
 @dataclass
-class Spending:
+class Dollars:
     """What may be spent."""
 
     budget_usd: float | None = setting("What all models together may spend, in US $.")
+
+
+@dataclass
+class Spending(Dollars):
+    """The same, also where the price is not known."""
+
     budget_tokens: int | None = setting("The same in tokens, read and written.")
 
     def budget(self, book: Path | None) -> Budget:
@@ -80,12 +86,35 @@ class EnvironmentModel(Recording):
 
 
 @dataclass
-class LargeLLM(EnvironmentModel):
+class ReferenceModel(Recording):
+    """E-SPL's reference LLM."""
+
+    reference_model: str | None = setting("The LLM that reflects and edits, by its name at its endpoint.")
+    reference_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
+
+    def reference(self, stack: ExitStack) -> OpenAIChat:
+        return self.connect(stack, self.reference_model, self.reference_base_url)
+
+
+@dataclass
+class AskedModel(EnvironmentModel):
+    """The large LLM that an agent asks."""
+
+    environment_max_tokens: int | None = setting("Of each of its replies; sent with every call.")
+
+    def as_environment(self, chat: OpenAIChat, **sampling: Any) -> LLMEnvironment:
+        """It as an environment; of the sampling options those that are not `None` are sent."""
+        from ..environments import LLMEnvironment
+
+        given = {"max_tokens": self.environment_max_tokens, **sampling}
+        return LLMEnvironment(chat, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass
+class LargeLLM(AskedModel, Dollars):
     """The large LLM that a trained agent asks."""
 
-    environment_max_tokens: int | None = setting("Of each of its replies.")
     sandbox: bool = setting("The sandbox's oracle is the large LLM: no key, no network.", False)
-    budget_usd: float | None = setting("Stop asking when so much is spent.")
 
     def check(self) -> None:
         """Raises `ValueError` unless exactly one is named."""
@@ -100,12 +129,6 @@ class LargeLLM(EnvironmentModel):
         from ..sandbox.server import MODEL, OracleServer
 
         return MODEL, stack.enter_context(OracleServer(Oracle())).base_url
-
-    def environment(self, chat: OpenAIChat) -> LLMEnvironment:
-        from ..environments import LLMEnvironment
-
-        most = self.environment_max_tokens
-        return LLMEnvironment(chat) if most is None else LLMEnvironment(chat, max_tokens=most)
 
 
 @dataclass
@@ -123,7 +146,7 @@ class TaskRows:
 
 
 @dataclass
-class DataAndEnvironment(TaskRows, EnvironmentModel):
+class DataAndEnvironment(TaskRows, AskedModel):
     """What is trained on, and the large LLM in the environment."""
 
     n_test: int = setting("Sandbox: held-out questions.", 256)

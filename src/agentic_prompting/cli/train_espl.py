@@ -23,7 +23,7 @@ from ..sandbox.house import HouseReflector
 from ..sandbox.house.setup import ROOT, HouseSandbox, prepare_house
 from ..sandbox.results import report_house_run
 from ..trainers import ESPLConfig, ESPLTrainer
-from .options import DataAndEnvironment, setting
+from .options import DataAndEnvironment, ReferenceModel, setting
 from .train import end, parse, run_script, run_training
 
 REWARDS = {
@@ -35,7 +35,7 @@ REWARDS = {
 
 
 @dataclass
-class ScriptArguments(DataAndEnvironment):
+class ScriptArguments(DataAndEnvironment, ReferenceModel):
     """What is trained on, with which reward, and which LLMs take part."""
 
     task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
@@ -45,8 +45,6 @@ class ScriptArguments(DataAndEnvironment):
     free_text: bool = setting("Edit the prompt by search and replace.", False)
     environment: str = setting("What the policy may ask: none, llm or search.", "none")
     search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
-    reference_model: str | None = setting("The LLM that reflects and edits.")
-    reference_base_url: str | None = setting("Any OpenAI-compatible endpoint.")
 
 
 ARGUMENTS = (ScriptArguments, ESPLConfig, ModelConfig)
@@ -68,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sandbox = prepare_house(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
         if args.evolves and args.reflector == "reference":
             reference = HouseReflector(seed=args.seed) if sandbox and not script.reference_model else None
-            reference = reference or script.connect(stack, script.reference_model, script.reference_base_url)
+            reference = reference or script.reference(stack)
         setting = in_sandbox(sandbox) if sandbox else of_task(script, model_args, args.seed, stack)
         trainer = ESPLTrainer(**setting, reference=reference, args=args, peft_config=get_peft_config(model_args))
         run_training(trainer)
@@ -119,7 +117,7 @@ def check(script: ScriptArguments, args: ESPLConfig) -> None:
 def environment_of(script: ScriptArguments, stack: ExitStack) -> Environment | None:
     """What the policy may ask."""
     if script.environment == "llm":
-        return LLMEnvironment(script.connect(stack, script.environment_model, script.environment_base_url))
+        return script.as_environment(script.connect(stack, script.environment_model, script.environment_base_url))
     return SearchEnvironment(HTTPRetriever(script.search_url or "")) if script.environment == "search" else None
 
 

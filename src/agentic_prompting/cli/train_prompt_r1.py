@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from trl import ModelConfig, get_peft_config
 
@@ -33,7 +32,6 @@ class ScriptArguments(DataAndEnvironment):
     warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 350)
     task: str = setting("A task of load_task.", "prompt_r1")
     environment_temperature: float | None = setting("Sent with every call.")
-    environment_max_tokens: int | None = setting("Of a reply; sent with every call.")
 
 
 ARGUMENTS = (ScriptArguments, PromptR1Config, ModelConfig)
@@ -77,12 +75,7 @@ def connect(script: ScriptArguments, seed: int, stack: ExitStack) -> LLMEnvironm
         # The embedded default, through the real client: the oracle as an OpenAI-compatible server on loopback.
         base_url = stack.enter_context(OracleServer(Oracle(seed=seed))).base_url
         model = model or MODEL
-    sampling: dict[str, Any] = {
-        "temperature": script.environment_temperature,
-        "max_tokens": script.environment_max_tokens,
-    }
-    given = {name: value for name, value in sampling.items() if value is not None}
-    return LLMEnvironment(script.connect(stack, model, base_url), **given)
+    return script.as_environment(script.connect(stack, model, base_url), temperature=script.environment_temperature)
 
 
 def make_trainer(

@@ -67,11 +67,15 @@ FORCED = "a GPU's branch (forced on a CPU)"
 PASSES = ("drafting", "speedup_passes")  # plain / drafted
 
 FIGURES = [
-    Figure("rollout.py", "rollouts, 64: ours / longest chain", key("settings", 0, "to_limit"), "<= 1.2"),
-    Figure("rollout.py", "rollouts, 64: lock-step / ours", key("settings", 0, "to_lockstep"), ">= 1.7"),
-    Figure("rollout.py", "rollouts, 64: TRL's tool loop / ours", key("settings", 0, "to_trl"), ">= 25"),
-    Figure("prefix_cache.py", "prefix kept between turns: wall, without / with", key("wall_ratio"), ">= 1.5"),
-    Figure("prefix_cache.py", "prefix kept between turns: tokens read, without / with", key("read_ratio"), ">= 3"),
+    Figure("rollout.py", "rollouts: ours / longest chain, worst of the grid", key("worst_to_limit"), "<= 1.25"),
+    Figure("rollout.py", "rollouts: lock-step / ours, median", key("median_lockstep_over_ours"), ">= 1.7"),
+    Figure("rollout.py", "rollouts: TRL's asynchronous loop / ours, median", key("async_loop_over_ours"), ">= 1"),
+    Figure("rollout.py", "rollouts: TRL's tool loop / ours, first setting", key("trl_over_ours"), ">= 10"),
+    Figure("engine.py", "engine / batches to the end, turns of mixed length", key("mixed_speedup"), ">= 1.5"),
+    Figure("engine.py", "engine / batches to the end, turns of one length", key("uniform_speedup"), ">= 0.95"),
+    Figure("engine.py", "engine / batches: share of rollouts with the same tokens", key("identical_share"), ">= 0.99"),
+    Figure("engine.py", "prefix kept between turns: wall, without / with", key("prefix_wall_ratio"), ">= 1.5"),
+    Figure("engine.py", "prefix kept between turns: tokens read, without / with", key("prefix_read_ratio"), ">= 2.5"),
     Figure(
         "training_step.py",
         f"loss at 70 % observation, {FORCED}: TRL / ours",

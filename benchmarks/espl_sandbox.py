@@ -212,11 +212,11 @@ def _train(sandbox: Any, seed: int, folder: Path, name: str, reference: Any = No
     trainer = ESPLTrainer(
         str(sandbox.model),
         PromptR1Reward(),
-        (reference or HouseReflector(seed=seed)) if args.evolves else None,
         args,
         sandbox.train,
-        ROOT,
-        LLMEnvironment(sandbox.oracle),
+        reference=(reference or HouseReflector(seed=seed)) if args.evolves else None,
+        initial_prompt=ROOT,
+        environment=LLMEnvironment(sandbox.oracle),
         prompt_template=sandbox.spec.prompt_template,
     )
     with redirect_stdout(io.StringIO()):  # with its progress bar off, transformers prints every log

@@ -273,10 +273,10 @@ def train(run: Run, name: str, environment: Environment | None, reward_funcs: An
     args = PromptR1Config(**values, disable_tqdm=True, rollouts_max_mb=0)
     trainer = PromptR1Trainer(
         str(run.sandbox.model),
-        environment,
+        reward_funcs,
         args,
         run.sandbox.train,
-        reward_funcs=reward_funcs,
+        environment=environment,
         prompt_template=run.sandbox.spec.prompt_template,
     )
     with redirect_stdout(io.StringIO()):  # with its progress bar off, transformers prints every log

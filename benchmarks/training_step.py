@@ -43,7 +43,7 @@ from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPO
 from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.memory import keep_freed_memory
 from agentic_prompting.sandbox.policy import world_tokenizer
-from agentic_prompting.trainers.scored_tokens import scored_only
+from agentic_prompting.trainers.trl_batch import scored_only
 
 WORDS = ["country", "city", "capital", "airport", "currency", "language", "continent"]
 REPLY = " ".join(["country"] * 92)

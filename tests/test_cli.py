@@ -277,17 +277,17 @@ class FakeTrainer:
 
 
 def test_signals_while_training(tmp_path, monkeypatch, capfd):
-    from agentic_prompting.trainers import interrupt
+    from agentic_prompting.trainers import stopping
 
-    monkeypatch.setattr(interrupt, "SAME_SECONDS", 0.2)
+    monkeypatch.setattr(stopping, "SAME_SECONDS", 0.2)
     before, trainer = signal.getsignal(signal.SIGINT), FakeTrainer(tmp_path)
-    with interrupt.checkpoint_on_interrupt(trainer):
+    with stopping.checkpoint_on_interrupt(trainer):
         trainer.step()
     assert not trainer.control.should_save and signal.getsignal(signal.SIGINT) is before and not trainer.callbacks
 
     with (
-        pytest.raises(interrupt.TrainingInterrupted, match=r"after step 6, .*--resume_from_checkpoint .*checkpoint-6$"),
-        interrupt.checkpoint_on_interrupt(trainer),
+        pytest.raises(stopping.TrainingInterrupted, match=r"after step 6, .*--resume_from_checkpoint .*checkpoint-6$"),
+        stopping.checkpoint_on_interrupt(trainer),
     ):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)  # passed on by the launcher: the same one
@@ -295,14 +295,14 @@ def test_signals_while_training(tmp_path, monkeypatch, capfd):
         assert trainer.control.should_save and trainer.control.should_training_stop
     assert capfd.readouterr().err.count("finishing this step") == 1
 
-    with pytest.raises(KeyboardInterrupt) as second, interrupt.checkpoint_on_interrupt(trainer):
+    with pytest.raises(KeyboardInterrupt) as second, stopping.checkpoint_on_interrupt(trainer):
         signal.raise_signal(signal.SIGINT)
         time.sleep(0.25)
         signal.raise_signal(signal.SIGINT)
     assert second.type is KeyboardInterrupt and signal.getsignal(signal.SIGINT) is before
 
     def elsewhere():
-        with interrupt.checkpoint_on_interrupt(trainer):
+        with stopping.checkpoint_on_interrupt(trainer):
             assert not trainer.callbacks and signal.getsignal(signal.SIGINT) is before
 
     thread = threading.Thread(target=elsewhere)

@@ -1,7 +1,6 @@
 """Replies, documents and tool calls that try to be more than text."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -103,13 +102,10 @@ def test_any_json_as_a_call(value):
 def test_documents_are_inert(document):
     """A document cannot pose as a tool call, whatever it holds."""
     environment = SearchEnvironment(lambda queries, k: [[Document(document * 50)] for _ in queries], max_chars=500)
-    try:
-        text = environment._search(["x"]).text
-    finally:
-        environment._threads.shutdown()
+    text = environment._search(["x"]).text
     assert len(text) <= 500
     assert SearchGrammar().parse(SearchGrammar().defuse(text)).kind == "answer"
-    assert isinstance(environment._threads, ThreadPoolExecutor) and read_call("{}")[1]
+    assert read_call("{}")[1]
 
 
 # --- on disk ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 import trl.trainer.utils as trl_utils
 from trl import GRPOTrainer
 
-from agentic_prompting.trainers.scored_tokens import IGNORED, ScoredTokens, padded_mask
+from agentic_prompting.trainers.trl_batch import IGNORED, ScoredTokens, padded_mask
 from test_trainer import one_batch, trainer_for
 
 

@@ -1,9 +1,12 @@
 """The trainer on a tiny model: what reaches the loss, what is logged and kept, and what stops it."""
 
+import inspect
 import json
+import logging
 import os
 import sqlite3
 from functools import partial
+from types import SimpleNamespace
 
 import datasets
 import huggingface_hub
@@ -14,6 +17,7 @@ import transformers
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
+from trl import GRPOConfig, GRPOTrainer
 
 from agentic_prompting import (
     AgentSpec,
@@ -22,6 +26,7 @@ from agentic_prompting import (
     MultiTurnGRPOTrainer,
     PromptAgent,
     PromptR1Config,
+    PromptR1Reward,
     PromptR1Trainer,
     ScriptedChat,
     TagGrammar,
@@ -451,9 +456,7 @@ def test_shares_outside_their_range(tmp_path):
     with pytest.raises(ValueError, match="max_failed_share"):
         arguments(tmp_path, max_failed_share=1.5)
     with pytest.raises(ValueError, match="gate"):
-        PromptR1Trainer(
-            "x", None, arguments(tmp_path, gate="loose"), Dataset.from_list([{"question": "a", "answers": ["b"]}])
-        )
+        PromptR1Trainer("x", args=arguments(tmp_path, gate="loose"), environment=None)
 
 
 @pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory"])
@@ -525,3 +528,108 @@ def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
     callback.on_train_end(None, state, None)
     said = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert said == ["step 1", "step 4", "evaluation at step 6", "step 7", "step 10"]
+
+
+# --- what the constructor takes ---------------------------------------------------------------------------------------
+
+
+def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
+    """Model, rewards, arguments, data, tokenizer by place, everything of ours by keyword alone."""
+    ours = {"environment", "prompt_template", "system_prompt", "grammar"}
+    theirs = list(inspect.signature(GRPOTrainer.__init__).parameters)
+    for kind in (MultiTurnGRPOTrainer, PromptR1Trainer):
+        parameters = inspect.signature(kind.__init__).parameters.values()
+        by_place = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+        assert by_place == theirs[: len(by_place)] and by_place[-1] == "processing_class"
+        assert {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} <= ours
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    reward = PromptR1Reward()
+    trainer = PromptR1Trainer(
+        str(tiny_policy), reward, arguments(tmp_path), rows, rows, tokenizer, environment=LLMEnvironment(Oracle())
+    )
+    assert trainer.reward_funcs == [reward] and trainer.processing_class is tokenizer
+    assert len(trainer.eval_dataset) == len(rows)
+
+
+def test_a_gate_that_would_be_ignored_is_an_error(tiny_policy, rows, tmp_path):
+    def right(rollout, **kwargs):
+        return [1.0 for _ in rollout]
+
+    with pytest.raises(ValueError, match="gate='strict' in args would be ignored") as raised:
+        trainer_for(tiny_policy, tmp_path, rows, gate="strict", options={"reward_funcs": right})
+    assert "\n" not in str(raised.value)
+    trainer_for(tiny_policy, tmp_path, rows, options={"reward_funcs": right})
+
+
+def test_server_calls_without_a_server_are_an_error(tmp_path):
+    with pytest.raises(ValueError, match="vllm_server_calls would be ignored"):
+        arguments(tmp_path, vllm_server_calls="collective")
+
+
+@pytest.mark.parametrize("kind", [MultiTurnGRPOTrainer, PromptR1Trainer])
+def test_arguments_of_another_kind_are_one_clear_line(kind, rows, tmp_path):
+    """TRL's own before anything is loaded; and for the method's trainer those of the general one."""
+    given = [GRPOConfig] if kind is MultiTurnGRPOTrainer else [GRPOConfig, MultiTurnGRPOConfig]
+    for config in given:
+        args = config(str(tmp_path), use_cpu=True, bf16=False, report_to=[])
+        needed = "MultiTurnGRPOConfig" if kind is MultiTurnGRPOTrainer else "PromptR1Config"
+        with pytest.raises(TypeError, match=f"args is a {config.__name__}, .* takes a {needed}") as raised:
+            kind("no/such/model", reward_funcs=len, args=args, train_dataset=rows, environment=None)
+        assert "\n" not in str(raised.value)
+
+
+class Steps:
+    def step(self, rollout):
+        return "Nairobi"
+
+
+class NoArgument:
+    def step(self):
+        return "Nairobi"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (ScriptedChat(["x"]), r"no step\(rollout\) to call: ScriptedChat.*LLMEnvironment\(chat\)"),
+        ("gpt-4o-mini", r"no step\(rollout\) to call: str"),
+        (SimpleNamespace(step="Nairobi"), r"no step\(rollout\) to call"),
+        (Steps, r"is the class Steps: pass an object of it, Steps\(\.\.\.\)"),
+        (NoArgument(), "NoArgument must take one argument, the rollout"),
+        (lambda: "Nairobi", "must take one argument, the rollout"),
+    ],
+)
+def test_what_is_no_environment_is_said_before_anything_is_loaded(rows, tmp_path, environment, message):
+    with pytest.raises(TypeError, match=message) as raised:
+        PromptR1Trainer("no/such/model", args=arguments(tmp_path), train_dataset=rows, environment=environment)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_plain_function_is_an_environment(tiny_policy, rows, tmp_path, is_async):
+    async def later(rollout):
+        return f"you asked: {rollout.turns[-1].text[:5]}"
+
+    def at_once(rollout):
+        return f"you asked: {rollout.turns[-1].text[:5]}"
+
+    trainer = trainer_for(tiny_policy, tmp_path, rows, environment=later if is_async else at_once, max_steps=1)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.train()
+    (said,) = {record["observations"][0]["text"] for record in read_rollouts(tmp_path / "rollouts")}
+    assert said.startswith("you asked: ")
+
+
+def test_the_first_failure_of_an_environment_is_said_at_once_and_once(tiny_policy, rows, tmp_path, caplog):
+    """With its cause, and not only when training stops: a run of a step or two would end well."""
+
+    def broken(rollout):
+        raise KeyError("Kenya")
+
+    trainer = trainer_for(tiny_policy, tmp_path, rows, environment=broken, failure_window=5)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert trainer.state.global_step == 2 and "reward functions" not in caplog.text, "it is not their fault"
+    (said,) = [record.message for record in caplog.records if "failed" in record.message]
+    assert "4 of 4 rollouts" in said and "the environment raised KeyError: 'Kenya'" in said

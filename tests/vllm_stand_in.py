@@ -170,28 +170,34 @@ def _receive(folder, names):
 
 
 class _LLM:
-    """The colocated engine."""
+    """The colocated engine: a step works off the oldest request."""
 
     def __init__(self, model, **ignored):
-        self.engine = Engine(model)
+        self.engine, self.asked = Engine(model), {}
         at = self
         for name in ("llm_engine", "model_executor", "driver_worker", "model_runner", "model"):
             at.__dict__[name] = types.SimpleNamespace()
             at = at.__dict__[name]
         at.load_weights = self.engine.load_weights
+        vars(self.llm_engine).update(add_request=self._add, abort_request=self._abort, step=self._step)
 
     def reset_prefix_cache(self):
-        pass
+        assert not self.asked, "the weights change under a request"
 
-    def generate(self, prompts, sampling_params, use_tqdm):
-        return [self._output(prompt["prompt_token_ids"], sampling_params) for prompt in prompts]
+    def _add(self, number, prompt, parameters):
+        self.asked[number] = (prompt["prompt_token_ids"], parameters)
 
-    def _output(self, prompt, parameters):
-        ids, logprobs, _ = self.engine.sample(prompt, **parameters)
-        scored = [{token: types.SimpleNamespace(logprob=one, rank=1)} for token, one in zip(ids, logprobs, strict=True)]
-        return types.SimpleNamespace(
-            prompt_token_ids=prompt, outputs=[types.SimpleNamespace(token_ids=ids, logprobs=scored)]
-        )
+    def _abort(self, numbers):
+        for number in numbers:
+            del self.asked[number]
+
+    def _step(self):
+        number = next(iter(self.asked))
+        prompt, parameters = self.asked.pop(number)
+        ids, logprobs, reason = self.engine.sample(prompt, **parameters)
+        scored = [{token: types.SimpleNamespace(logprob=one)} for token, one in zip(ids, logprobs, strict=True)]
+        sampled = types.SimpleNamespace(token_ids=ids, logprobs=scored, finish_reason=reason)
+        return [types.SimpleNamespace(request_id=number, finished=True, outputs=[sampled])]
 
 
 def install(weights):

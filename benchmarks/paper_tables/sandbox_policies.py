@@ -64,7 +64,11 @@ def _train(kind: str, sandbox: Sandbox, folder: Path, seed: int) -> None:
         args = PromptR1Config(str(folder / "grpo"), max_steps=_GRPO_STEPS, seed=seed, max_turns=5, **_SMALL)
         environment = LLMEnvironment(Oracle(seed=seed))
         trainer = PromptR1Trainer(
-            str(sandbox.model), environment, args, sandbox.train, prompt_template=spec.prompt_template
+            str(sandbox.model),
+            args=args,
+            train_dataset=sandbox.train,
+            environment=environment,
+            prompt_template=spec.prompt_template,
         )
         trainer.train()
         trainer.save_model(str(folder))

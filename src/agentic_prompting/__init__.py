@@ -18,7 +18,7 @@ _EXPORTS = {
         "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer prompt_r1_reward "
         "prompt_r1_score search_reward token_f1"
     ),
-    "evolution": "Population SystemPrompt evolve",
+    "evolution": "EvolveConfig Population SystemPrompt evolve",
     "refine": "ProRefiner",
     "data": "load_task",
     "local": "Sampling TransformersChat TransformersEngine",
@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         evaluate_agent as evaluate_agent,
     )
     from .evolution import (
+        EvolveConfig as EvolveConfig,
         Population as Population,
         SystemPrompt as SystemPrompt,
         evolve as evolve,

@@ -42,6 +42,12 @@ class EvolveArguments:
     num_generations: int = setting("N of the paper.", 5)
     p_crossover: float = setting("How often prompts cross over.", 0.2)
     window: int = setting("K of the paper.", 10)
+    selection: str = setting("top_plus_random, softmax, ucb, lucb or uniform.", "top_plus_random")
+    selection_temperature: float = setting("T of eq 3, for softmax.", 1.0)
+    independent_draws: bool = setting("Prompts are drawn independently: one may come twice.", False)
+    best_rule: str = setting("The prompt that is kept: conservative, mean or newest.", "conservative")
+    reflect_on: str = setting("Problems that are reflected on: mixed (the paper) or imperfect.", "mixed")
+    max_words: int = setting("Longer principles are refused.", 32)
     seed: int = setting("Of everything that is drawn.", 0)
 
 

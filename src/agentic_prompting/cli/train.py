@@ -214,8 +214,7 @@ def run_training(trainer: Trainer) -> None:
         [`TrainingInterrupted`]: After Ctrl-C.
         `SystemExit`: With status 1 and the reason, where training stopped because of the environment.
     """
-    from ..trainers import TrainingStopped
-    from ..trainers.interrupt import TrainingInterrupted, checkpoint_on_interrupt
+    from ..trainers import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
 
     given = trainer.args.resume_from_checkpoint  # text, as it stands on a command line
     resumed = {"true": True, "false": None}.get(str(given).lower(), given)

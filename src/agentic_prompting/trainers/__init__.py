@@ -5,7 +5,7 @@ from .espl import ESPLTrainer
 from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .prompt_r1 import PromptR1Trainer
-from .stopping import TrainingStopped
+from .stopping import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
 from .supervised import warm_start
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "MultiTurnGRPOTrainer",
     "PromptR1Config",
     "PromptR1Trainer",
+    "TrainingInterrupted",
     "TrainingStopped",
+    "checkpoint_on_interrupt",
     "warm_start",
 ]

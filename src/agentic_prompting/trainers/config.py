@@ -1,10 +1,12 @@
-"""Training arguments: TRL's `GRPOConfig` plus what a conversation needs."""
+"""Training arguments: TRL's `GRPOConfig` plus what a conversation needs; and what is checked of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from datasets import Dataset
 from trl import GRPOConfig
 
 from ..rollout import Limits
@@ -37,8 +39,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             With `vllm_mode="server"`, how rollouts reach the server: `direct`, each process by itself and as soon as a
             rollout is ready; `collective`, by TRL's own path, all processes in step through the first one.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
-            Sampling in this process (no vLLM, no continuous batching): keep keys and values of up to so many MB between
-            the turns of a rollout, so that a turn reads only what is new. They are freed before the training step.
+            Sampling in this process (no vLLM, no continuous batching): MB of keys and values to keep between the turns
+            of a rollout, so that a turn reads only what is new. They are freed before the training step.
             147 KB a token for Qwen3-4B in bf16. 0 keeps none.
         check_environment (`bool`, *optional*, defaults to `True`):
             Ask the environment once before training starts, so that a wrong key or address is found at once.
@@ -46,7 +48,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
             Size of `output_dir/rollouts` per process, in MB; the oldest part is dropped above it. 0 keeps none.
 
     Raises:
-        `ValueError`: If a limit is below 1 or a share is outside [0, 1].
+        `ValueError`: If a limit is below 1, a share is outside [0, 1], or a value would be ignored.
     """
 
     max_turns: int = field(default=5, metadata={"help": "Turns of the agent, the answering one included."})
@@ -77,6 +79,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"failure_window must be at least 1, got {self.failure_window}")
         if self.vllm_server_calls not in ("direct", "collective"):
             raise ValueError(f"vllm_server_calls must be direct or collective, got {self.vllm_server_calls!r}")
+        if self.vllm_server_calls != "direct" and not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError("vllm_server_calls would be ignored: set use_vllm=True and vllm_mode='server' as well")
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -116,3 +120,43 @@ class PromptR1Config(MultiTurnGRPOConfig):
     # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
     per_device_train_batch_size: int = field(default=10, metadata={"help": "Rollouts per device and backward pass."})
     per_device_eval_batch_size: int = field(default=10, metadata={"help": "Rollouts per device in evaluation."})
+
+
+# --- what is checked of a trainer's arguments before anything is loaded -----------------------------------------------
+
+
+def check_config(args: Any, kind: type[MultiTurnGRPOConfig]) -> None:
+    """Raises `TypeError` for arguments of another kind, TRL's own among them."""
+    if not isinstance(args, kind):
+        raise TypeError(
+            f"args is a {type(args).__name__}, and this trainer takes a {kind.__name__}: it has the same fields as "
+            "GRPOConfig, and those of its method"
+        )
+
+
+def reject_other_loops(kwargs: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for TRL arguments that bring a generation loop of their own."""
+    for name in ("tools", "rollout_func", "environment_factory"):
+        if kwargs.get(name):
+            raise ValueError(
+                f"{name}= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
+                "step(rollout) instead, or use trl.GRPOTrainer"
+            )
+
+
+def datasets_of(dataset: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
+    """The data sets in an `eval_dataset` argument."""
+    if dataset is None:
+        return []
+    return list(dataset.values()) if isinstance(dataset, Mapping) else [dataset]
+
+
+def check_rows(dataset: Any, args: GRPOConfig, rollouts_per_row: int) -> None:
+    """Raises `ValueError` if a data set is too small for a single step, of which TRL would make a run of no steps."""
+    needed = args.generation_batch_size // rollouts_per_row
+    if hasattr(dataset, "__len__") and len(dataset) < needed:
+        raise ValueError(
+            f"train_dataset has {len(dataset)} rows, and a batch of {args.generation_batch_size} rollouts takes "
+            f"{needed} ({rollouts_per_row} of each row): nothing would be trained; add rows, or make the batch smaller "
+            "(per_device_train_batch_size x processes x steps_per_generation)"
+        )

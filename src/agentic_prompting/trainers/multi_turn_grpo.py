@@ -7,7 +7,6 @@ and watches what came back. The private parts of TRL it touches are listed in `t
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,9 +18,9 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from transformers import ProgressCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..data import validate_dataset
+from ..environments import as_environment
 from ..llm import Budget, BudgetExceeded, charge
 from ..local import context_length
 from ..rollout import (
@@ -39,29 +38,23 @@ from ..rollout import (
     rollout_seed,
 )
 from ..rollout.progress import progress
-from .checks import check_environment, datasets_of, reject_other_loops
-from .config import MultiTurnGRPOConfig
+from .config import MultiTurnGRPOConfig, check_config, datasets_of, reject_other_loops
+from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, sampling_of, trainer_backend
 from .progress import OneLineProgress
-from .publishing import PublishingGRPOTrainer
 from .rank_barrier import rank_barrier
-from .scored_tokens import ScoredTokens, padded_mask, scored_only
-from .stopping import FailureWatch, TrainingStopped, said_of, save_before_stopping
+from .resume.skip_empty_batches import SkipEmptyBatchesTrainer
+from .stopping import FailureWatch, TrainingStopped, not_the_rewards_fault, save_before_stopping, spent_so_far
 from .tracking import LiveView
-from .trl_batch import to_trl_batch
-
-logger = logging.getLogger(__name__)
+from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
 
-class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
+class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
     """Trains an agent that talks to an environment.
 
     Args:
         model (`str` or `PreTrainedModel`):
             As in [`~trl.GRPOTrainer`].
-        environment ([`Environment`]):
-            Answers the agent's requests, for example [`LLMEnvironment`]. If it has `state_dict()` (plain data) and
-            `load_state_dict(state)`, checkpoints keep its state, one per process.
         reward_funcs (`Callable` or `list[Callable]`):
             TRL reward functions. They get the rollouts as the keyword argument `rollout` (`list[Rollout]`) beside the
             dataset's columns. What they make of a failed rollout is not used: it has no reward.
@@ -72,6 +65,12 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
             which is then used as it is.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
             The same for evaluation.
+        processing_class (`PreTrainedTokenizerBase`, *optional*):
+            The agent's tokenizer. Defaults to the model's.
+        environment ([`Environment`] or `Callable`):
+            Answers the agent's requests, for example [`LLMEnvironment`]; or a function of the rollout that does. If it
+            has `state_dict()` (plain data) and `load_state_dict(state)`, checkpoints keep its state, one per process.
+            `None`: nobody answers, and a request ends the rollout.
         prompt_template (`str`, *optional*, defaults to `"{question}"`):
             The agent's user message.
         system_prompt (`str`, *optional*):
@@ -79,9 +78,10 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         grammar ([`Grammar`], *optional*):
             What turns look like. Defaults to the environment's `grammar` where it has one, else Prompt-R1's tags.
         **kwargs:
-            Everything else of [`~trl.GRPOTrainer`]: `processing_class`, `callbacks`, `peft_config`, ...
+            Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
 
     Raises:
+        `TypeError`: If `args` is not of this library's kind, or the environment has no `step(rollout)` to call.
         `ValueError`: For a dataset, template or argument that cannot work, before the model is loaded.
         [`LLMError`]: If the environment cannot be reached or refuses the key (with `args.check_environment`).
         [`TrainingStopped`]: From `train`, if too many rollouts failed or the environment can never work.
@@ -92,18 +92,22 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
     def __init__(
         self,
         model: Any,
-        environment: Environment | None,
         reward_funcs: Any = None,
         args: MultiTurnGRPOConfig | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+        processing_class: Any = None,
+        *,
+        environment: Any,
         prompt_template: str = "{question}",
         system_prompt: str | None = None,
         grammar: Grammar | None = None,
         **kwargs: Any,
     ):
-        reject_other_loops(kwargs)
         args = args if args is not None else MultiTurnGRPOConfig("trainer_output")
+        check_config(args, MultiTurnGRPOConfig)
+        reject_other_loops(kwargs)
+        environment = as_environment(environment)
         spec = AgentSpec(
             prompt_template=prompt_template,
             system_prompt=system_prompt,
@@ -121,7 +125,8 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         charge(self.spending, **roles)
         if args.check_environment and args.process_index == 0:
             for spender in roles.values():
-                check_environment(spender)
+                if hasattr(spender, "check"):
+                    spender.check()
         if args.use_vllm and args.stop_at_tags:
             args.generation_kwargs = {
                 "stop": list(spec.stop_texts),
@@ -136,6 +141,7 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
+                processing_class=processing_class,
                 rollout_func=lambda prompts, trainer: trainer._play(prompts),
                 **kwargs,
             )
@@ -253,18 +259,35 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
     # --- rollouts -> logs ----------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         rollouts = [row["rollout"] for row in inputs]
+        with not_the_rewards_fault(rollouts):
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"
         facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
+        failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
         # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.
-        rewards[torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)] = torch.nan
+        rewards[failed] = torch.nan
         for name, value in rollout_metrics(facts).items():
             self._metrics[mode][name].append(value)
+        self._record(mode, rollouts, rewards)
+        if mode == "train":
+            self.some_failed = bool(failed.any())
+        else:
+            self._eval_batches += 1
+        why = self._failures.why_stop(facts, speaks=self.accelerator.is_main_process)
+        unscored = rewards.isnan().all(1) & ~failed
+        if not why and unscored.any():  # a judge gave no score; the same on every process
+            why = next(filter(None, gather_object([self._out_of_budget()])), "")
+        if why:
+            self._stop(why)
+        return rewards
+
+    def _record(self, mode: str, rollouts: Sequence[Rollout], rewards: torch.Tensor) -> None:
+        """Keep this process's rollouts and what they earned; `rewards` are those of all processes."""
         first = self.accelerator.process_index * len(rollouts)
-        own_rewards = rewards[first : first + len(rollouts)].tolist()
-        own_totals = self.total_rewards(rewards)[first : first + len(rollouts)].tolist()
-        self.live.note(mode, rollouts, own_rewards)
+        own = slice(first, first + len(rollouts))
+        by_function, totals = rewards[own].tolist(), self.total_rewards(rewards)[own].tolist()
+        self.live.note(mode, rollouts, by_function)
         self.rollout_log.write(
             rollout_record(
                 rollout,
@@ -272,21 +295,11 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
                 step=self.state.global_step,
                 mode=mode,
                 reward=_or_none(total),
-                rewards={name: _or_none(reward) for name, reward in zip(self.reward_func_names, own, strict=True)},
+                rewards={name: _or_none(reward) for name, reward in zip(self.reward_func_names, scores, strict=True)},
                 **self.record_notes(first + i),
             )
-            for i, (rollout, own, total) in enumerate(zip(rollouts, own_rewards, own_totals, strict=True))
+            for i, (rollout, scores, total) in enumerate(zip(rollouts, by_function, totals, strict=True))
         )
-        self._eval_batches += mode == "eval"
-        if mode == "train":
-            self.some_failed = any(fact.status == "failed" for fact in facts)
-        why = self._failures.why_stop(facts)
-        unscored = rewards.isnan().all(1) & torch.tensor([fact.status != "failed" for fact in facts]).to(rewards.device)
-        if not why and unscored.any():  # a judge gave nothing; the same on every process, and so is what is heard here
-            why = next(filter(None, gather_object([self._out_of_budget()])), "")
-        if why:
-            self._stop(why)
-        return rewards
 
     def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
         """What is trained on: the sum over reward functions weighted by `reward_weights`, as TRL takes it; NaN where no
@@ -303,23 +316,15 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         return ""
 
     def _stop(self, why: str) -> NoReturn:
-        """End training, to be gone on with later. Must be called on every process alike.
+        """End training so that it can be resumed later. Must be called on every process alike.
 
         The checkpoint comes first: nothing else that goes wrong may take its place.
         """
         saved = save_before_stopping(self) if self.is_in_train else ""
-        why = f"stopped at step {self.state.global_step}: {why}. {said_of(self.spending)}{saved}"
+        why = f"stopped at step {self.state.global_step}: {why}. {spent_so_far(self.spending)}{saved}"
         raise TrainingStopped(why)
 
-    # --- resuming, evaluation and saving -------------------------------------------------------------------------
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As [`~trl.GRPOTrainer`]'s. With `resume_from_checkpoint=True` and no checkpoint yet it starts at the
-        beginning: the same command begins a run and goes on with it, whenever it was killed."""
-        if resume_from_checkpoint is True and get_last_checkpoint(self.args.output_dir) is None:
-            logger.warning("no checkpoint in %s yet: training starts at the beginning", self.args.output_dir)
-            resume_from_checkpoint = None
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+    # --- evaluation, resuming, saving and sharing ----------------------------------------------------------------
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._eval_batches = 0
@@ -333,6 +338,40 @@ class MultiTurnGRPOTrainer(PublishingGRPOTrainer):
         if state["environment"] is not None:
             self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
         self.some_failed = state["some_failed"]
+
+    def saved_spec(self) -> AgentSpec:
+        """How an agent that is loaded later is asked. For subclasses to change."""
+        return self.spec
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir)
+        self.saved_spec().save(folder)
+        write_card(self, folder)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """Write the model card, `output_dir/README.md`, with what the run's folder knows now.
+
+        Args:
+            model_name (`str`, *optional*): Name of the model.
+            dataset_name (`str`, *optional*): Hub id of the training data.
+            tags (`str` or `list[str]`, *optional*): Further tags.
+        """
+        if self.is_world_process_zero():
+            tags = [tags] if isinstance(tags, str) else tags
+            write_card(self, Path(self.args.output_dir), model_name, dataset_name, tags or ())
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~trl.GRPOTrainer`]'s, of the model alone: no rollouts, no records of spending, no recorded replies, no
+        checkpoints."""
+        with only_the_model(Path(self.args.output_dir), self._tokenizer):
+            return super().push_to_hub(*args, **kwargs)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        with only_the_model(Path(self.args.output_dir), self._tokenizer):
+            super()._push_from_checkpoint(checkpoint_folder)
 
 
 def _or_none(reward: float) -> float | None:

@@ -1,4 +1,4 @@
-"""One readable line per log instead of fifty numbers, and at most one a minute where nobody looks on. Everything is
+"""One readable line per log instead of fifty numbers, and at most one a minute where nobody is watching. Everything is
 still in `trainer.state.log_history` and goes to `report_to`."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def log_line(logs: dict[str, Any], step: int) -> str:
 
 
 def quiet_libraries() -> None:
-    """Without anybody who looks on: no bars of datasets, transformers and the hub (maps, weights, downloads)."""
+    """Where nobody is watching: no bars of datasets, transformers and the hub (maps, weights, downloads)."""
     if not watched():
         datasets.disable_progress_bars()
         transformers_logging.disable_progress_bar()

@@ -9,8 +9,8 @@ from datasets import Dataset
 
 from ..data import validate_dataset
 from ..rewards import PromptR1Reward
-from ..rollout import Environment, TagGrammar, prompt_r1_template
-from .config import PromptR1Config
+from ..rollout import TagGrammar, prompt_r1_template
+from .config import PromptR1Config, check_config
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 
 
@@ -20,22 +20,28 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     Args:
         model (`str` or `PreTrainedModel`):
             The agent S, for example `"Qwen/Qwen3-4B"`.
-        environment ([`Environment`]):
-            The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
+        reward_funcs (`Callable` or `list[Callable]`, *optional*):
+            Defaults to the double-constrained reward of eq 10-13 with `args.gate`.
         args ([`PromptR1Config`], *optional*):
             Training arguments; Table 6 by default.
         train_dataset (`Dataset`):
             Columns `question` and `answers`, as [`load_task`] gives.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
             The same for evaluation.
-        reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            Defaults to the double-constrained reward of eq 10-13 with `args.gate`.
+        processing_class (`PreTrainedTokenizerBase`, *optional*):
+            The agent's tokenizer. Defaults to the model's.
+        environment ([`Environment`]):
+            The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
         prompt_template (`str`, *optional*):
             Defaults to our wording of the role of Table 1, with the grammar's tags.
         grammar ([`TagGrammar`], *optional*):
             Defaults to the paper's tags.
         **kwargs:
             As in [`MultiTurnGRPOTrainer`].
+
+    Raises:
+        `ValueError`: Beside what [`MultiTurnGRPOTrainer`] raises: if `args.gate` is set and would be ignored, as
+            `reward_funcs` are the user's own.
 
     Example:
 
@@ -55,24 +61,33 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     def __init__(
         self,
         model: Any,
-        environment: Environment | None,
+        reward_funcs: Any = None,
         args: PromptR1Config | None = None,
         train_dataset: Dataset | None = None,
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
-        reward_funcs: Any = None,
+        processing_class: Any = None,
+        *,
+        environment: Any,
         prompt_template: str | None = None,
         grammar: TagGrammar | None = None,
         **kwargs: Any,
     ):
         args = args if args is not None else PromptR1Config("prompt_r1_output")
+        check_config(args, PromptR1Config)
+        if reward_funcs is not None and args.gate != PromptR1Config.gate:
+            raise ValueError(
+                f"gate={args.gate!r} in args would be ignored beside reward_funcs: leave one of them out, or pass "
+                f"PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
+            )
         grammar = grammar or TagGrammar()
         super().__init__(
-            model=model,
+            model,
+            reward_funcs if reward_funcs is not None else PromptR1Reward(gate=args.gate),
+            args,
+            train_dataset,
+            eval_dataset,
+            processing_class,
             environment=environment,
-            args=args,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            reward_funcs=reward_funcs if reward_funcs is not None else PromptR1Reward(gate=args.gate),
             prompt_template=prompt_template if prompt_template is not None else prompt_r1_template(grammar),
             grammar=grammar,
             **kwargs,

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from accelerate.utils import broadcast_object_list
 
-from ..evolution import Outcome, PromptResult, Rating, breed, question_of, truth_of
+from ..evolution import Outcome, PromptResult, Rating, breed, question_of, scores_of, truth_of
 from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat
 from ..llm.loop import background_loop
 from ..rollout import Rollout, SampleRequest, lend, rollout_seed
@@ -59,8 +59,12 @@ class ReflectionJob:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> ReflectionJob:
         crossing = None if saved["trials"] is None else [PromptResult.from_json(one) for one in saved["trials"]]
-        ratings = {name: Rating(mu, sigma) for name, mu, sigma in saved.get("ratings", [])}  # older ones have none
-        return cls(saved["batch"], PromptResult.from_json(saved["best"]), crossing, dict(saved["scores"]), ratings)
+        ratings = {
+            name: Rating(mu, sigma) for name, mu, sigma in saved.get("ratings", [])
+        }  # older checkpoints have none
+        best = PromptResult.from_json(saved["best"])
+        scores = dict(saved["scores"]) if "scores" in saved else scores_of([best])
+        return cls(saved["batch"], best, crossing, scores, ratings)
 
 
 class Reflector(Protocol):
@@ -111,7 +115,7 @@ class ReferenceReflector:
 
         repeat = rollout_seed(self.args.seed, "reflection", job.batch)
         sampling: Any = self.args.reference_sampling or {}
-        outcomes = await breed(cast(ChatModel, in_time), job.best, job.crossing, self.args, repeat=repeat, **sampling)
+        outcomes = await breed(in_time, job.best, job.crossing, self.args, repeat=repeat, **sampling)
         if late:
             logger.warning(
                 "the reference LLM did not answer within %g s (%d calls): nothing comes of them in batch %d",
@@ -141,12 +145,14 @@ class PolicyReflector:
         trainer = self.trainer
         with trainer._session():
             if trainer.accelerator.is_main_process:
-                work = breed(cast(ChatModel, self.write), job.best, job.crossing, trainer.args, repeat=job.batch)
+                work = breed(self.write, job.best, job.crossing, trainer.args, repeat=job.batch)
                 results = [lend(trainer.policy, work)]
         broadcast_object_list(results)
         return results[0]
 
-    async def write(self, messages: Sequence[Message], *, repeat: int = 0, **sampling: Any) -> Reply:
+    async def write(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
         """The policy as a [`ChatModel`]: one turn, an error where the context has no room for one."""
         chat_format = self.trainer.chat_format
         context = chat_format.prompt_ids(messages)

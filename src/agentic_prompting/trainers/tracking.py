@@ -11,9 +11,9 @@ import logging
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
@@ -42,13 +42,6 @@ _MARKDOWN = re.compile(r"[^\w\s,;]|_")
 Row = Sequence[Any]
 
 
-class Tracker(Protocol):
-    """Where tables and pictures go."""
-
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None: ...
-    def picture(self, name: str, png: Path, step: int) -> None: ...
-
-
 class TensorBoard:
     """The event file that transformers' callback writes. It knows no tables: a text in Markdown, all of it escaped."""
 
@@ -68,38 +61,40 @@ class TensorBoard:
 class WandB:
     """The current run of the `wandb` module."""
 
-    def __init__(self, wandb: Any):
-        self.wandb = wandb
+    def __init__(self, module: Any):
+        self.module = module
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
-        table = self.wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-        self.wandb.log({name: table, "train/global_step": step})
+        table = self.module.Table(columns=list(columns), data=[list(row) for row in rows])
+        self.module.log({name: table, "train/global_step": step})
 
     def picture(self, name: str, png: Path, step: int) -> None:
-        self.wandb.log({name: self.wandb.Image(str(png)), "train/global_step": step})
+        self.module.log({name: self.module.Image(str(png)), "train/global_step": step})
 
 
-class Trackio:
-    """The current run of the `trackio` module."""
-
-    def __init__(self, trackio: Any):
-        self.trackio = trackio
+class Trackio(WandB):
+    """The current run of the `trackio` module, whose tables are made of data frames."""
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
         import pandas
 
         frame = pandas.DataFrame([list(row) for row in rows], columns=list(columns))
-        self.trackio.log({name: self.trackio.Table(dataframe=frame), "train/global_step": step})
+        self.module.log({name: self.module.Table(dataframe=frame), "train/global_step": step})
 
-    def picture(self, name: str, png: Path, step: int) -> None:
-        self.trackio.log({name: self.trackio.Image(str(png)), "train/global_step": step})
+
+# By transformers' callback: its name in `report_to`, what the callback writes to, and how.
+_TRACKERS = {
+    "TensorBoardCallback": ("tensorboard", "tb_writer", TensorBoard),
+    "WandbCallback": ("wandb", "_wandb", WandB),
+    "TrackioCallback": ("trackio", "_trackio", Trackio),
+}
 
 
 class LiveView(TrainerCallback):
     """Logs what cannot be drawn as a curve to the trackers of a run. On the first process only.
 
     Args:
-        trainer ([`MultiTurnGRPOTrainer`]): Whose `report_to`, and whose population, if it has one.
+        trainer ([`MultiTurnGRPOTrainer`]): Its `report_to` says where; if it has a population, that is logged as well.
     """
 
     def __init__(self, trainer: MultiTurnGRPOTrainer):
@@ -125,20 +120,14 @@ class LiveView(TrainerCallback):
         if not state.is_world_process_zero or not self._wanted():
             return
         latest, self._latest = self._latest, None
+        if latest is not None and latest[1]:
+            self._send("table", f"{latest[0]}/trajectories", self._columns(), latest[1], state.global_step)
         last = "train_runtime" in (logs or {})
         population = getattr(self.trainer, "population", None)
-        tree = population if population is not None and (population.turns != self._turns or last) else None
-        for name, tracker in self._trackers():
-            try:
-                if latest is not None and latest[1]:
-                    tracker.table(f"{latest[0]}/trajectories", self._columns(), latest[1], state.global_step)
-                if tree is not None:
-                    tracker.table("evolution/members", _MEMBER_COLUMNS, _members(tree), state.global_step)
-            except Exception as error:
-                self._give_up(name, error)
-        if tree is not None:
-            self._turns = tree.turns
-            self._draw(tree, state.global_step, last)
+        if population is not None and (population.turns != self._turns or last):
+            self._turns = population.turns
+            self._send("table", "evolution/members", _MEMBER_COLUMNS, _members(population), state.global_step)
+            self._draw(population, state.global_step, last)
 
     def _draw(self, population: Population, step: int, last: bool) -> None:
         """The tree as a picture, when it has grown, not too often, and at the end."""
@@ -153,30 +142,23 @@ class LiveView(TrainerCallback):
                 plot_lineage(lineage_of(population), png)
             except Exception as error:  # matplotlib is an extra
                 self._give_up("the picture of the tree", error)
-                return
-            for name, tracker in self._trackers():
-                try:
-                    tracker.picture("evolution/tree", png, step)
-                except Exception as error:
-                    self._give_up(name, error)
+            else:
+                self._send("picture", "evolution/tree", png, step)
 
     def _wanted(self) -> bool:
-        return bool({"tensorboard", "wandb", "trackio"} & set(self.trainer.args.report_to) - self._broken)
+        return bool({name for name, *_ in _TRACKERS.values()} & set(self.trainer.args.report_to) - self._broken)
 
-    def _trackers(self) -> Iterator[tuple[str, Tracker]]:
-        """Those of the run that work, as transformers' callbacks have opened them."""
+    def _send(self, what: str, *content: Any) -> None:
+        """A table or picture, to the trackers of the run that work, as transformers' callbacks have opened them."""
         for callback in self.trainer.callback_handler.callbacks:
-            name = {"TensorBoardCallback": "tensorboard", "WandbCallback": "wandb", "TrackioCallback": "trackio"}.get(
-                type(callback).__name__, ""
-            )
-            if not name or name in self._broken:
+            name, attribute, kind = _TRACKERS.get(type(callback).__name__, ("", "", WandB))
+            target = getattr(callback, attribute, None) if name else None
+            if target is None or name in self._broken:
                 continue
-            if name == "tensorboard" and callback.tb_writer is not None:
-                yield name, TensorBoard(callback.tb_writer)
-            elif name == "wandb":
-                yield name, WandB(callback._wandb)
-            elif name == "trackio":
-                yield name, Trackio(callback._trackio)
+            try:
+                getattr(kind(target), what)(*content)
+            except Exception as error:
+                self._give_up(name, error)
 
     def _give_up(self, name: str, error: Exception) -> None:
         if name not in self._broken:

@@ -1,11 +1,21 @@
-"""Rollouts in the shape that TRL's `rollout_func` returns."""
+"""Rollouts as TRL takes them, and which of their tokens its loss works on.
+
+TRL scores every token of a completion and multiplies those of the environment by zero afterwards. Its fused head skips
+positions labelled -100 where Triton is at hand (on a GPU), and most of a multi-turn conversation is observation: so
+label those -100 too. Loss and gradients stay the same; benchmarks/training_step.py measures what it saves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+from trl.trainer.utils import pad
+
 from ..rollout import Rollout
+
+IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
 
 
 def to_trl_batch(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logprobs: bool) -> dict[str, Any]:
@@ -20,17 +30,15 @@ def to_trl_batch(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logpr
         `dict`: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (1: in the loss), and `rollout` for rewards. Of a
         failed rollout no token is in the loss: an advantage of 0 would still leave it the KL and entropy terms.
     """
-    ends = [_missing_end(rollout, end_ids) for rollout in rollouts]
-    paired = list(zip(rollouts, ends, strict=True))
-    masks = [[0] * len(rollout.mask) if rollout.status == "failed" else rollout.mask for rollout in rollouts]
-    logprobs = [[*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)] for rollout, end in paired]
-    return {
-        "prompt_ids": [rollout.prompt_ids for rollout in rollouts],
-        "completion_ids": [[*rollout.ids, *end] for rollout, end in paired],
-        "logprobs": logprobs if with_logprobs else None,
-        "env_mask": [[*mask, *(0 for _ in end)] for mask, end in zip(masks, ends, strict=True)],
-        "rollout": list(rollouts),
-    }
+    batch: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
+    for rollout in rollouts:
+        end = _missing_end(rollout, end_ids)
+        mask = [0] * len(rollout.mask) if rollout.status == "failed" else rollout.mask
+        batch["prompt_ids"].append(rollout.prompt_ids)
+        batch["completion_ids"].append([*rollout.ids, *end])
+        batch["logprobs"].append([*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)])
+        batch["env_mask"].append([*mask, *(0 for _ in end)])
+    return {**batch, "logprobs": batch["logprobs"] if with_logprobs else None, "rollout": list(rollouts)}
 
 
 def _missing_end(rollout: Rollout, end_ids: Sequence[int]) -> list[int]:
@@ -41,3 +49,40 @@ def _missing_end(rollout: Rollout, end_ids: Sequence[int]) -> list[int]:
     """
     stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in end_ids
     return [end_ids[0]] if stopped or not rollout.ids else []
+
+
+class ScoredTokens:
+    """Stands in for the model in TRL's `_get_per_token_logps_and_entropies`, which may call it in several slices.
+
+    Args:
+        model (`Callable`): The policy or the reference, wrapped or not.
+        scored (`torch.Tensor`): 1 at the completion tokens that the agent wrote, 0 elsewhere, of shape
+            `(batch, completion)`. Rows in the order of the calls.
+    """
+
+    def __init__(self, model: Callable[..., Any], scored: torch.Tensor):
+        self.model, self.scored = model, scored
+        self._row = 0
+
+    def __call__(self, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
+        scored = self.scored[self._row : self._row + len(labels)].to(labels.device)
+        self._row += len(labels)
+        labels = labels.clone()
+        labels[:, -scored.shape[1] :].masked_fill_(scored == 0, IGNORED)
+        return self.model(*args, labels=labels, **kwargs)
+
+
+def padded_mask(masks: Sequence[Sequence[int]], pad_to_multiple_of: int | None = None) -> torch.Tensor:
+    """The masks of a batch's completions, padded as TRL pads the completions."""
+    return pad([torch.tensor(mask) for mask in masks], 0, "right", pad_to_multiple_of)
+
+
+def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch for TRL's loss in which earlier log-probabilities are 0 wherever the new ones will be.
+
+    A ratio of exp(0 - (-100)) would overflow, and infinity times the mask's 0 is not 0.
+    """
+    outside = inputs["tool_mask"] == 0
+    earlier = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
+    known = [name for name in earlier if inputs.get(name) is not None]
+    return {**inputs, **{name: inputs[name].masked_fill(outside, 0) for name in known}}

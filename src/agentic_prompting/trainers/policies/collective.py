@@ -44,7 +44,7 @@ class CollectivePolicy(BatchEngine):
         try:
             yield
         except PeerFailed:
-            raise  # all heard of it in the same round
+            raise  # every process raises it in the same round
         except BaseException as error:
             gather_object([f"{type(error).__name__}: {error}"])
             raise

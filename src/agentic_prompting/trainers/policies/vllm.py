@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
+from ...llm.loop import start
 from ...local import Sampling
 from ...rollout import Engine, Job, Sample, SampleRequest
 
@@ -115,6 +117,9 @@ class VLLMServerPolicy:
             self._client = AsyncOpenAI(
                 base_url=f"{self.server.address}/v1", api_key="none", max_retries=0, timeout=_REQUEST_SECONDS
             )
+            # Left to the garbage collector its sockets would be closed first and taken off the event loop later, under
+            # numbers that another connection has by then: that one would wait for ever.
+            weakref.finalize(self, _close, self._client).atexit = False
         completion = await self._client.completions.create(
             model=self.server.model,
             prompt=request.context,
@@ -180,6 +185,10 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
         ids = list(output.token_ids)
         logprobs = [scored[token].logprob for token, scored in zip(ids, output.logprobs, strict=True)]
         return Sample(ids, logprobs, finished=output.finish_reason != "length")
+
+
+def _close(client: AsyncOpenAI) -> None:
+    start(client.close())
 
 
 def _options(args: GRPOConfig, sampling: Sampling) -> dict[str, Any]:

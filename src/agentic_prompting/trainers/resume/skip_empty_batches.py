@@ -1,8 +1,8 @@
-"""A step that has nothing to learn from changes nothing: no weight, no decay, no momentum.
+"""A batch with nothing to learn from changes nothing: no weight, no decay, no momentum.
 
 When the environment was down for a whole step, every rollout of it failed. Gradients of zero would still let AdamW
-decay the weights and move them by the momentum of earlier steps; so there is no backward pass at all, and optimizers
-pass over weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside `backward`, is not called).
+decay the weights and move them by the momentum of earlier steps; so there is no backward pass, and optimizers
+skip weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside `backward`, is not called).
 The schedule of the learning rate follows the count of steps and goes on. A gradient scaler (fp16) insists on a backward
 pass: there the gradients, zeros, are taken away before the optimizer steps.
 """
@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from .resumable import ResumableGRPOTrainer
+from . import ResumableGRPOTrainer
 
 
 class _Prepared(dict):
     """A micro-batch that `_prepare_inputs` has been through."""
 
 
-class EmptyStepsGRPOTrainer(ResumableGRPOTrainer):
-    """[`ResumableGRPOTrainer`] that passes over micro-batches without a token in the loss.
+class SkipEmptyBatchesTrainer(ResumableGRPOTrainer):
+    """[`ResumableGRPOTrainer`] that skips micro-batches without a token in the loss.
 
     Attributes:
         some_failed (`bool`): Whether any rollout of the batch being learnt from failed, on any process. To be kept up
@@ -36,13 +36,13 @@ class EmptyStepsGRPOTrainer(ResumableGRPOTrainer):
     _learns = True  # whether a token has a part in the gradients of the optimizer's next step
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it passes over weights in a step without a token."""
+        """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it skips a step without a token in the loss."""
         optimizer = super().create_optimizer(*args, **kwargs)
         if self.accelerator.scaler is not None:
-            optimizer.register_step_pre_hook(self._without_empty_gradients)
+            optimizer.register_step_pre_hook(self._drop_empty_gradients)
         return optimizer
 
-    def _without_empty_gradients(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+    def _drop_empty_gradients(self, optimizer: torch.optim.Optimizer, *args: Any) -> None:
         if not self._learns:
             optimizer.zero_grad(set_to_none=True)
 
@@ -50,11 +50,11 @@ class EmptyStepsGRPOTrainer(ResumableGRPOTrainer):
         """One micro-batch, or nothing where there is nothing to learn from."""
         model.train()
         batch = _Prepared(self._timed_inputs(inputs))
-        nothing = self._nothing_to_learn(batch)
+        empty = self._is_empty(batch)
         # Where gradients of an earlier micro-batch wait to be exchanged, the backward pass is what exchanges them.
-        if nothing and not self._gradients_waiting and self.accelerator.scaler is None:
+        if empty and not self._gradients_waiting and self.accelerator.scaler is None:
             return self._pass_over()
-        self._learns = not nothing or (self._gradients_waiting and self._learns)
+        self._learns = not empty or (self._gradients_waiting and self._learns)
         loss = super().training_step(model, batch, num_items_in_batch)
         self._gradients_waiting = not self.accelerator.sync_gradients
         return loss
@@ -79,7 +79,7 @@ class EmptyStepsGRPOTrainer(ResumableGRPOTrainer):
         prepared = isinstance(generation_batch, _Prepared)
         return generation_batch if prepared else super()._prepare_inputs(generation_batch)
 
-    def _nothing_to_learn(self, batch: Mapping[str, torch.Tensor]) -> bool:
+    def _is_empty(self, batch: Mapping[str, torch.Tensor]) -> bool:
         """Whether no process has a token of its own in this micro-batch. The same on every process."""
         if not self.some_failed:
             return False

@@ -1,13 +1,16 @@
 """The model card: what a trained agent is, how it is asked, what it was trained against, and how to use it.
 
-The words are in `model_card.md`; this fills them in. Of an endpoint the card says the model's name and the host, never
-the rest of the address, where a key might stand.
+The words and citations are in `card.md`; this fills them in. (TRL's `generate_model_card` fills the same class from a
+fixed set of names, none of which could say how an agent is asked.) Of an endpoint the card says the model's name and
+the host, never the rest of the address, where a key might stand.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,28 +18,29 @@ from urllib.parse import urlsplit
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from ..llm import ScriptedChat
-from ..rewards import PromptR1Reward
-from .papers import PAPERS
+from ...llm import OpenAIChat, ScriptedChat
+from ...rewards import PromptR1Reward
+from ..config import MultiTurnGRPOConfig
 
 if TYPE_CHECKING:
-    from .multi_turn_grpo import MultiTurnGRPOTrainer
-
-TEMPLATE = Path(__file__).with_name("model_card.md")
+    from ..multi_turn_grpo import MultiTurnGRPOTrainer
 
 _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_train_epochs", "num_generations", "generation_batch_size",
     "num_iterations", "loss_type", "scale_rewards", "beta", "epsilon", "temperature", "top_p", "max_turns",
-    "max_turn_tokens", "max_completion_length", "seed", "gate",
+    "max_turn_tokens", "max_completion_length", "seed",
 )  # fmt: skip
-_ESPL_SETTINGS = (
-    "mode", "prompts_per_step", "baseline", "window", "selection", "p_crossover", "max_ops", "reflect_on", "reflector",
-    "evolution_lag", "prompt_place",
-)  # fmt: skip
+_WHAT = {
+    (): "A policy trained with GRPO over conversations with an environment.",
+    ("Prompt-R1",): "A small agent LLM that learnt to prompt a large one (Prompt-R1).",
+    ("E-SPL",): "A policy that learnt under an evolving system prompt (E-SPL).",
+    ("Prompt-R1", "E-SPL"): "A small agent LLM that learnt to prompt a large one (Prompt-R1) as its system prompt "
+    "evolved (E-SPL).",
+}
 
 
 def model_card(
-    trainer: MultiTurnGRPOTrainer, name: str | None = None, dataset: str | None = None, tags: tuple[str, ...] = ()
+    trainer: MultiTurnGRPOTrainer, name: str | None = None, dataset: str | None = None, tags: Sequence[str] = ()
 ) -> ModelCard:
     """The card of what `trainer` has trained so far.
 
@@ -44,13 +48,12 @@ def model_card(
         trainer ([`MultiTurnGRPOTrainer`]): Of which results in its output folder are shown as well.
         name (`str`, *optional*): Of the model. Defaults to the hub id's, then to the output folder's.
         dataset (`str`, *optional*): Hub id of the training data.
-        tags (`tuple[str, ...]`, *optional*): Further ones.
+        tags (`Sequence[str]`, *optional*): Further ones.
     """
     folder, spec = Path(trainer.args.output_dir), trainer.saved_spec()
     place = trainer.hub_model_id or trainer.args.hub_model_id or str(folder)
-    methods, sandbox = methods_of(trainer), _sandbox(trainer, folder)
+    methods, sandbox, base = methods_of(trainer), _sandbox(trainer, folder), _base_model(trainer)
     large, address = _example_of(trainer.environment)
-    base = _base_model(trainer)
     kinds = {*trainer._tag_names, *tags, *(method.lower() for method in methods), *(["sandbox"] if sandbox else [])}
     data = ModelCardData(
         base_model=base if base and "/" in base and not base.startswith((".", "/")) else None,
@@ -61,13 +64,14 @@ def model_card(
     )
     return ModelCard.from_template(
         data,
-        template_path=str(TEMPLATE),
+        template_path=str(Path(__file__).with_name("card.md")),
         model_name=_line(name or place.rstrip("/").rpartition("/")[2]),
         version=version("agentic-prompting"),
         place=_line(place),
+        methods=methods,
         sandbox=sandbox,
-        what=_what(methods),
-        facts=_facts(trainer, methods, base),
+        what=_WHAT[methods],
+        facts=_facts(trainer, methods, base, sandbox),
         large_model=_line(large),
         address=address,
         system_prompt=fenced(spec.system_prompt) if spec.system_prompt else None,
@@ -75,15 +79,15 @@ def model_card(
         evaluation=evaluation_of(folder),
         settings=_settings(trainer),
         versions=", ".join(f"{package} {version(package)}" for package in ("trl", "transformers", "torch", "datasets")),
-        papers=[{**paper._asdict(), "used": paper.method in methods} for paper in PAPERS],
     )
 
 
-def methods_of(trainer: MultiTurnGRPOTrainer) -> list[str]:
+def methods_of(trainer: MultiTurnGRPOTrainer) -> tuple[str, ...]:
     """The methods that a trainer trains by; both where Prompt-R1's agent learns under an evolving prompt."""
-    methods = [trainer._name] if trainer._name in ("Prompt-R1", "E-SPL") else []
     rewarded = any(isinstance(reward, PromptR1Reward) for reward in trainer.reward_funcs)
-    return ["Prompt-R1", "E-SPL"] if methods == ["E-SPL"] and rewarded else methods
+    if trainer._name == "E-SPL":
+        return ("Prompt-R1", "E-SPL") if rewarded else ("E-SPL",)
+    return ("Prompt-R1",) if trainer._name == "Prompt-R1" else ()
 
 
 def asked(chat: Any) -> str:
@@ -91,10 +95,7 @@ def asked(chat: Any) -> str:
     routed = getattr(chat, "models", None)
     if isinstance(routed, dict):
         return ", ".join(asked(model) for model in routed.values())
-    endpoint = getattr(chat, "endpoint", None)
-    if endpoint is None:
-        return f"{type(chat).__name__}"
-    return f"{endpoint.model} at {host_of(endpoint.base_url)}"
+    return f"{chat.model} at {host_of(chat.base_url)}" if isinstance(chat, OpenAIChat) else type(chat).__name__
 
 
 def host_of(address: str) -> str:
@@ -110,65 +111,62 @@ def host_of(address: str) -> str:
 def evaluation_of(folder: Path) -> str:
     """The results that a run's folder holds: `table.md` of an evaluation, `summary.json` of a sandbox run."""
     tables = [path for path in (folder / "table.md", folder / "evaluation" / "table.md") if path.is_file()]
-    parts = [_demoted(path.read_text(encoding="utf-8")) for path in tables]
+    # Their headings go below the card's own.
+    parts = [re.sub(r"^#", "###", path.read_text(encoding="utf-8").strip(), flags=re.MULTILINE) for path in tables]
     summary = _summary(folder)
-    rows = []
-    for when in ("before", "after"):
-        if f"exact_match_{when}" in summary:
-            mean, interval = summary[f"exact_match_{when}"], summary.get(f"interval_{when}")
-            rows.append([f"exact match {when} training", mean, interval])
-    for system, measured in (summary.get("exact_match") or {}).items():
-        rows.append([f"exact match, {system}", measured[0], measured[1:]])
-    if rows:
-        lines = [f"| {_cell(what)} | {mean:.3f} | {_interval(interval)} |" for what, mean, interval in rows]
+    measured = [
+        (f"exact match {when} training", summary[f"exact_match_{when}"], summary.get(f"interval_{when}"))
+        for when in ("before", "after")
+        if f"exact_match_{when}" in summary
+    ]
+    for system, (mean, *interval) in (summary.get("exact_match") or {}).items():
+        measured.append((f"exact match, {system}", mean, interval))
+    if measured:
         asked_of = f", {summary['questions']} held-out questions" if "questions" in summary else ""
-        parts.append("\n".join([f"| held-out{asked_of} | | 95 % interval |", "|---|---|---|", *lines]))
+        lines = [f"| held-out{asked_of} | | 95 % interval |", "|---|---|---|"]
+        for what, mean, interval in measured:
+            between = f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "–"
+            lines.append(f"| {_cell(what)} | {mean:.3f} | {between} |")
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No evaluation was found in the run's folder: `agentic-prompting evaluate` makes one."
 
 
 def fenced(text: str) -> str:
     """Text in a fence that it cannot close."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text)), 3)
     return f"{fence}text\n{_clean(text)}\n{fence}"
 
 
-def _what(methods: list[str]) -> str:
-    if methods == ["Prompt-R1", "E-SPL"]:
-        return "A small agent LLM that learnt to prompt a large one (Prompt-R1) as its system prompt evolved (E-SPL)."
-    if methods == ["Prompt-R1"]:
-        return "A small agent LLM that learnt to prompt a large one (Prompt-R1)."
-    if methods == ["E-SPL"]:
-        return "A policy that learnt under an evolving system prompt (E-SPL)."
-    return "A policy trained with GRPO over conversations with an environment."
-
-
-def _facts(trainer: MultiTurnGRPOTrainer, methods: list[str], base: str | None) -> list[tuple[str, str]]:
-    environment = trainer.environment
+def _facts(
+    trainer: MultiTurnGRPOTrainer, methods: Sequence[str], base: str | None, sandbox: str | None
+) -> list[tuple[str, str]]:
+    environment, reference = trainer.environment, getattr(trainer, "reference", None)
     inner = getattr(environment, "chat", None)
-    facts = [("method", " and ".join(methods) or "multi-turn GRPO"), ("base model", base or "a local folder")]
     talks_to = "none" if environment is None else asked(inner) if inner is not None else type(environment).__name__
-    facts.append(("environment model" if inner is not None else "environment", talks_to))
-    if getattr(trainer, "reference", None) is not None:
-        facts.append(("reflecting model", asked(trainer.reference)))
-    facts.append(("reward", ", ".join(trainer.reward_func_names)))
-    if hasattr(trainer.train_dataset, "__len__"):
-        facts.append(("training rows", str(len(trainer.train_dataset))))
-    facts.append(("steps done", str(trainer.state.global_step)))
-    facts.append(("sandbox or real", "sandbox" if _sandbox(trainer, Path(trainer.args.output_dir)) else "real"))
-    return [(name, _cell(value)) for name, value in facts]
+    facts = {
+        "method": " and ".join(methods) or "multi-turn GRPO",
+        "base model": base or "a local folder",
+        "environment model" if inner is not None else "environment": talks_to,
+        "reflecting model": reference and asked(reference),
+        "reward": ", ".join(trainer.reward_func_names),
+        "training rows": str(len(trainer.train_dataset)) if hasattr(trainer.train_dataset, "__len__") else None,
+        "steps done": str(trainer.state.global_step),
+        "sandbox or real": "sandbox" if sandbox else "real",
+    }
+    return [(name, _cell(value)) for name, value in facts.items() if value is not None]
 
 
 def _settings(trainer: MultiTurnGRPOTrainer) -> list[tuple[str, str]]:
-    names = [*_SETTINGS, *(_ESPL_SETTINGS if hasattr(trainer, "population") else ())]
-    shown = [(name, getattr(trainer.args, name)) for name in names if hasattr(trainer.args, name)]
+    """The training arguments that matter, all of the method's own, and an adapter's."""
+    own = [field.name for field in fields(trainer.args) if field.name not in MultiTurnGRPOConfig.__dataclass_fields__]
+    shown = [(name, getattr(trainer.args, name)) for name in (*_SETTINGS, *own)]
     for adapter in (getattr(trainer.model, "peft_config", None) or {}).values():
-        shown += [(f"lora_{name}", getattr(adapter, name)) for name in ("r", "lora_alpha") if hasattr(adapter, name)]
+        shown += [(f"lora_{name}", getattr(adapter, name, None)) for name in ("r", "lora_alpha")]
     return [(name, _cell(str(getattr(value, "value", value)))) for name, value in shown if value is not None]
 
 
 def _base_model(trainer: MultiTurnGRPOTrainer) -> str | None:
-    """Its hub id; of a local folder the last part of its name, in brackets, as the rest is nobody's business."""
+    """Its hub id; of a local folder the last part of its name, in brackets: the rest of the path stays private."""
     name = getattr(trainer.model.config, "_name_or_path", "") or None
     if name and (Path(name).is_dir() or name.startswith(("/", "."))):
         return f"a local folder ({Path(name).name})"
@@ -177,15 +175,13 @@ def _base_model(trainer: MultiTurnGRPOTrainer) -> str | None:
 
 def _sandbox(trainer: MultiTurnGRPOTrainer, folder: Path) -> str | None:
     """In what way a run was one in the sandbox, or against a script; `None` if it was real."""
-    environment = trainer.environment
-    parts = [environment, getattr(environment, "chat", None), getattr(trainer, "reference", None)]
-    own = [part for part in parts if type(part).__module__.startswith("agentic_prompting.sandbox")]
-    named = any(getattr(getattr(part, "endpoint", None), "model", "") == "sandbox-oracle" for part in parts)
+    parts = [trainer.environment, getattr(trainer.environment, "chat", None), getattr(trainer, "reference", None)]
+    own = any(type(part).__module__.startswith("agentic_prompting.sandbox") for part in parts)
+    named = any(getattr(part, "model", "") == "sandbox-oracle" for part in parts)
     if own or named or _summary(folder).get("sandbox"):
         return "A tiny policy of 390,000 parameters in a small world with scripted models in the large LLM's place."
-    if any(isinstance(part, ScriptedChat) for part in parts):
-        return "A scripted stand-in took the large LLM's place."
-    return None
+    scripted = any(isinstance(part, ScriptedChat) for part in parts)
+    return "A scripted stand-in took the large LLM's place." if scripted else None
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -198,19 +194,10 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def _example_of(environment: Any) -> tuple[str, str]:
     """What a reader puts into `OpenAIChat(...)`: the model's name, and that an address belongs there."""
-    endpoint = getattr(getattr(environment, "chat", None), "endpoint", None)
-    if endpoint is None or endpoint.model == "sandbox-oracle":
+    chat = getattr(environment, "chat", None)
+    if not isinstance(chat, OpenAIChat) or chat.model == "sandbox-oracle":
         return "gpt-4o-mini", ""
-    return endpoint.model, "" if host_of(endpoint.base_url) == "api.openai.com" else ', base_url="http://.../v1"'
-
-
-def _demoted(markdown: str) -> str:
-    """Its headings below the card's own."""
-    return re.sub(r"^#", "###", markdown.strip(), flags=re.MULTILINE)
-
-
-def _interval(interval: Any) -> str:
-    return f"{interval[0]:.3f} to {interval[1]:.3f}" if interval else "–"
+    return chat.model, "" if host_of(chat.base_url) == "api.openai.com" else ', base_url="http://.../v1"'
 
 
 def _cell(text: str) -> str:

@@ -21,9 +21,8 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from .checkpoints import saved_whole
-from .checks import check_rows
-from .resume_point import STATE_FILE, alone_in, from_first, whole_checkpoint
+from ..config import check_rows
+from .checkpoints import STATE_FILE, alone_in, from_first, saved_whole, whole_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +99,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s.
 
-        With `resume_from_checkpoint=True` a damaged checkpoint gives way to the whole one before it, with a warning. At
-        the last step nothing is trained.
+        With `resume_from_checkpoint=True` a damaged checkpoint gives way to the whole one before it, with a warning;
+        where there is none yet, training starts at the beginning: the same command begins a run and goes on with it,
+        whenever it was killed. At the last step nothing is trained.
 
         Raises:
             `ValueError`: If there are too few rows for a single step; if another run trains in `output_dir`; if the
@@ -112,19 +112,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
         folder = Path(self.args.output_dir)
         with alone_in(folder, self.accelerator):
             checkpoint = from_first(self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder))
-            if self.is_deepspeed_enabled and checkpoint:
-                self._check_world(checkpoint)
+            state = self._read_exact_state(checkpoint) if self.is_deepspeed_enabled else None
+            if state is not None and state["world"] != (world := self.accelerator.num_processes):
+                raise ValueError(
+                    f"{checkpoint} is cut by DeepSpeed for {state['world']} processes, this job has "
+                    f"{world}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in its "
+                    "config, or train on from its weights alone (they are whole) with this folder as the model"
+                )
             return super().train(checkpoint, *args, **kwargs)
-
-    def _check_world(self, checkpoint: str) -> None:
-        """Raise unless a DeepSpeed checkpoint is of as many processes as there are."""
-        state, world = self._read_exact_state(Path(checkpoint)), self.accelerator.num_processes
-        if state is not None and state["world"] != world:
-            raise ValueError(
-                f"{checkpoint} is cut by DeepSpeed for {state['world']} processes, this job has "
-                f"{world}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in its "
-                "config, or train on from its weights alone (they are whole) with this folder as the model"
-            )
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # transformers looks only after a step whether it was the last: the same command would take one more each time.
@@ -135,9 +130,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        state = self._read_exact_state(Path(checkpoint))
+        state = self._read_exact_state(checkpoint)
         if state is None:
             return
         self._step = state["step"]
@@ -156,10 +149,12 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self._clock.unlogged = state["loss"], state["last_logged"]
         self.load_resume_state(state["own"])
 
-    def _read_exact_state(self, checkpoint: Path) -> dict[str, Any] | None:
+    def _read_exact_state(self, checkpoint: str | None) -> dict[str, Any] | None:
         """This process's part; where the job has another size, the first process's."""
+        if checkpoint is None:
+            return None
         for process in (self.accelerator.process_index, 0):
-            path = checkpoint / STATE_FILE.format(process)
+            path = Path(checkpoint, STATE_FILE.format(process))
             if path.exists():
                 try:
                     return torch.load(path, map_location="cpu", weights_only=True)

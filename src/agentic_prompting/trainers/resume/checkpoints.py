@@ -1,0 +1,223 @@
+"""Checkpoints are whole or absent; and which of them a run may resume from.
+
+transformers fills `checkpoint-<step>` file by file, on every process, and then deletes the oldest one. Here the folder
+is filled under `.saving/` and renamed when every process has finished, and only then may an older one go: whenever a
+job is killed, the newest `checkpoint-<step>` is whole. Disks fail later, copies break off and people delete what looks
+large: what is missing or cut off is found by name before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
+
+if TYPE_CHECKING:
+    from . import ResumableGRPOTrainer
+
+logger = logging.getLogger(__name__)
+
+STAGING = ".saving"
+LOCK_FILE = "training.lock"
+STATE_FILE = "exact_resume_{}.pt"  # what ResumableGRPOTrainer adds, one per process
+_WEIGHTS = ("*.safetensors", "*.bin", "*/adapter_model.*", "global_step*", "pytorch_model_fsdp*")
+
+T = TypeVar("T")
+
+
+# --- saving ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def saved_whole(trainer: ResumableGRPOTrainer, trial: Any) -> Iterator[Path]:
+    """Around `_save_checkpoint`: gives the folder being filled, and makes it the checkpoint at the end.
+
+    Called on every process. While it lasts, `_get_output_dir` must give `trainer.staging`. If the body raises, the
+    half-filled folder stays where it is, and the next save removes it.
+    """
+    run, name = Path(trainer._get_output_dir(trial)), f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+    filled, final = run / STAGING / name, run / name
+    everyone = trainer.accelerator.wait_for_everyone
+    if trainer.accelerator.is_local_main_process:
+        shutil.rmtree(run / STAGING, ignore_errors=True)
+    everyone()
+    # transformers uploads from where it saved, and on another thread: only when the folder is where it stays.
+    pushes, trainer.args.push_to_hub = trainer.args.push_to_hub, False
+    trainer.staging = run / STAGING
+    try:
+        yield filled
+        # If this one is the best so far, transformers has noted it under the name it has now.
+        if trainer.args.should_save and trainer.state.best_model_checkpoint == str(filled):
+            trainer.state.best_model_checkpoint = str(final)
+            trainer.state.save_to_json(str(filled / TRAINER_STATE_NAME))
+    finally:
+        trainer.staging, trainer.args.push_to_hub = None, pushes
+    everyone()
+    # The first process of the job on a shared disk; on nodes with disks of their own, then the first of each.
+    if trainer.accelerator.is_main_process:
+        _move(filled, final)
+    everyone()
+    if trainer.accelerator.is_local_main_process and filled.exists():
+        _move(filled, final)
+    everyone()
+    if trainer.args.should_save:
+        shutil.rmtree(run / STAGING, ignore_errors=True)
+        # By step, never by the clock: it may have been set back, or be another node's, or that of a copy.
+        rotate_checkpoints(str(run), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
+    if pushes:
+        trainer._push_from_checkpoint(str(final))
+
+
+def _move(filled: Path, final: Path) -> None:
+    """Rename, in place of one that an earlier run left there."""
+    old = final.with_name(STAGING) / f"{final.name}.old"
+    if final.exists():
+        os.replace(final, old)
+    os.replace(filled, final)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+# --- resuming -------------------------------------------------------------------------------------------------------
+
+
+def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:
+    """The checkpoint to resume from.
+
+    Args:
+        given (`str` or `bool`, *optional*): A checkpoint; or `True`, the newest whole one in `folder`. What is damaged
+            is skipped with a warning. Where there is none yet, training starts at the beginning.
+        folder (`Path`): The run's.
+
+    Raises:
+        `ValueError`: If the checkpoint that was asked for, or every one there is, is damaged; says which file.
+    """
+    if not given:
+        return None
+    if given is not True:
+        if why := damaged(Path(given)):
+            raise ValueError(
+                f"{given} cannot be resumed from: {why}; resume from an earlier checkpoint, or restore the file"
+            )
+        return str(given)
+    skipped: list[str] = []
+    for checkpoint in reversed(sort_checkpoints(str(folder))):
+        why = damaged(Path(checkpoint))
+        if not why:
+            if skipped:
+                logger.warning("%s: going on from %s", "; ".join(skipped), checkpoint)
+            return checkpoint
+        skipped.append(f"{Path(checkpoint).name} is damaged, {why}")
+    if skipped:
+        raise ValueError(
+            f"no checkpoint in {folder} can be resumed from ({'; '.join(skipped)}): restore one, or move them away "
+            "to train from the beginning"
+        )
+    logger.warning("no checkpoint in %s yet: training starts at the beginning", folder)
+    return None
+
+
+def damaged(checkpoint: Path) -> str:
+    """What is wrong with a checkpoint: a file that is missing or cannot be read. Empty if it is whole."""
+    if not checkpoint.is_dir():
+        return "there is no such folder"
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    return _missing(checkpoint) or next(filter(None, map(_unreadable, files)), "")
+
+
+def _missing(checkpoint: Path) -> str:
+    """Which file a checkpoint of this kind must have and has not."""
+
+    def has(*patterns: str) -> bool:
+        return any(any(checkpoint.glob(pattern)) for pattern in patterns)
+
+    sharded = has("global_step*")  # DeepSpeed's: optimizer and, mostly, schedule are in there
+    own = has(STATE_FILE.format("*"))
+    needed = {
+        TRAINER_STATE_NAME: True,
+        # With `save_only_model` there is nothing but weights; every other checkpoint has the rest.
+        OPTIMIZER_NAME: (own or has(SCHEDULER_NAME)) and not sharded and not has("optimizer*", "rank*-optimizer.pt"),
+        SCHEDULER_NAME: has("optimizer*") and not sharded,
+        "rng_state.pth": own and not has("rng_state*"),
+    }
+    weights = [path for pattern in _WEIGHTS for path in checkpoint.glob(pattern) if path.name != "training_args.bin"]
+    for index in checkpoint.glob("*.index.json"):
+        if not _unreadable(index):
+            weights += [checkpoint / name for name in json.loads(index.read_bytes())["weight_map"].values()]
+    wanted = [checkpoint / name for name, must in needed.items() if must]
+    wanted += weights or [checkpoint / "model.safetensors"]
+    return next((f"{path.name} is missing" for path in wanted if not path.exists()), "")
+
+
+def _unreadable(path: Path) -> str:
+    """Whether a file was cut off; of the large ones only their tables of contents are read."""
+    try:
+        if path.suffix in (".pt", ".pth", ".bin"):
+            zipfile.ZipFile(path).close()
+        elif path.suffix == ".safetensors":
+            with safe_open(path, "pt"):
+                pass
+        elif path.suffix == ".json":
+            json.loads(path.read_bytes())
+    except (OSError, ValueError, zipfile.BadZipFile, SafetensorError) as error:
+        return f"{path.name} cannot be read ({path.stat().st_size:,} bytes, {type(error).__name__})"
+    return ""
+
+
+# --- one run at a time, and every process alike ----------------------------------------------------------------------
+
+
+@contextmanager
+def alone_in(folder: Path, accelerator: Accelerator) -> Iterator[None]:
+    """Within it no other run trains in this folder. The lock is the system's, and ends with the process.
+
+    Raises:
+        `ValueError`: On every process, if another run is training there.
+    """
+    with ExitStack() as held:
+        from_first(accelerator, lambda: held.enter_context(_locked(folder)))
+        yield
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"another run is training in {folder}: wait for it, end it, or choose another output_dir"
+        ) from None
+    except (OSError, NotImplementedError) as error:  # a disk without locks, or one that may not be written to
+        logger.warning("%s cannot be locked (%s): start no second run in it", folder, error)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def from_first(accelerator: Accelerator, decide: Callable[[], T]) -> T:
+    """What `decide` returns on the first process, or the `ValueError` that it raises there: on every process alike."""
+    said: list = [None, ""]
+    if accelerator.is_main_process:
+        try:
+            said[0] = decide()
+        except ValueError as error:
+            said[1] = str(error)
+    broadcast_object_list(said)
+    if said[1]:
+        raise ValueError(said[1])
+    return said[0]

@@ -114,27 +114,27 @@ def last_integer(solution: str) -> str:
 # Prompt-R1's sets: the released files and their public sources --------------------------------------------------------
 
 _FLASHRAG = Reader("question", lambda row: as_list(row["golden_answers"]), ("golden_answers",))
-_GSM8K = Reader("question", lambda row: [gsm8k_answer(row["answer"])], ("answer",), {"solution": "answer"})
+_GSM8K = Reader("question", lambda row: [gsm8k_answer(row["answer"])], ("answer",), keep={"solution": "answer"})
 _MUSIQUE = Reader(
     "question",
     lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]),
     ("answer", "answer_aliases"),
 )
 _POPQA = Reader(
-    "question", lambda row: as_list(row["possible_answers"]), ("possible_answers",), ("prop", "s_pop", "o_pop")
+    "question", lambda row: as_list(row["possible_answers"]), ("possible_answers",), keep=("prop", "s_pop", "o_pop")
 )
 # SQuAD: the question alone, as in the paper; the passage stays in `meta`.
-_SQUAD = Reader("question", lambda row: squad_answers(row["answers"]), ("answers",), ("title", "context"))
+_SQUAD = Reader("question", lambda row: squad_answers(row["answers"]), ("answers",), keep=("title", "context"))
 _TRIVIAQA = Reader(
-    "question", lambda row: [row["answer"]["value"], *row["answer"]["aliases"]], ("answer",), ("question_id",)
+    "question", lambda row: [row["answer"]["value"], *row["answer"]["aliases"]], ("answer",), keep=("question_id",)
 )
 _MATHQA = Reader(  # no options shown and the option's text as the gold, as in the paper
     "Problem",
     lambda row: answers_of(mathqa_options(row["options"]).get(row["correct"])),
     ("options", "correct"),
-    ("options", "correct"),
+    keep=("options", "correct"),
 )
-_CHAPTER = Reader(lambda row: _asked(SUMMARY_TASK, row["chapter"]), "summary_text", ("chapter",), {"book": "bid"})
+_CHAPTER = Reader(lambda row: _asked(SUMMARY_TASK, row["chapter"]), "summary_text", ("chapter",), keep={"book": "bid"})
 _CHAPTERS = Reader(
     lambda row: _asked(SUMMARY_TASK, row["text"]),
     lambda row: [summary["text"] for summary in row["summary"]],
@@ -152,8 +152,8 @@ PROMPT_R1_TASKS: dict[str, Task] = {
                 prompt_r1_question,
                 lambda row: row["reward_model"]["ground_truth"],
                 ("prompt", "reward_model"),
-                ("data_source",),
-                prompt_r1_meta,
+                keep=("data_source",),
+                meta=prompt_r1_meta,
             ),
         ),
         {"train": 40_960, "validation": 2048, "test": 1_536, **{f"test/{name}": 128 for name in EVALUATION_FILES}},
@@ -285,16 +285,19 @@ _GSM8K_DSPY = Reader(
     lambda row: "Question: " + row["question"],
     lambda row: [last_integer(row["answer"])],
     ("question", "answer"),
-    {"solution": "answer"},
+    keep={"solution": "answer"},
 )
 _SVAMP = Reader(
     lambda row: f"{row['Body']} {row['Question']}",
     lambda row: [whole_number(answer) for answer in answers_of(row["Answer"])],
     ("Body", "Question", "Answer"),
-    {"type": "Type"},
+    keep={"type": "Type"},
 )
 _AQUA = Reader(
-    lambda row: row["question"] + "\n" + "\n".join(row["options"]), "correct", ("question", "options"), ("options",)
+    lambda row: row["question"] + "\n" + "\n".join(row["options"]),
+    "correct",
+    ("question", "options"),
+    keep=("options",),
 )
 
 PROREFINE_TASKS: dict[str, Task] = {
@@ -359,7 +362,7 @@ def competition_answers(value: object) -> list[str]:
 _MATHS = ("math_match", "exact_match")
 _DAPO = Reader(dapo_question, lambda row: answers_of(row["reward_model"]["ground_truth"]), ("prompt", "reward_model"))
 _PROBLEM = Reader("problem", lambda row: competition_answers(row["answer"]), ("answer",))
-_SEARCH = Reader("question", lambda row: as_list(row["golden_answers"]), ("golden_answers",), ("data_source",))
+_SEARCH = Reader("question", lambda row: as_list(row["golden_answers"]), ("golden_answers",), keep=("data_source",))
 _PARTS_OF_TEST = {  # half-open row ranges of the search set's test file, in its order
     "nq": (0, 3_610),
     "triviaqa": (3_610, 14_923),

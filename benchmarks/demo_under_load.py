@@ -35,10 +35,10 @@ LIMIT = 2.0  # worst step / median step, beside one busy core
 
 def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]:
     """One training run in this process, as `make demo` makes it; the seconds of its steps."""
+    from agentic_prompting.cli import train_prompt_r1 as program
+    from agentic_prompting.cli.train import parse
     from agentic_prompting.sandbox.server import MODEL
     from agentic_prompting.sandbox.setup import prepare_sandbox
-    from agentic_prompting.scripts import train_prompt_r1 as program
-    from agentic_prompting.scripts.running import parse
 
     options = [
         "--config",

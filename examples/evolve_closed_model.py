@@ -7,11 +7,11 @@
 
 Any OpenAI-compatible endpoint will do. Shows a line for each step and the best prompt at the end; the state is in
 `--output_dir` after every step, and a run that was stopped goes on when started again. The program itself is
-`agentic_prompting/scripts/evolve.py`; `agentic-prompting evolve` is the same as a command.
+`agentic_prompting/cli/evolve.py`; `agentic-prompting evolve` is the same as a command.
 """
 
-from agentic_prompting.scripts.evolve import main
-from agentic_prompting.scripts.running import run_script
+from agentic_prompting.cli.evolve import main
+from agentic_prompting.cli.train import run_script
 
 if __name__ == "__main__":
     run_script(main)

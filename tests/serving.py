@@ -13,7 +13,7 @@ from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.rollout import BatchEngine, Sample
 from agentic_prompting.serve import Metrics, ServeConfig, Service
 from agentic_prompting.serve.answering import AgentAnswers
-from agentic_prompting.serve.run import server_of
+from agentic_prompting.serve.app import server_of
 
 ASK = (
     "<think> ask the whole question </think> <interaction_prompt> what is the capital of Kenya ? </interaction_prompt>"

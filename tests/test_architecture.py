@@ -26,7 +26,7 @@ ABOVE_THE_TORCH_LINE = (
     "data",
     "evaluation",
 )
-BELOW_THE_TORCH_LINE = ("local", "trainers", "agent", "sandbox", "report", "serve", "scripts", "cli")
+BELOW_THE_TORCH_LINE = ("local", "trainers", "agent", "sandbox", "report", "serve", "cli")
 ROOMS = ABOVE_THE_TORCH_LINE + BELOW_THE_TORCH_LINE
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}
 
@@ -107,7 +107,6 @@ def test_only_the_trainers_and_their_programs_import_trl():
     """The programs take TRL's parser and model arguments, which are public."""
     assert {room(path) for path in MODULES if "trl" in {name.split(".")[0] for name in imports_of(path)}} <= {
         "trainers",
-        "scripts",
         "cli",
     }
 

@@ -79,6 +79,16 @@ def test_an_option_is_the_same_thing_everywhere():
         assert "--output-dir" in flags_of(name), name
 
 
+def test_options_have_the_defaults_of_the_python_api():
+    from agentic_prompting.cli.commands import ServeOptions
+    from agentic_prompting.cli.refine import Loop
+    from agentic_prompting.refine import RefineSettings
+    from agentic_prompting.serve import ServeConfig
+
+    assert ServeConfig(**vars(ServeOptions())) == ServeConfig()
+    assert vars(RefineSettings(**vars(Loop()))) == vars(RefineSettings())
+
+
 def test_options_may_be_written_as_in_scripts(run, tmp_path):
     status, _, err = run("report", tmp_path, f"--output_dir={tmp_path}/a_b")
     assert status == 2 and "nothing to report" in err  # and not: no such option
@@ -201,7 +211,7 @@ def test_train_with_bad_input_is_one_line(run, arguments, message):
 @pytest.mark.parametrize(("code", "status"), [(3, 3), (130, 130), (-9, 137)])
 def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, status):
     def launch_command(arguments):
-        assert arguments.module and arguments.training_script == "agentic_prompting.scripts.train_espl"
+        assert arguments.module and arguments.training_script == "agentic_prompting.cli.train_espl"
         assert arguments.training_script_args == ["--max_steps", "1"]
         raise subprocess.CalledProcessError(code, "python")
 
@@ -309,7 +319,7 @@ def test_signals_while_training(tmp_path, monkeypatch, capfd):
     ],
 )
 def test_programs_end_with_a_line_and_a_status(capsys, error, status, said):
-    from agentic_prompting.scripts.running import run_script
+    from agentic_prompting.cli.train import run_script
 
     def fail():
         raise error
@@ -393,8 +403,8 @@ def test_ask_with_bad_input_is_one_line(run, asking_policy, arguments, status, m
 
 def test_evolve_has_the_options_and_defaults_of_the_program():
     """Whose defaults are those of the Python API."""
+    from agentic_prompting.cli import evolve
     from agentic_prompting.evolution import EvolveConfig
-    from agentic_prompting.scripts import evolve
 
     ours = {one.name: one.default for one in all_commands()["evolve"].params if one.name not in ("as_json", "help")}
     theirs = {

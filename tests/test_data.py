@@ -28,8 +28,14 @@ from agentic_prompting.data import (
     validate_dataset,
 )
 from agentic_prompting.data.task import as_list
-from agentic_prompting.data.tasks import mathqa_options, prompt_r1_meta, prompt_r1_question
-from agentic_prompting.data.tasks_reasoning import DAPO_HEAD, DAPO_TAIL, gsm8k_answer
+from agentic_prompting.data.tasks import (
+    DAPO_HEAD,
+    DAPO_TAIL,
+    gsm8k_answer,
+    mathqa_options,
+    prompt_r1_meta,
+    prompt_r1_question,
+)
 
 COLUMNS = ["id", "question", "answers", "task", "meta"]
 REAL = Path(os.environ.get("AGENTIC_PROMPTING_DATA", "nowhere")) / "prompt_r1"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agentic_prompting.cli import evolve, train_espl
 from agentic_prompting.sandbox.guarded.setup import prepare_guarded
-from agentic_prompting.scripts import evolve, train_espl
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "examples" / "configs" / "espl").glob("*.yaml"))

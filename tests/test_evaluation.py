@@ -33,7 +33,7 @@ from agentic_prompting.evaluation import (
 )
 from agentic_prompting.evaluation.scoring import format_scores, score_records
 from agentic_prompting.llm import BudgetExceeded, ReplayCache, Reply, ScriptedChat, ServerFailed, start
-from agentic_prompting.llm.parallel import in_parallel
+from agentic_prompting.llm.loop import in_parallel
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.sandbox.puzzles import SORTING, make_puzzles, puzzle_models
 from paper_tables.chats import CallCount, MeteredChat, SelfReflection

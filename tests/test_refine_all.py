@@ -20,7 +20,7 @@ from agentic_prompting.llm import (
     ServerFailed,
     complete,
 )
-from agentic_prompting.llm.parallel import in_parallel
+from agentic_prompting.llm.loop import in_parallel
 from agentic_prompting.refine import (
     LabelVerifier,
     ProRefiner,

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from agentic_prompting.data import TASKS, load_task, validate_dataset
 from agentic_prompting.data.task import whole_number
-from agentic_prompting.data.tasks_reasoning import PROREFINE_TASKS, last_integer
+from agentic_prompting.data.tasks import PROREFINE_TASKS, last_integer
 from agentic_prompting.llm import ScriptedChat, ServerFailed, start
 from agentic_prompting.refine import START_PROMPTS
 from agentic_prompting.rewards import (

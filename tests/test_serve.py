@@ -355,7 +355,7 @@ def test_a_body_that_does_not_come(serve):
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"])
 def test_a_connection_that_asks_for_nothing_is_closed(serve, monkeypatch, sent):
-    monkeypatch.setattr("agentic_prompting.serve.run._HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("agentic_prompting.serve.guards._HEAD_SECONDS", 0.3)
     with connection_to(serve()) as raw:
         raw.sendall(sent)
         said = b"".join(iter(lambda: raw.recv(4096), b""))
@@ -363,7 +363,7 @@ def test_a_connection_that_asks_for_nothing_is_closed(serve, monkeypatch, sent):
 
 
 def test_connections_are_bounded(serve, monkeypatch):
-    monkeypatch.setattr("agentic_prompting.serve.run._SPARE_CONNECTIONS", 1)
+    monkeypatch.setattr("agentic_prompting.serve.app._SPARE_CONNECTIONS", 1)
     address = serve(max_concurrency=2)
     with ExitStack() as stack:
         idle = [stack.enter_context(connection_to(address)) for _ in range(3)]
@@ -397,7 +397,7 @@ def _status_soon(address):
 
 
 def test_what_is_on_its_way_when_the_service_stops_gets_a_503(serve, monkeypatch, capfd):
-    monkeypatch.setattr("agentic_prompting.serve.run._GRACE_SECONDS", 1)
+    monkeypatch.setattr("agentic_prompting.serve.app._GRACE_SECONDS", 1)
     chat = ScriptedChat([reply()], latency=60)
     address = serve(chat)
     with ThreadPoolExecutor(2) as threads:

@@ -177,11 +177,11 @@ def test_the_evaluate_command(tmp_path, capsys):
 
 
 def test_outside_of_a_clone_the_command_says_what_to_do(tmp_path, monkeypatch, capsys):
-    from agentic_prompting.cli import evaluate
+    from agentic_prompting.cli import commands
 
     config = str(written(tmp_path, SMALL))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluate, "__file__", str(tmp_path / "lib" / "agentic_prompting" / "cli" / "evaluate.py"))
+    monkeypatch.setattr(commands, "__file__", str(tmp_path / "lib" / "agentic_prompting" / "cli" / "commands.py"))
     assert status("evaluate", "--config", config, "--sandbox") == 2
     said = capsys.readouterr().err
     assert "run this command inside a clone" in said and "evaluate_agent" in said

@@ -41,8 +41,7 @@ SAYS = {
     "sandbox": "the small world",
     "report": "a run as a page",
     "serve": "OpenAI's API",
-    "scripts": "training programs",
-    "cli": "the command",
+    "cli": "command, programs",
 }
 
 

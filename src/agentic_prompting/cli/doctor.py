@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..scripts.running import EnvironmentModel, setting
-from .options import AsJson
+from .options import AsJson, Dollars, EnvironmentModel, ReferenceModel, setting
 from .show import busy
 
 if TYPE_CHECKING:
@@ -56,15 +55,12 @@ class Role(NamedTuple):
 
 
 @dataclass
-class Setup(EnvironmentModel):
+class Setup(EnvironmentModel, ReferenceModel, Dollars):
     """What is to be checked: the command line's options, and behind them the configuration's."""
 
     run: Path | None = setting("A trained agent's folder, or a model's.")
-    reference_model: str | None = setting("E-SPL's reference LLM, by its name at its endpoint.")
-    reference_base_url: str | None = setting("Its endpoint.")
     config: Path | None = setting("A training run's YAML file; everything it names is checked.")
     accelerate_config: Path | None = setting("What that run is launched with.")
-    budget_usd: float | None = setting("What is to be spent at most.")
     output_dir: Path | None = setting("Folder that will be written to: the configuration's, or runs.")
 
     @cached_property
@@ -95,7 +91,7 @@ class Setup(EnvironmentModel):
     @cached_property
     def program(self) -> tuple[str, Any, dict[str, Any]]:
         """The command whose options these are most likely to be, its module, and its options' fields by name."""
-        from ..scripts import train_espl, train_prompt_r1
+        from . import train_espl, train_prompt_r1
 
         found = []
         for method, module in (("prompt-r1", train_prompt_r1), ("espl", train_espl)):

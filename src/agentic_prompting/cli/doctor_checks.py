@@ -211,7 +211,7 @@ def options(setup: Setup) -> Iterator[Finding]:
     """Whether every name is an option of the program. A table of `agentic-prompting evaluate` checks itself."""
     if not setup.trains:
         if setup.values and setup.config:
-            from .evaluate import paper_tables
+            from .commands import paper_tables
 
             try:
                 paper_tables().load_config(setup.config)

@@ -13,12 +13,11 @@ from typing import Annotated, NoReturn
 import typer
 from typer.exceptions import TyperException
 
-from .commands import ask, data, evolve, report
+from .commands import ask, data, evaluate, report, serve
 from .doctor import doctor
-from .evaluate import evaluate
+from .evolve import evolve
 from .options import command, show_help
 from .refine import refine
-from .serve import serve
 from .train import demo, train
 
 COMMANDS: dict[str, Callable[..., int] | typer.Typer] = {

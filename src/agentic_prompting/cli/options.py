@@ -1,50 +1,155 @@
-"""How options of the command are declared, and the models that they name.
+"""How options are declared, and what several commands and programs take: models, rows, a recording, a budget.
 
-An option that a program, a check or several commands have is a field of a dataclass and declared there alone: TRL's
-parser reads it for the programs of `scripts/`, [`command`] for Typer. Heavy imports are in the functions.
+An option is a field of a dataclass, declared there alone: [`command`] reads it for Typer, transformers' and TRL's
+parsers for the programs. Light to import: it is loaded for every `--help`, and heavy imports are in the functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from functools import cached_property
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from ..scripts.running import EnvironmentModel, setting
-
 if TYPE_CHECKING:
-    from ..llm import ChatModel, OpenAIChat
+    from datasets import Dataset
+
+    from ..environments import LLMEnvironment
+    from ..llm import Budget, OpenAIChat, ReplayCache
 
 
-def option(help: str, panel: str | None = None, *names: str) -> Any:
-    """An option.
-
-    Args:
-        help (`str`): Its help, the default included.
-        panel (`str`, *optional*): Under which heading `--help` shows it.
-        *names (`str`): Instead of the parameter's own name.
-    """
-    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=False)
+def setting(help: str, default: Any = None) -> Any:
+    """An option of a program or of the command: a dataclass's field with its help."""
+    return field(default=default, metadata={"help": help})
 
 
-AsJson = Annotated[bool, option("Print one JSON object instead of text.", None, "--json")]
-OutputDir = Annotated[
-    Path | None, option("Folder to write to, instead of the default.", None, "--output-dir", "--output")
-]
+def option(help: str, *names: str) -> Any:
+    """An option of one command alone, with its names where they are not the parameter's own."""
+    return typer.Option(*names, help=help, show_default=False)
+
+
+AsJson = Annotated[bool, option("Print one JSON object instead of text.", "--json")]
+OutputDir = Annotated[Path | None, option("Folder to write to, instead of the default.", "--output-dir", "--output")]
 
 
 @dataclass
-class LargeLLM(EnvironmentModel):
+class Recording:
+    """Where replies are kept."""
+
+    replay_cache: Path | None = setting("SQLite file of recorded replies: those in it are not paid twice.")
+
+    @cached_property
+    def cache(self) -> ReplayCache | None:
+        """One for all clients."""
+        from ..llm import ReplayCache
+
+        return ReplayCache(self.replay_cache) if self.replay_cache else None
+
+    def connect(self, stack: ExitStack, model: str | None, base_url: str | None = None, **options: Any) -> OpenAIChat:
+        """A client, closed with the stack. One for each role: then each has its own bill."""
+        from ..llm import OpenAIChat
+
+        return stack.enter_context(OpenAIChat(str(model), base_url=base_url, cache=self.cache, **options))
+
+
+@dataclass
+class Dollars:
+    """What may be spent."""
+
+    budget_usd: float | None = setting("What all models together may spend, in US $.")
+
+
+@dataclass
+class Spending(Dollars):
+    """The same, also where the price is not known."""
+
+    budget_tokens: int | None = setting("The same in tokens, read and written.")
+
+    def budget(self, book: Path | None) -> Budget:
+        """With its book beside the results, so that a run that goes on does not get the budget again."""
+        from ..llm import Budget
+
+        return Budget(self.budget_usd, self.budget_tokens, book)
+
+
+@dataclass
+class EnvironmentModel(Recording):
+    """The large LLM in the environment."""
+
+    environment_model: str | None = setting("The large LLM, by its name at its endpoint.")
+    environment_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
+
+
+@dataclass
+class ReferenceModel(Recording):
+    """E-SPL's reference LLM."""
+
+    reference_model: str | None = setting("The LLM that reflects and edits, by its name at its endpoint.")
+    reference_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
+
+    def reference(self, stack: ExitStack) -> OpenAIChat:
+        return self.connect(stack, self.reference_model, self.reference_base_url)
+
+
+@dataclass
+class AskedModel(EnvironmentModel):
+    """The large LLM that an agent asks."""
+
+    environment_max_tokens: int | None = setting("Of each of its replies; sent with every call.")
+
+    def as_environment(self, chat: OpenAIChat, **sampling: Any) -> LLMEnvironment:
+        """It as an environment; of the sampling options those that are not `None` are sent."""
+        from ..environments import LLMEnvironment
+
+        given = {"max_tokens": self.environment_max_tokens, **sampling}
+        return LLMEnvironment(chat, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass
+class LargeLLM(AskedModel, Dollars):
     """The large LLM that a trained agent asks."""
 
-    environment_max_tokens: int | None = setting("Of each of its replies.")
     sandbox: bool = setting("The sandbox's oracle is the large LLM: no key, no network.", False)
-    budget_usd: float | None = setting("Stop asking when so much is spent.")
+
+    def check(self) -> None:
+        """Raises `ValueError` unless exactly one is named."""
+        if self.sandbox == (self.environment_model is not None):
+            raise ValueError("name the large LLM with --environment-model NAME, or say --sandbox")
+
+    def endpoint(self, stack: ExitStack) -> tuple[str | None, str | None]:
+        """Name and address: those that were given, or the sandbox's oracle, started and closed with the stack."""
+        if not self.sandbox:
+            return self.environment_model, self.environment_base_url
+        from ..sandbox import Oracle
+        from ..sandbox.server import MODEL, OracleServer
+
+        return MODEL, stack.enter_context(OracleServer(Oracle())).base_url
+
+
+@dataclass
+class TaskRows:
+    """What is taken of a task's data set."""
+
+    task_split: str = setting("Its split.", "train")
+    task_rows: int | None = setting("Sample this many rows; all by default.")
+    data_files: str | None = setting("Local files instead of the hub.")
+
+    def load(self, task: str, seed: int) -> Dataset:
+        from ..data import load_task
+
+        return load_task(task, self.task_split, self.task_rows, seed, data_files=self.data_files)
+
+
+@dataclass
+class DataAndEnvironment(TaskRows, AskedModel):
+    """What is trained on, and the large LLM in the environment."""
+
+    n_test: int = setting("Sandbox: held-out questions.", 256)
 
 
 def show_help(context: typer.Context) -> None:
@@ -81,94 +186,7 @@ def _options_of(settings: type) -> list[Parameter]:
         names = [f"--{one.name.replace('_', '-')}"] if hints[one.name] is bool else []
         default = f" Default: {one.default}." if one.default or (one.default == 0 and not names) else ""
         kind: Any = Annotated  # of a type that is known only now
-        declared = kind[hints[one.name], option(one.metadata["help"] + default, None, *names)]
+        declared = kind[hints[one.name], option(one.metadata["help"] + default, *names)]
         return Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=declared)
 
     return [parameter(one) for one in fields(settings)]
-
-
-def connect_roles(
-    named: Mapping[str, tuple[str | None, str | None]],
-    local_model: Path | None,
-    replay_cache: Path | None,
-    stack: ExitStack,
-) -> dict[str, ChatModel]:
-    """A client for each role, so that each has its own bill; they share the recording.
-
-    Args:
-        named (`Mapping`): Model name and base URL by role. `optimizer` and `verifier` may be missing: then they are the
-            feedback model.
-        local_model (`Path`, *optional*): Folder of a transformers model for the role `task`.
-        replay_cache (`Path`, *optional*): See [`OpenAIChat`].
-        stack (`ExitStack`): Closes the clients.
-
-    Raises:
-        `ValueError`: If a model is missing or given twice.
-    """
-    from ..llm import OpenAIChat, ReplayCache
-
-    if (named["task"][0] is None) == (local_model is None):
-        raise ValueError("name the task model with either --task-model NAME or --local-model FOLDER (or try --sandbox)")
-    if named["feedback"][0] is None:
-        raise ValueError("name the feedback model with --feedback-model NAME (or try --sandbox)")
-    cache = ReplayCache(replay_cache) if replay_cache else None
-    roles: dict[str, ChatModel] = {}
-    for role, (name, url) in named.items():
-        if role == "task" and local_model is not None:
-            roles[role] = stack.enter_context(local_chat(local_model))
-            continue
-        model, address = name or named["feedback"][0] or "", url if name else url or named["feedback"][1]
-        roles[role] = stack.enter_context(OpenAIChat(model, base_url=address, cache=cache))
-    return roles
-
-
-def large_llm(
-    model: str | None,
-    base_url: str | None,
-    sandbox: bool,
-    replay_cache: Path | None,
-    budget_usd: float | None,
-    stack: ExitStack,
-) -> OpenAIChat:
-    """The large LLM behind an agent: the one that is named, or the sandbox's oracle at an address of its own.
-
-    Args:
-        model (`str`, *optional*), base_url (`str`, *optional*), replay_cache (`Path`, *optional*),
-            budget_usd (`float`, *optional*): See [`OpenAIChat`].
-        sandbox (`bool`): Start the oracle and take that.
-        stack (`ExitStack`): Closes client and oracle.
-    """
-    from ..llm import OpenAIChat, ReplayCache
-
-    if sandbox:
-        from ..sandbox import Oracle
-        from ..sandbox.server import MODEL, OracleServer
-
-        model, base_url = MODEL, stack.enter_context(OracleServer(Oracle())).base_url
-    cache = ReplayCache(replay_cache) if replay_cache else None
-    return stack.enter_context(OpenAIChat(model or "", base_url=base_url, cache=cache, budget_usd=budget_usd))
-
-
-def another(chat: OpenAIChat, stack: ExitStack) -> OpenAIChat:
-    """A client of the same model at the same address, whose spending is booked by itself."""
-    from ..llm import OpenAIChat
-
-    return stack.enter_context(OpenAIChat(chat.model, base_url=chat.base_url, cache=chat.cache))
-
-
-def local_chat(folder: Path):
-    """A local model in float32, on the GPU where there is one, with lossless drafting.
-
-    Raises:
-        `ValueError`: If there is no model in the folder, or its tokenizer has no chat template.
-    """
-    if not (folder / "config.json").exists():
-        raise ValueError(f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one")
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from ..local import TransformersChat
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
-    return TransformersChat(model, AutoTokenizer.from_pretrained(folder))

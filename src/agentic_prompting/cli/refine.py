@@ -1,18 +1,23 @@
-"""`agentic-prompting refine`: ProRefine for one question, or for each line of a file."""
+"""`agentic-prompting refine`: ProRefine for one question, or for each line of a file.
+
+And `main`, the program that fills a row group of the paper's Table 1: one of its sets in three verifier settings.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from .options import connect_roles, option
+from .options import AsJson, Recording, Spending, setting
 from .show import say, show
 
 if TYPE_CHECKING:
-    from ..llm import Budget
+    from ..llm import Budget, ChatModel
     from ..refine import RefinementResult
 
 # The names of what is imported late: choices have to be known for `--help`. Tests hold them to the originals.
@@ -20,83 +25,115 @@ PaperSetting = Literal["no_verifier", "verifier", "optimal_verifier"]
 Score = Literal["exact_match", "integer_match", "letter_match", "word_sorting_match"]
 Unit = Literal["tokens", "sentence", "paragraph"]
 
-_MODELS, _LOOP, _FILES = "Models", "Refinement", "Files and output"
-_ELSE = "The feedback model by default."
+ROLES = ("task", "feedback", "optimizer", "verifier")
 
 
-def refine(
-    prompt: Annotated[str | None, option("The prompt to begin with; a plain one by default.", _FILES)] = None,
-    query: Annotated[str | None, option("One question.", _FILES)] = None,
-    input: Annotated[
-        Path | None, option("JSON lines: texts, or objects with `question` (`answers`, `id`).", _FILES)
-    ] = None,
-    output: Annotated[Path | None, option("JSON lines of results; run again, a stopped run goes on.", _FILES)] = None,
-    as_json: Annotated[bool, option("Print one JSON object instead of text.", _FILES, "--json")] = False,
-    task_model: Annotated[str | None, option("The model that answers, by its name at its endpoint.", _MODELS)] = None,
-    local_model: Annotated[Path | None, option("Instead: a transformers model's folder, run here.", _MODELS)] = None,
-    feedback_model: Annotated[str | None, option("The model that criticises.", _MODELS)] = None,
-    optimizer_model: Annotated[str | None, option(f"The model that edits. {_ELSE}", _MODELS)] = None,
-    verifier_model: Annotated[str | None, option(f"The model that judges. {_ELSE}", _MODELS)] = None,
-    task_base_url: Annotated[str | None, option("Its OpenAI-compatible endpoint.", _MODELS)] = None,
-    feedback_base_url: Annotated[str | None, option("Its endpoint.", _MODELS)] = None,
-    optimizer_base_url: Annotated[str | None, option("Its endpoint.", _MODELS)] = None,
-    verifier_base_url: Annotated[str | None, option("Its endpoint.", _MODELS)] = None,
-    replay_cache: Annotated[Path | None, option("SQLite file: replies in it are not paid twice.", _MODELS)] = None,
-    budget_usd: Annotated[float | None, option("What all models together may spend.", _MODELS)] = None,
-    budget_tokens: Annotated[int | None, option("The same in tokens.", _MODELS)] = None,
-    sandbox: Annotated[bool, option("Scripted models and a puzzle: no key.", _MODELS, "--sandbox")] = False,
-    paper_setting: Annotated[PaperSetting, option("Who judges the first answer.", _LOOP)] = "verifier",
-    score: Annotated[Score, option("How `answers` are compared.", _LOOP)] = "exact_match",
-    tokens_per_step: Annotated[int, option("k of the paper: 10.", _LOOP)] = 10,
-    max_steps: Annotated[int, option("n of the paper: 25.", _LOOP)] = 25,
-    unit: Annotated[Unit, option("What a step adds.", _LOOP)] = "tokens",
-    history: Annotated[bool, option("Show critic and optimizer their earlier steps.", _LOOP, "--history")] = False,
-    final_max_tokens: Annotated[int, option("Of the answer: 512.", _LOOP)] = 512,
-    max_failures: Annotated[int, option("Failed calls after which a question is given up: 3.", _LOOP)] = 3,
-    stop_when_correct: Annotated[int | None, option("Stop at so many CORRECT; 2 is sensible.", _LOOP)] = None,
-    max_in_flight: Annotated[int, option("Questions on their way at once: 128.", _LOOP)] = 128,
-) -> int:
+@dataclass
+class Questions:
+    """What is asked, and how answers are judged."""
+
+    prompt: str | None = setting("The prompt to begin with; a plain one by default.")
+    query: str | None = setting("One question.")
+    input: Path | None = setting("JSON lines: texts, or objects with `question` (`answers`, `id`).")
+    output: Path | None = setting("JSON lines of results; run again, a stopped run goes on.")
+    paper_setting: PaperSetting = setting("Who judges the first answer.", "verifier")
+    score: Score = setting("How `answers` are compared.", "exact_match")
+    max_in_flight: int = setting("Questions on their way at once.", 128)
+
+    def rows(self) -> list[Any]:
+        """The questions, from wherever the command line says.
+
+        Raises:
+            `ValueError`: If it does not say, or a line is no JSON.
+        """
+        if (self.query is None) == (self.input is None):
+            raise ValueError("say what to answer with either --query TEXT or --input FILE (or try --sandbox)")
+        if self.input is None:
+            return [self.query]
+        rows = []
+        for number, line in enumerate(self.input.read_text(encoding="utf-8").split("\n"), start=1):
+            if line.strip():
+                try:
+                    rows.append(json.loads(line))
+                except ValueError as error:
+                    raise ValueError(f"line {number} of {self.input} is no JSON: {error}") from None
+        return rows
+
+
+@dataclass
+class Models(Spending, Recording):
+    """Who answers and who criticises."""
+
+    task_model: str | None = setting("The model that answers, by its name at its endpoint.")
+    task_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
+    local_model: Path | None = setting("Instead: a transformers model's folder, run here.")
+    feedback_model: str | None = setting("The model that criticises.")
+    feedback_base_url: str | None = setting("Its endpoint.")
+    optimizer_model: str | None = setting("The model that edits. The feedback model by default.")
+    optimizer_base_url: str | None = setting("Its endpoint.")
+    verifier_model: str | None = setting("The model that judges. The feedback model by default.")
+    verifier_base_url: str | None = setting("Its endpoint.")
+    sandbox: bool = setting("Scripted models and a puzzle: no key.", False)
+
+    def roles(self, stack: ExitStack) -> dict[str, ChatModel]:
+        """A client for each role; one that is not named is the feedback model.
+
+        Raises:
+            `ValueError`: If a model is missing or given twice.
+        """
+        if (self.task_model is None) == (self.local_model is None):
+            raise ValueError(
+                "name the task model with either --task-model NAME or --local-model FOLDER (or try --sandbox)"
+            )
+        if self.feedback_model is None:
+            raise ValueError("name the feedback model with --feedback-model NAME (or try --sandbox)")
+        roles: dict[str, ChatModel] = {}
+        for role in ROLES:
+            name, url = getattr(self, f"{role}_model"), getattr(self, f"{role}_base_url")
+            if name is None:
+                name, url = self.feedback_model, url or self.feedback_base_url
+            if role == "task" and self.local_model is not None:
+                roles[role] = stack.enter_context(local_chat(self.local_model))
+            else:
+                roles[role] = self.connect(stack, name, url)
+        return roles
+
+
+@dataclass
+class Loop:
+    """The settings of the loop: those of [`RefineSettings`] that have names on a command line, with its defaults."""
+
+    tokens_per_step: int = setting("k of the paper.", 10)
+    max_steps: int = setting("n of the paper.", 25)
+    unit: Unit = setting("What a step adds.", "tokens")
+    history: bool = setting("Show critic and optimizer their earlier steps.", False)
+    final_max_tokens: int = setting("Of the answer.", 512)
+    max_failures: int = setting("Failed calls after which a question is given up.", 3)
+    stop_when_correct: int | None = setting("Stop at so many CORRECT; 2 is sensible.")
+
+
+def refine(asked: Questions, models: Models, loop: Loop, as_json: AsJson = False) -> int:
     """Repair a prompt for each question while the answer is being written (ProRefine).
 
     One question is shown step by step with the changes of its prompt, many as a summary.
     """
-    from ..llm import Budget
     from ..refine import DEFAULT_PROMPT, LabelVerifier, ProRefiner
     from ..rewards import qa, reasoning
 
-    prompt = DEFAULT_PROMPT if prompt is None else prompt
-    compare = getattr(reasoning, score, None) or getattr(qa, score)
+    prompt, output = DEFAULT_PROMPT if asked.prompt is None else asked.prompt, asked.output
+    compare = getattr(reasoning, asked.score, None) or getattr(qa, asked.score)
     with ExitStack() as stack:
-        if sandbox:
-            roles, rows, compare = _sandbox_roles(prompt, query, input)
+        if models.sandbox:
+            roles, rows, compare = _in_sandbox(prompt, asked)
         else:
-            rows = _read_rows(query, input)
-            named = {
-                "task": (task_model, task_base_url),
-                "feedback": (feedback_model, feedback_base_url),
-                "optimizer": (optimizer_model, optimizer_base_url),
-                "verifier": (verifier_model, verifier_base_url),
-            }
-            roles = connect_roles(named, local_model, replay_cache, stack)
+            rows, roles = asked.rows(), models.roles(stack)
         verifiers = {"no_verifier": None, "verifier": roles["verifier"], "optimal_verifier": LabelVerifier(compare)}
-        refiner = ProRefiner(
-            roles["task"],
-            roles["feedback"],
-            roles["optimizer"],
-            verifiers[paper_setting],
-            tokens_per_step=tokens_per_step,
-            max_steps=max_steps,
-            unit=unit,
-            history=history,
-            final_max_tokens=final_max_tokens,
-            max_failures=max_failures,
-            stop_when_correct=stop_when_correct,
-        )
-        # Beside the results, so that a run that goes on does not get the budget again.
-        budget = Budget(budget_usd, budget_tokens, output and output.with_suffix(".spending.sqlite"))
+        roles["verifier"] = verifiers[asked.paper_setting]
+        refiner = ProRefiner(**roles, **vars(loop))
+        budget = models.budget(output and output.with_suffix(".spending.sqlite"))
         refiner.charge_to(budget)
         try:
-            results = refiner.refine_all(prompt, rows, max_in_flight, output)
+            results = refiner.refine_all(prompt, rows, asked.max_in_flight, output)
         except KeyboardInterrupt:
             where = f"the same command goes on from {output}" if output else "with --output the command could go on"
             print(f"agentic-prompting: stopped; {where}", file=sys.stderr)
@@ -104,32 +141,12 @@ def refine(
         return _report(results, rows, compare, output, as_json, budget)
 
 
-def _read_rows(query: str | None, file: Path | None) -> list[Any]:
-    """The questions, from wherever the command line says.
-
-    Raises:
-        `ValueError`: If it does not say, or a line is no JSON.
-    """
-    if (query is None) == (file is None):
-        raise ValueError("say what to answer with either --query TEXT or --input FILE (or try --sandbox)")
-    if file is None:
-        return [query]
-    rows = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), start=1):
-        if line.strip():
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"line {number} of {file} is no JSON: {error}") from None
-    return rows
-
-
-def _sandbox_roles(prompt: str, query: str | None, file: Path | None) -> tuple[dict[str, Any], list[Any], Any]:
+def _in_sandbox(prompt: str, asked: Questions) -> tuple[dict[str, Any], list[Any], Any]:
     """Scripted models, the puzzles' score, and, where no question is given, the first puzzle that goes wrong."""
     from ..sandbox.puzzles import PuzzleSolver, make_puzzles, puzzle_models, score_puzzle
 
-    if query is not None or file is not None:
-        return puzzle_models(), _read_rows(query, file), score_puzzle
+    if asked.query is not None or asked.input is not None:
+        return puzzle_models(), asked.rows(), score_puzzle
     solver, puzzles = PuzzleSolver(), make_puzzles(50, seed=4)
     wrong = (row for row in puzzles if not score_puzzle(solver.answer(prompt, row["question"]), row["answers"]))
     return puzzle_models(), [next(wrong, puzzles[0])], score_puzzle
@@ -161,3 +178,105 @@ def _report(
         what = f"{len(failed)} of {len(results)} questions failed; first: {failed[0]}{bill}"
         print(f"agentic-prompting: {what}", file=sys.stderr)
     return int(bool(failed))
+
+
+def local_chat(folder: Path) -> Any:
+    """A local model in float32, on the GPU where there is one, with lossless drafting.
+
+    Raises:
+        `ValueError`: If there is no model in the folder, or its tokenizer has no chat template.
+    """
+    if not (folder / "config.json").exists():
+        raise ValueError(f"{folder} holds no transformers model (no config.json); give the folder of a downloaded one")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ..local import TransformersChat
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    return TransformersChat(model, AutoTokenizer.from_pretrained(folder))
+
+
+# The paper's three settings on one of its sets ------------------------------------------------------------------------
+
+
+@dataclass
+class ScriptArguments(Spending):
+    """Which set, and which models."""
+
+    task: str | None = setting("One of ProRefine's five sets; by default the sandbox's puzzles.")
+    split: str = setting("Its split.", "test")
+    rows: int = setting("How many questions.", 100)
+    data_files: str | None = setting("Local file instead of the hub.")
+    task_model: str | None = setting("The model that answers.")
+    task_base_url: str | None = setting("Any OpenAI-compatible endpoint.")
+    critic_model: str | None = setting("Feedback, optimizer and verifier in one.")
+    critic_base_url: str | None = setting("Its endpoint.")
+    output_dir: str = setting("For results, replies and the picture.", "runs/refine")
+
+    def roles(self, stack: ExitStack) -> dict[str, Any]:
+        """Two endpoints, a client for each role, or the sandbox's scripts."""
+        from ..rewards import REASONING_SCORERS
+        from ..sandbox.puzzles import puzzle_models
+
+        if self.task is None:
+            return puzzle_models()
+        if self.task not in REASONING_SCORERS or self.task_model is None or self.critic_model is None:
+            raise SystemExit(f"--task is one of {', '.join(REASONING_SCORERS)}, with --task_model and --critic_model")
+        recording, critic = (
+            Recording(Path(self.output_dir) / "replies.sqlite"),
+            (self.critic_model, self.critic_base_url),
+        )
+        named = dict.fromkeys(ROLES, critic) | {"task": (self.task_model, self.task_base_url)}
+        return {role: recording.connect(stack, *one) for role, one in named.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Refine, and print accuracy and iterations in the three verifier settings.
+
+    Each setting writes its results to a file of its own in `--output_dir`; a run that was stopped goes on when started
+    again.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Instead of the command line's.
+    """
+    from transformers import HfArgumentParser
+
+    from ..data import load_task
+    from ..llm import charge
+    from ..refine import START_PROMPTS, LabelVerifier, ProRefiner
+    from ..report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
+    from ..rewards import REASONING_SCORERS
+    from ..sandbox.puzzles import SORTING, make_puzzles
+
+    given = None if arguments is None else list(arguments)
+    (script,) = HfArgumentParser(ScriptArguments).parse_args_into_dataclasses(args=given)  # type: ignore[arg-type]
+    name, folder = script.task or SORTING, Path(script.output_dir)
+    score, results = REASONING_SCORERS[name], {}
+    with ExitStack() as stack:
+        roles = script.roles(stack)
+        budget = script.budget(folder / "spending.sqlite")
+        charge(budget, **roles)
+        rows = (
+            list(load_task(name, script.split, script.rows, data_files=script.data_files))
+            if script.task
+            else make_puzzles(script.rows, kinds=(SORTING,))
+        )
+        verifiers = {"no verifier": None, "verifier": roles["verifier"], "optimal verifier": LabelVerifier(score)}
+        for setting, verifier in verifiers.items():
+            refiner = ProRefiner(roles["task"], roles["feedback"], roles["optimizer"], verifier)
+            file = folder / f"{setting.replace(' ', '_')}.jsonl"
+            results[setting] = refiner.refine_all(START_PROMPTS[name], rows, output=file)
+            fatal = next((one.error for one in results[setting] if one.error is not None and one.error.fatal), None)
+            if fatal is not None:
+                raise SystemExit(f"stopped: {fatal}. Spent so far: {budget}; the same command goes on")
+    model = script.task_model or "scripted (sandbox)"
+    accuracy = {setting: {model: accuracy_of(found, rows, score)} for setting, found in results.items()}
+    print(accuracy_table({name: accuracy}))
+    for setting, found in results.items():
+        print(f"{setting:18} {iterations_of(found).mean:.2f} iterations")
+    try:
+        plot_iterations({name: results}, folder / "iterations.png")
+    except ImportError as error:
+        print(f"no picture: {error}")

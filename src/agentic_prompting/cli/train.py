@@ -1,6 +1,5 @@
-"""`agentic-prompting train` and `demo`: the programs of `scripts/`, started the way `accelerate launch` does.
-
-Exit status and Ctrl-C are passed through.
+"""`agentic-prompting train` and `demo`: the training programs, started the way `accelerate launch` does, with exit
+status and Ctrl-C passed through. And what the programs do alike: read options, train, and end with a line and a status.
 """
 
 from __future__ import annotations
@@ -8,28 +7,34 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import sys
+import warnings
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import show_help
+from .options import option, show_help
 
-CONFIGS = Path(__file__).parents[1] / "scripts" / "configs"
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+CONFIGS = Path(__file__).parent / "configs"
 """What the demonstrations run with."""
 
 Method = Literal["prompt-r1", "espl", "prorefine"]
-Config = Annotated[
-    Path | None, typer.Option(help="YAML file with options of the program; those given here win over it.")
-]
+Config = Annotated[Path | None, option("YAML file with options of the program; those given here win over it.")]
 AccelerateConfig = Annotated[
     Path | None,
-    typer.Option(help="As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU."),
+    option("As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU."),
 ]
 
 _PROGRAMS = {"prompt-r1": ("train_prompt_r1", "prompt_r1.yaml"), "espl": ("train_espl", "espl.yaml")}
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
 _FINISHED = "summary.json"
 # Everything else is an option of the program, `--help` too.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -70,7 +75,7 @@ def _help(context: typer.Context, program: str) -> int:
 
     print(context.get_help())
     print(f"\nOptions of the program ({program}), on the command line or in the file of --config:\n")
-    script = import_module(f"..scripts.{program}", __package__)
+    script = import_module(f".{program}", __package__)
     TrlParser(script.ARGUMENTS, prog=context.command_path).print_help()
     return 0
 
@@ -92,7 +97,7 @@ def demo(
             "another folder with --output-dir"
         )
     if method == "prorefine":
-        from ..scripts.refine import main as refine
+        from .refine import main as refine
 
         refine(["--output_dir", str(output_dir), *context.args])
         print(f"\nwritten to {output_dir}: a file of results for each setting")
@@ -121,10 +126,10 @@ def _resumed(folder: Path) -> list[str]:
 
 
 def launch(program: str, arguments: Sequence[str], accelerate_config: Path | None = None) -> int:
-    """Run a program of `scripts/` on as many processes as accelerate is configured for.
+    """Run a program on as many processes as accelerate is configured for.
 
     Args:
-        program (`str`): Its module in `scripts/`.
+        program (`str`): Its module in this room.
         arguments (`Sequence[str]`): For the program.
         accelerate_config (`Path`, *optional*): As of `accelerate launch --config_file`. By default what
             `accelerate config` has saved, else every GPU of this machine, or its CPU.
@@ -141,8 +146,7 @@ def launch(program: str, arguments: Sequence[str], accelerate_config: Path | Non
 
     # torchrun would end its processes 30 s after Ctrl-C, in the middle of a step; it is ours to pass on.
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
-    module = f"{__package__.rpartition('.')[0]}.scripts.{program}"
-    launched = launch_command_parser().parse_args([*settings, "--module", module, *arguments])
+    launched = launch_command_parser().parse_args([*settings, "--module", f"{__package__}.{program}", *arguments])
     before = signal.signal(signal.SIGINT, _pass_on)
     try:
         launch_command(launched)
@@ -183,3 +187,69 @@ def _pass_on(*signal_and_frame: Any) -> None:
 def _status(code: int) -> int:
     """As a shell has it: 128 and the signal that ended the process."""
     return 128 - code if code < 0 else code
+
+
+# What the programs do alike -------------------------------------------------------------------------------------------
+
+
+def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, ...]:
+    """One object of each kind, from the command line or from `arguments`, and from the file of `--config`."""
+    from trl import TrlParser
+
+    from ..trainers.progress import quiet_libraries
+
+    # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    quiet_libraries()
+    return TrlParser(kinds).parse_args_and_config(arguments)
+
+
+def run_training(trainer: Trainer) -> None:
+    """Train, or go on from `args.resume_from_checkpoint`; Ctrl-C ends it with a checkpoint.
+
+    `--resume_from_checkpoint true` is the newest checkpoint, and the beginning where there is none. The log of the run
+    is in the output folder afterwards, as `trainer_state.json`.
+
+    Raises:
+        [`TrainingInterrupted`]: After Ctrl-C.
+        `SystemExit`: With status 1 and the reason, where training stopped because of the environment.
+    """
+    from ..trainers import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
+
+    given = trainer.args.resume_from_checkpoint  # text, as it stands on a command line
+    resumed = {"true": True, "false": None}.get(str(given).lower(), given)
+    try:
+        with checkpoint_on_interrupt(trainer):
+            trainer.train(resume_from_checkpoint=resumed)
+    except TrainingStopped as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except TrainingInterrupted:
+        end(trainer)
+        raise
+    trainer.save_state()
+
+
+def end(trainer: Trainer) -> None:
+    """Close trackers and the process group: without it gloo may abort at exit."""
+    trainer.accelerator.end_training()
+
+
+def run_script(main: Callable[[], object]) -> None:
+    """Run a program's `main`: no traceback for what the user can mend.
+
+    Args:
+        main (`Callable`): Called without arguments.
+
+    Raises:
+        `SystemExit`: With status 1 and a line about a bad option, file or endpoint; with 130 after Ctrl-C.
+    """
+    from ..llm import LLMError
+
+    try:
+        main()
+    except (ValueError, FileNotFoundError, LLMError) as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except KeyboardInterrupt as interrupted:
+        if os.environ.get("RANK", "0") == "0":  # the first process of the job speaks for all
+            print(str(interrupted) or "interrupted; what is not in a checkpoint is lost", file=sys.stderr, flush=True)
+        sys.exit(INTERRUPTED)

@@ -246,7 +246,7 @@ def own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
 def _own_reader(columns: Mapping[str, str]) -> Reader:
     keep = {ours: theirs for ours, theirs in columns.items() if ours not in ("question", "answers", "answer", "id")}
     golds = columns.get("answer") or (lambda row: as_list(row[columns["answers"]]))
-    return Reader(tuple(columns.values()), columns["question"], golds, keep, id=columns.get("id", "id"))
+    return Reader(columns["question"], golds, tuple(columns.values()), keep, id=columns.get("id", "id"))
 
 
 def _of_split(name: str, data: Any, split: str) -> Any:

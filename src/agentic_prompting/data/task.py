@@ -18,22 +18,28 @@ class Reader:
     """How to read a row of one shape.
 
     Args:
-        columns (`tuple[str, ...]`): The columns it needs; where one is missing the next reader is tried.
         question (`str` or `Callable`): The column, or a function of the row.
         golds (`str` or `Callable`): The column of the accepted answer or answers, taken as they are, or a function of
             the row. Stripping and removing duplicates is the loader's work.
+        needs (`tuple[str, ...]`, *optional*): The columns that the functions read.
         keep (`tuple[str, ...]` or `dict[str, str]`, *optional*): Columns that go into `meta` where they exist; a dict
             gives them other names.
         meta (`Callable`, *optional*): Row to what else goes there, JSON-able.
         id (`str`, *optional*, defaults to `"id"`): The column of the row's name, where it exists.
     """
 
-    columns: tuple[str, ...]
     question: str | Callable[[Row], str]
     golds: str | Callable[[Row], Sequence[Any]]
+    needs: tuple[str, ...] = ()
     keep: tuple[str, ...] | Mapping[str, str] = ()
     meta: Callable[[Row], dict[str, Any]] = lambda row: {}
     id: str = "id"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All that it needs; where one is missing the next reader is tried."""
+        named = [column for column in (self.question, self.golds) if isinstance(column, str)]
+        return tuple(dict.fromkeys([*named, *self.needs]))
 
     @property
     def used(self) -> list[str]:
@@ -97,6 +103,11 @@ class Source:
     def parquet(cls, path: str, data_dir: str, **options: Any) -> Source:
         """The hub's own conversion of a repository: no loading script, and folders instead of configurations."""
         return cls(path, revision="refs/convert/parquet", data_dir=data_dir, **options)
+
+    @classmethod
+    def also_parquet(cls, path: str, config: str, **options: Any) -> tuple[Source, Source]:
+        """A repository, and behind it the hub's conversion under the same name."""
+        return cls(path, config, **options), cls.parquet(path, config, **options)
 
     @classmethod
     def flashrag(cls, config: str, **splits: str) -> Source:

@@ -1,10 +1,8 @@
 """Where each data set is, and how to read a row of it: one record per set, no machinery.
 
-Adding a set is adding a [`Task`] to [`TASKS`]. Here are Prompt-R1's sets, the released files and their public sources;
-ProRefine's and E-SPL's are in `tasks_reasoning.py`.
-
-The hub ids, splits, sizes and licences are facts about other people's repositories. They were collected with their
-sources in August 2026; `agentic-prompting data check --online` compares them with what is there now.
+Adding a set is adding a [`Task`] to [`TASKS`]. The hub ids, splits, sizes and licences are facts about other people's
+repositories. They were collected with their sources in August 2026; `agentic-prompting data check --online` compares
+them with what is there now.
 """
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .task import Reader, Row, Source, Task, answers_of, as_list
-from .tasks_reasoning import ESPL_TASKS, PAIRS as PAIRS, PROREFINE_TASKS, gsm8k_answer
+from .task import Cut, Reader, Row, Source, Task, answers_of, as_list, whole_number
 
 # The released Prompt-R1 files: the paper's own samples of its twelve sets, the best source for its tables. Of the 128
 # rows of the GSM8K evaluation file 111 are GSM8K *training* questions; `contamination_report` counts such rows.
@@ -104,69 +101,67 @@ def squad_answers(answers: Any) -> list[str]:
     return list(answers["text"]) if isinstance(answers, dict) else [answer["text"] for answer in answers or []]
 
 
-_FLASHRAG = Reader(("question", "golden_answers"), "question", lambda row: as_list(row["golden_answers"]))
-_RELEASED = Reader(
-    ("prompt", "reward_model"),
-    prompt_r1_question,
-    lambda row: row["reward_model"]["ground_truth"],
-    ("data_source",),
-    prompt_r1_meta,
-)
-_GSM8K = Reader(
-    ("question", "answer"), "question", lambda row: [gsm8k_answer(row["answer"])], keep={"solution": "answer"}
-)
+def gsm8k_answer(solution: str) -> str:
+    """GSM8K's final number, commas removed and sign kept: `"… #### 24,960"` gives `"24960"`."""
+    return solution.split("####")[-1].strip().replace(",", "")
+
+
+def last_integer(solution: str) -> str:
+    """The last token of a GSM8K solution as an integer: `"… #### 24,960"` gives `"24960"`."""
+    return str(int(solution.split()[-1].replace(",", "")))
+
+
+# Prompt-R1's sets: the released files and their public sources --------------------------------------------------------
+
+_FLASHRAG = Reader("question", lambda row: as_list(row["golden_answers"]), ("golden_answers",))
+_GSM8K = Reader("question", lambda row: [gsm8k_answer(row["answer"])], ("answer",), keep={"solution": "answer"})
 _MUSIQUE = Reader(
-    ("question", "answer", "answer_aliases"),
     "question",
     lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]),
+    ("answer", "answer_aliases"),
 )
 _POPQA = Reader(
-    ("question", "possible_answers"),
-    "question",
-    lambda row: as_list(row["possible_answers"]),
-    keep=("prop", "s_pop", "o_pop"),
+    "question", lambda row: as_list(row["possible_answers"]), ("possible_answers",), keep=("prop", "s_pop", "o_pop")
 )
-_SQUAD = Reader(  # the question alone, as in the paper; the passage stays in `meta`
-    ("question", "answers"), "question", lambda row: squad_answers(row["answers"]), keep=("title", "context")
-)
+# SQuAD: the question alone, as in the paper; the passage stays in `meta`.
+_SQUAD = Reader("question", lambda row: squad_answers(row["answers"]), ("answers",), keep=("title", "context"))
 _TRIVIAQA = Reader(
-    ("question", "answer"),
-    "question",
-    lambda row: [row["answer"]["value"], *row["answer"]["aliases"]],
-    keep=("question_id",),
+    "question", lambda row: [row["answer"]["value"], *row["answer"]["aliases"]], ("answer",), keep=("question_id",)
 )
 _MATHQA = Reader(  # no options shown and the option's text as the gold, as in the paper
-    ("Problem", "options", "correct"),
     "Problem",
     lambda row: answers_of(mathqa_options(row["options"]).get(row["correct"])),
+    ("options", "correct"),
     keep=("options", "correct"),
 )
-_CHAPTER = Reader(
-    ("chapter", "summary_text"), lambda row: _asked(SUMMARY_TASK, row["chapter"]), "summary_text", {"book": "bid"}
-)
+_CHAPTER = Reader(lambda row: _asked(SUMMARY_TASK, row["chapter"]), "summary_text", ("chapter",), keep={"book": "bid"})
 _CHAPTERS = Reader(
-    ("text", "summary"),
     lambda row: _asked(SUMMARY_TASK, row["text"]),
     lambda row: [summary["text"] for summary in row["summary"]],
+    ("text", "summary"),
 )
-_STORY = Reader(("prompt", "story"), lambda row: _asked(STORY_TASK, _TAG.sub("", row["prompt"])), "story")
-_XSUM = Reader(("document", "summary"), lambda row: _asked(ARTICLE_TASK, row["summary"]), "document")
+_STORY = Reader(lambda row: _asked(STORY_TASK, _TAG.sub("", row["prompt"])), "story", ("prompt",))
+_XSUM = Reader(lambda row: _asked(ARTICLE_TASK, row["summary"]), "document", ("summary",))
 _WRITING = ("semantic_similarity", "token_f1")
 
-TASKS: dict[str, Task] = {
+PROMPT_R1_TASKS: dict[str, Task] = {
     "prompt_r1": Task(
         (Source("QwenQKing/Prompt-R1", files=_FILES),),
-        (_RELEASED,),
+        (
+            Reader(
+                prompt_r1_question,
+                lambda row: row["reward_model"]["ground_truth"],
+                ("prompt", "reward_model"),
+                keep=("data_source",),
+                meta=prompt_r1_meta,
+            ),
+        ),
         {"train": 40_960, "validation": 2048, "test": 1_536, **{f"test/{name}": 128 for name in EVALUATION_FILES}},
         "Apache-2.0",
     ),
     "hotpotqa": Task(
-        (
-            Source("hotpotqa/hotpot_qa", "distractor"),
-            Source.parquet("hotpotqa/hotpot_qa", "distractor"),
-            Source.flashrag("hotpotqa", validation="dev"),
-        ),
-        (Reader(("question", "answer"), "question", "answer", keep=("type", "level")), _FLASHRAG),
+        (*Source.also_parquet("hotpotqa/hotpot_qa", "distractor"), Source.flashrag("hotpotqa", validation="dev")),
+        (Reader("question", "answer", keep=("type", "level")), _FLASHRAG),
         {"train": 90_447, "validation": 7_405},
         "CC-BY-SA-4.0",
     ),
@@ -182,12 +177,12 @@ TASKS: dict[str, Task] = {
             ),
             Source.flashrag("2wikimultihopqa", validation="dev"),  # train: 15,000 rows only
         ),
-        (Reader(("question", "answer"), "question", "answer", keep=("type",)), _FLASHRAG),
+        (Reader("question", "answer", keep=("type",)), _FLASHRAG),
         {"train": 167_454, "validation": 12_576},
         "Apache-2.0",
     ),
     "gsm8k": Task(
-        (Source("openai/gsm8k", "main"), Source.parquet("openai/gsm8k", "main")),
+        Source.also_parquet("openai/gsm8k", "main"),
         (_GSM8K,),
         {"train": 7_473, "test": 1_319},
         "MIT",
@@ -222,8 +217,7 @@ TASKS: dict[str, Task] = {
     ),
     "triviaqa": Task(
         (
-            Source("mandarjoshi/trivia_qa", "rc.nocontext"),
-            Source.parquet("mandarjoshi/trivia_qa", "rc.nocontext"),
+            *Source.also_parquet("mandarjoshi/trivia_qa", "rc.nocontext"),
             Source.flashrag("triviaqa", validation="dev"),  # the unfiltered set: other sizes
         ),
         (_TRIVIAQA, _FLASHRAG),
@@ -257,6 +251,204 @@ TASKS: dict[str, Task] = {
         "unknown",
         metrics=_WRITING,
     ),
-    **PROREFINE_TASKS,
-    **ESPL_TASKS,
 }
+
+# ProRefine's five sets (section "Data"): splits and questions of the BIG-Bench Hard sets and GSM8K are TextGrad's, as
+# the paper says. Of SVAMP its test set is the whole of the original file; its training rows come from other sets and
+# are not here: nothing is trained.
+
+
+def _big_bench_hard(name: str, train: str, validation: str, test: str, metric: str) -> Task:
+    """One of the 27 sets: 250 rows in one list, cut by position. The three texts are in each part's first question."""
+    ours_to_theirs = {"train": "test", "validation": "test", "test": "test"}
+    url = f"https://raw.githubusercontent.com/suzgunmirac/BIG-Bench-Hard/main/bbh/{name}.json"
+    return Task(
+        (
+            Source("SaylorTwift/bbh", name, splits=ours_to_theirs),
+            Source("json", files=dict.fromkeys(ours_to_theirs, url), options={"field": "examples"}),
+            Source("lukaemon/bbh", name, splits=ours_to_theirs),
+        ),
+        (Reader("input", "target"),),
+        {"train": 50, "validation": 100, "test": 100},
+        "MIT",
+        cuts={
+            "train": Cut(0, 50, whole=250, first=train),
+            "validation": Cut(50, 150, whole=250, first=validation),
+            "test": Cut(150, 250, whole=250, first=test),
+        },
+        json_field="examples",
+        metrics=(metric,),
+    )
+
+
+_GSM8K_DSPY = Reader(
+    lambda row: "Question: " + row["question"],
+    lambda row: [last_integer(row["answer"])],
+    ("question", "answer"),
+    keep={"solution": "answer"},
+)
+_SVAMP = Reader(
+    lambda row: f"{row['Body']} {row['Question']}",
+    lambda row: [whole_number(answer) for answer in answers_of(row["Answer"])],
+    ("Body", "Question", "Answer"),
+    keep={"type": "Type"},
+)
+_AQUA = Reader(
+    lambda row: row["question"] + "\n" + "\n".join(row["options"]),
+    "correct",
+    ("question", "options"),
+    keep=("options",),
+)
+
+PROREFINE_TASKS: dict[str, Task] = {
+    "bbh_object_counting": _big_bench_hard(
+        "object_counting", "a flute, a piano", "stalks of celery", "a couch, a bed", "integer_match"
+    ),
+    "bbh_word_sorting": _big_bench_hard(
+        "word_sorting", "syndrome therefrom", "hat core sonnet discreet", "oakland seaborg jacobi", "word_sorting_match"
+    ),
+    "gsm8k_dspy": Task(  # DSPy's split, by way of TextGrad
+        Source.also_parquet("openai/gsm8k", "main", splits={"validation": "train"}),
+        (_GSM8K_DSPY,),
+        {"train": 200, "validation": 300, "test": 1_319},
+        "MIT",
+        cuts={
+            "train": Cut(0, 200, seed=0, whole=7_473, first="Marion"),
+            "validation": Cut(200, 500, seed=0, whole=7_473, first="birds"),
+            "test": Cut(seed=0, whole=1_319, first="Amber, Micah"),
+        },
+        metrics=("integer_match",),
+    ),
+    "svamp": Task(
+        (
+            Source("ChilleD/SVAMP", splits={"test": "train+test"}),  # 700 and 300 of the original thousand
+            Source("json", files={"test": "https://raw.githubusercontent.com/arkilpatel/SVAMP/main/SVAMP.json"}),
+        ),
+        (_SVAMP,),
+        {"test": 1_000},
+        "MIT",
+        metrics=("integer_match",),
+    ),
+    "aqua": Task(
+        Source.also_parquet("deepmind/aqua_rat", "raw"),
+        (_AQUA,),
+        {"train": 97_467, "validation": 254, "test": 254},
+        "Apache-2.0",
+        metrics=("letter_match",),
+    ),
+}
+
+# E-SPL's (arXiv 2602.14697): preprocessing is the released code's. DAPO's wrapper is taken off and each problem kept
+# once, training sets are shuffled with seed 42. The paper's subsample for search (196 and 64 questions) was not
+# released.
+
+DAPO_HEAD = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n"
+)
+DAPO_TAIL = '\n\nRemember to put your answer on its own line after "Answer:".'
+
+
+def dapo_question(row: Row) -> str:
+    """A DAPO problem without the instructions around it."""
+    return row["prompt"][0]["content"].replace(DAPO_HEAD, "").replace(DAPO_TAIL, "")
+
+
+def competition_answers(value: object) -> list[str]:
+    """The accepted answer of a competition problem: numbers without needless decimals, LaTeX as it is."""
+    return [whole_number(text) if isinstance(value, (int, float)) else text for text in answers_of(value)]
+
+
+_MATHS = ("math_match", "exact_match")
+_DAPO = Reader(dapo_question, lambda row: answers_of(row["reward_model"]["ground_truth"]), ("prompt", "reward_model"))
+_PROBLEM = Reader("problem", lambda row: competition_answers(row["answer"]), ("answer",))
+_SEARCH = Reader("question", lambda row: as_list(row["golden_answers"]), ("golden_answers",), keep=("data_source",))
+_PARTS_OF_TEST = {  # half-open row ranges of the search set's test file, in its order
+    "nq": (0, 3_610),
+    "triviaqa": (3_610, 14_923),
+    "popqa": (14_923, 29_190),
+    "hotpotqa": (29_190, 36_595),
+    "2wikimultihopqa": (36_595, 49_171),
+    "musique": (49_171, 51_588),
+    "bamboogle": (51_588, 51_713),
+}
+_SEARCH_FILE = "hf://datasets/PeterJinGo/nq_hotpotqa_train/{}.parquet"
+_DAPO_REPOSITORY = Source("BytedTsinghua-SIA/DAPO-Math-17k")  # 1.79 M rows: each problem about a hundred times
+_AIMO = "AI-MO/aimo-validation-"
+_TRAIN_IS_TEST = {"test": "train"}
+
+
+def _competition(split: str, rows: int, licence: str, *sources: Source, seed: int | None = None) -> Task:
+    """A set of problems with a single split."""
+    order = None if seed is None else Cut(seed=seed)
+    return Task(sources, (_PROBLEM,), {split: rows}, licence, metrics=_MATHS, order=order)
+
+
+ESPL_TASKS: dict[str, Task] = {
+    "dapo_math": Task(
+        (Source("open-r1/DAPO-Math-17k-Processed", "all"), _DAPO_REPOSITORY),
+        (Reader("prompt", "solution"), _DAPO),
+        {"train": 17_398},
+        "Apache-2.0",
+        metrics=_MATHS,
+        unique=True,
+    ),
+    "dapo100": Task(  # reproducible from this one repository alone: the shuffle is over all of its problems
+        (_DAPO_REPOSITORY,),
+        (_DAPO,),
+        {"train": 100},
+        "Apache-2.0",
+        metrics=_MATHS,
+        unique=True,
+        order=Cut(0, 100, seed=42),
+    ),
+    "aime25": _competition(
+        "test",
+        30,
+        "none declared",
+        Source("yentinglin/aime_2025", splits=_TRAIN_IS_TEST),
+        Source("MathArena/aime_2025", splits=_TRAIN_IS_TEST),
+        Source("math-ai/aime25"),
+    ),
+    "hmmt_feb": _competition(
+        "train",
+        90,
+        "CC-BY-NC-SA-4.0",
+        Source("MathArena/hmmt_feb_2023", also=("MathArena/hmmt_feb_2024", "MathArena/hmmt_feb_2025")),
+        seed=42,
+    ),
+    "hmmt_nov25": _competition("test", 30, "CC-BY-NC-SA-4.0", Source("MathArena/hmmt_nov_2025", splits=_TRAIN_IS_TEST)),
+    "aimo_aime": _competition("train", 90, "Apache-2.0", Source(_AIMO + "aime")),
+    "aimo_amc": _competition("train", 83, "Apache-2.0", Source(_AIMO + "amc")),
+    "aime_and_amc": _competition("train", 173, "Apache-2.0", Source(_AIMO + "aime", also=(_AIMO + "amc",)), seed=42),
+    "beyondaime": _competition("test", 100, "CC0-1.0", Source("ByteDance-Seed/BeyondAIME")),
+    "nq_hotpotqa": Task(  # test is seven sets in a row; each is a split of its own, `test/nq` for example
+        (
+            Source(  # file by file and column by column: other columns have different structs in train and test
+                "parquet",
+                files={
+                    split: _SEARCH_FILE.format(split.partition("/")[0])
+                    for split in ("train", "test", *(f"test/{part}" for part in _PARTS_OF_TEST))
+                },
+                options={"columns": ["id", "question", "golden_answers", "data_source"]},
+            ),
+        ),
+        (_SEARCH,),
+        {
+            **{"train": 169_615, "test": 51_713},
+            **{f"test/{part}": stop - start for part, (start, stop) in _PARTS_OF_TEST.items()},
+        },
+        "not seen",
+        cuts={f"test/{part}": Cut(*rows, whole=51_713) for part, rows in _PARTS_OF_TEST.items()},
+    ),
+}
+
+TASKS: dict[str, Task] = {**PROMPT_R1_TASKS, **PROREFINE_TASKS, **ESPL_TASKS}
+
+PAIRS: dict[str, dict[str, tuple[str, str]]] = {
+    "dapo_aime25": {"train": ("dapo100", "train"), "test": ("aime25", "test")},
+    "hmmt": {"train": ("hmmt_feb", "train"), "test": ("hmmt_nov25", "test")},
+    "aimo_beyondaime": {"train": ("aimo_aime", "train"), "test": ("beyondaime", "test")},
+    "aime_and_amc_to_beyondaime": {"train": ("aime_and_amc", "train"), "test": ("beyondaime", "test")},
+}
+"""The released code's pairs by its own names: for each split of a pair, the set and its split."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..llm import LLMError, Reply
-from ..llm.parallel import in_parallel
+from ..llm.loop import in_parallel
 
 Row = Mapping[str, Any]
 

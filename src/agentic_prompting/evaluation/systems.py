@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ..llm import ChatModel, Message, Reply, as_chat, with_system
-from ..llm.parallel import in_parallel
+from ..llm.loop import in_parallel
 from ..refine import ProRefiner, RefinementResult
 from ..refine.types import read_query
 from ..rollout import Rollout, rollout_seed

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..llm import Budget, BudgetExceeded, ChatModel, Reply, Usage, as_chat, charge
-from ..llm.parallel import in_parallel
+from ..llm.loop import in_parallel
 from ..records import atomic_write
 from ..rollout import AgentSpec, Grammar, Rollout, Sample, gather
 from .lineage import EvolutionJournal, attempt_records, journal_beside

@@ -1,7 +1,4 @@
-"""Files that matter: written whole or not at all, and SQLite files that many use at once.
-
-In the topmost room, so that every room can use it.
-"""
+"""SQLite files that many processes use at once, and what is still to be written when one of them ends."""
 
 import atexit
 import os
@@ -12,11 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
-
-from ..records import atomic_write as write_whole  # temporary: goes with the last caller
-
-__all__ = ["OWING", "Connection", "open_for_writing", "write_whole"]
-
 
 BUSY_SECONDS = 30.0
 

@@ -5,6 +5,7 @@ The rule of this file: a body that holds no text is a failure, never an empty an
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from itertools import takewhile
@@ -158,3 +159,11 @@ def _usage(usage: Any, price: Price | None) -> Usage:
 
 def _count(value: Any) -> int:
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own loopback. Asks no name server."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
-from ..llm.parallel import in_parallel
+from ..llm.loop import in_parallel
 from ..records import RecordFile
 from ..rollout.progress import progress as progress_of
 from .loop import LabelVerifier, RefineSettings, Verifier, check_verifier, refine

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..llm import Message, with_system
-from ..llm.files import write_whole
+from ..records import atomic_write
 from .grammar import FreeText, Grammar, TagGrammar
 from .play import Limits
 from .templates import check_template, fill_template
@@ -67,7 +67,7 @@ class AgentSpec:
     def save(self, folder: str | Path) -> None:
         """Write `agentic_prompting.json` into `folder`, all or nothing."""
         saved = {"format": _FORMAT, **asdict(self), "grammar": _grammar_to_json(self.grammar)}
-        write_whole(Path(folder) / SPEC_FILE, json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
+        atomic_write(Path(folder) / SPEC_FILE, json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, folder: str | Path, grammar: Grammar | None = None) -> AgentSpec:

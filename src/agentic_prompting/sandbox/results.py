@@ -15,7 +15,7 @@ from ..agent import PromptAgent
 from ..environments import LLMEnvironment
 from ..evaluation import Estimate, wilson_interval
 from ..evolution import SystemPrompt
-from ..llm.files import write_whole
+from ..records import atomic_write
 from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout
 from .guarded.setup import GuardedSandbox
@@ -58,7 +58,7 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
     }
     index = _telling_question(before, after)
     examples = {"before": conversation(before[index]), "after": conversation(after[index])}
-    write_whole(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
+    atomic_write(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
     lines.append(
         f"{summary['steps']} steps, {seconds:.0f} s with the warm start, {summary['mean_turns']:.1f} turns a question, "
         f"{summary['failed_rollouts']} failed rollouts"
@@ -154,7 +154,7 @@ def _line(what: str, row: Sequence[float]) -> str:
 def _publish(trainer: Any, summary: dict[str, Any], what: str, lines: Sequence[str]) -> dict[str, Any]:
     """Into the run's folder, its model card, and onto the terminal."""
     folder = Path(trainer.args.output_dir)
-    write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    atomic_write(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
     trainer.create_model_card()  # again: now with these results
     files = ", ".join(name for name in _FILES if (folder / name).exists())
     head, foot = f"{what}; says nothing about real models)", f"written to {folder}: {files}"

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ..llm.loopback import is_loopback
 from ..llm.types import ChatModel, Message, Reply, complete
+from ..llm.wire import is_loopback
 from .oracle import Oracle
 
 MODEL = "sandbox-oracle"

@@ -6,26 +6,32 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ..llm import BudgetExceeded, Closed, LLMError, Misconfigured, RateLimited, Unreachable
+from ..agent import PromptAgent
+from ..llm import Budget, BudgetExceeded, ChatModel, Closed, LLMError, Misconfigured, RateLimited, Unreachable, charge
 from ..llm.loop import start
-from .answering import Answer, Answers, CostLimit, PromptTooLong, as_error
-from .config import ServeConfig
-from .guards import Guards
-from .metrics import Metrics
+from ..refine import RefinedChat
+from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong, as_error
+from .guards import Guards, ServeConfig, bounded_protocol
 from .protocol import ChatRequest, ErrorBody, Refusal, completion, error_body, events
 
 logger = logging.getLogger(__name__)
 
+_GRACE_SECONDS = 10  # for the requests that are on their way when the service is told to stop
+_BACKLOG = 128  # asyncio takes as many connections at a time, before any can be turned away
+_SPARE_CONNECTIONS = 256  # beside those of the requests answered at once: to be refused, idle, asked for metrics
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
 _CLOSED_REQUEST = 499  # what nginx calls it; nobody reads it
 _UNAVAILABLE = (RateLimited, Unreachable, BudgetExceeded, Misconfigured, Closed)
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -135,6 +141,64 @@ def _refusal(error: LLMError) -> Refusal:
     return Refusal(503 if isinstance(error, _UNAVAILABLE) else 502, error.what, error.kind)
 
 
+def agent_service(
+    agent: PromptAgent,
+    config: ServeConfig = ServeConfig(),
+    name: str = "agent",
+    refined: ChatModel | None = None,
+    budget: Budget | None = None,
+) -> Service:
+    """A service over an agent.
+
+    Args:
+        agent ([`PromptAgent`]): With its environment.
+        config ([`ServeConfig`], *optional*): Address and limits.
+        name (`str`, *optional*, defaults to `"agent"`): What clients call it.
+        refined ([`ChatModel`], *optional*): Served beside it as `prorefine`; a [`RefinedChat`].
+        budget ([`Budget`], *optional*): What all of them may spend, each in its role: `environment`, and those of the
+            refiner (`task`, `feedback`, `optimizer`, `verifier`). Models that are one object have one account.
+    """
+    metrics = Metrics()
+    metrics.sampling.set_function(lambda: agent.policy.at_work)
+    models: dict[str, Answers] = {name: AgentAnswers(agent, config.max_cost_usd)}
+    if refined is not None:
+        models["prorefine"] = ChatAnswers(refined, config.max_cost_usd)
+    if budget is not None:
+        roles = refined.refiner.models if isinstance(refined, RefinedChat) else {"prorefine": refined}
+        charge(budget, environment=agent.environment, **roles)
+        metrics.show(budget)
+    return Service(models, config, metrics)
+
+
+def run_service(service: Service) -> None:
+    """Serve until interrupted. Requests that are on their way are given ten seconds, and then a 503.
+
+    Raises:
+        `ValueError`: If the address needs a key and there is none.
+    """
+    server_of(service).run()
+
+
+def server_of(service: Service) -> uvicorn.Server:
+    """The server, not yet running."""
+    # No access log: questions are in no log, and /metrics counts.
+    return uvicorn.Server(
+        uvicorn.Config(
+            make_app(service),
+            host=service.config.host,
+            port=service.config.port,
+            http=bounded_protocol(service.config.max_concurrency + _SPARE_CONNECTIONS),
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+            backlog=_BACKLOG,
+        )
+    )
+
+
+# The application ------------------------------------------------------------------------------------------------------
+
+
 def make_app(service: Service) -> FastAPI:
     """The ASGI application.
 
@@ -206,3 +270,48 @@ async def _send_invalid(request: Request, error: Any) -> Response:
 
 async def _send_http_error(request: Request, error: Any) -> Response:
     return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)
+
+
+# What it counts, for Prometheus. No text, no key, no question is in it ------------------------------------------------
+
+
+class Metrics:
+    """The counters of one service."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        common: Any = {"namespace": "agentic_prompting", "registry": self.registry}
+        self.requests = Counter("requests", "Requests by model and outcome.", ["model", "outcome"], **common)
+        self.seconds = Histogram("request_seconds", "Time to an answer.", ["model"], buckets=_SECONDS, **common)
+        self.in_flight = Gauge("requests_in_flight", "Requests being answered.", **common)
+        self.turns = Histogram("agent_turns", "Turns per answer.", ["model"], buckets=range(1, 11), **common)
+        self.sampling = Gauge("turns_being_sampled", "Turns of the agent that are being written.", **common)
+        self.cost = Counter("cost_usd", "Dollars spent on the models behind.", ["model"], **common)
+        self.errors = Counter("environment_errors", "Failures behind the model, by kind.", ["model", "kind"], **common)
+
+    def answered(self, model: str, answer: Answer) -> None:
+        """Count what an answer came to."""
+        self.cost.labels(model).inc(answer.usage.cost_usd)
+        if answer.error is not None:
+            self.errors.labels(model, answer.error.kind).inc()
+        elif answer.trajectory is not None:
+            self.turns.labels(model).observe(len(answer.trajectory["turns"]))
+
+    def show(self, budget: Budget) -> None:
+        """Add what each role has spent of a budget, from its book."""
+        self.registry.register(_Spending(budget))
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class _Spending:
+    def __init__(self, budget: Budget):
+        self.budget = budget
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        spent = GaugeMetricFamily("agentic_prompting_spent_usd", "Dollars spent, by role.", labels=["role"])
+        for role, usage in self.budget.by_account().items():
+            spent.add_metric([role], usage.cost_usd)
+        yield spent

@@ -1,23 +1,80 @@
-"""What stands before every request: key, host, the size of its body and the time that has. Plain ASGI: nothing is read
-before."""
+"""Where the service listens, who may ask, and how much a request and a connection may take.
+
+Plain ASGI and a bounded HTTP protocol: nothing of a request is read before.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import os
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ..llm.loopback import is_loopback
-from .config import ServeConfig
+from ..llm.wire import is_loopback
 from .protocol import error_body
 
+KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
 _OPEN = ("/health",)  # for load balancers, which have no key and call it what they like; says nothing of the service
 _BODY_SECONDS = 30.0
 _CLOSE = {"Connection": "close"}  # what is left of a body that nobody reads would keep the connection
+_HEAD_SECONDS = 10.0  # for a connection to say what it wants
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """The settings of the service.
+
+    Args:
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): Address to listen on. Any other than this machine's own
+            loopback needs a key.
+        port (`int`, *optional*, defaults to `8080`): Port to listen on; 0 takes a free one.
+        key_variable (`str`, *optional*, defaults to `"AGENTIC_PROMPTING_API_KEY"`): Environment variable that holds the
+            key. Where it is set, requests without it get a 401, on loopback too.
+        max_concurrency (`int`, *optional*, defaults to `256`): Requests answered at once; further ones get a 429.
+        max_body_bytes (`int`, *optional*, defaults to 1 MiB): Larger requests get a 413.
+        timeout (`float`, *optional*, defaults to `120.0`): Seconds for a request, its body included, after which it is
+            stopped: 504; 408 while the body is still coming, for which there are 30 seconds at most.
+        max_cost_usd (`float`, *optional*): Dollars that one request may cost: 402. By default any.
+        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time instead of sampling as in
+            training, for every request; without it for those with `temperature=0`.
+
+    Raises:
+        `ValueError`: If a limit is not positive.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    key_variable: str = KEY_VARIABLE
+    max_concurrency: int = 256
+    max_body_bytes: int = 2**20
+    timeout: float = 120.0
+    max_cost_usd: float | None = None
+    greedy: bool = False
+
+    def __post_init__(self):
+        limits = (self.max_concurrency, self.max_body_bytes, self.timeout)
+        if min(limits) <= 0 or (self.max_cost_usd is not None and self.max_cost_usd <= 0):
+            raise ValueError(f"every limit of the service must be positive, got {self}")
+
+    def find_key(self) -> str | None:
+        """The key, read at start and kept nowhere else.
+
+        Raises:
+            `ValueError`: If other machines could ask and there is none.
+        """
+        key = os.environ.get(self.key_variable, "").strip()
+        if not key and not is_loopback(self.host):
+            raise ValueError(
+                f"listening on {self.host}, where other machines can ask, needs a key: set {self.key_variable}, or "
+                "listen on 127.0.0.1"
+            )
+        return key or None
 
 
 class Guards:
@@ -117,3 +174,44 @@ def _host(url: bytes) -> str:
 def _length(headers: dict[bytes, bytes]) -> int:
     length = headers.get(b"content-length", b"0")
     return int(length) if length.isdigit() else 0
+
+
+# Connections ----------------------------------------------------------------------------------------------------------
+
+
+def bounded_protocol(most: int) -> type[H11Protocol]:
+    """HTTP over at most so many connections."""
+    return type("Bounded", (_Bounded,), {"max_connections": most})
+
+
+class _Bounded(H11Protocol):
+    """uvicorn's HTTP, which waits for ever for a request to be said and takes any number of connections, without both.
+
+    A connection without a request is looked at every few seconds, and closed when it has been one since the last look.
+    """
+
+    max_connections: int
+
+    def connection_made(self, transport: Any) -> None:
+        if len(self.connections) >= self.max_connections:
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._quiet_since: Any = self.cycle
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._look = self.loop.call_later(_HEAD_SECONDS, self._close_if_quiet)
+
+    def _close_if_quiet(self) -> None:
+        is_quiet = self.cycle is None or self.cycle.response_complete
+        if is_quiet and self._quiet_since is self.cycle:
+            self.transport.close()
+            return
+        self._quiet_since = self.cycle if is_quiet else asyncio  # anything that is no cycle
+        self._look_again()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self.connections:
+            self._look.cancel()
+            super().connection_lost(exc)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import trainer as transformers_trainer
 
-from ...llm.files import write_whole
+from ...records import atomic_write
 from ...rollout import SPEC_FILE
 from .card import model_card
 
@@ -47,7 +47,7 @@ def write_card(
 ) -> None:
     """Write the [`model_card`] into a folder. One that cannot be made is a warning: no reason to lose a checkpoint."""
     try:
-        write_whole(folder / CARD_FILE, str(model_card(trainer, name, dataset, tags)))
+        atomic_write(folder / CARD_FILE, str(model_card(trainer, name, dataset, tags)))
     except Exception as error:
         logger.warning("no model card in %s: %r", folder, error)
 

@@ -10,20 +10,18 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from trl import ModelConfig, get_peft_config
 
-from ..data import load_task
 from ..environments import LLMEnvironment
-from ..llm import OpenAIChat, ReplayCache
 from ..report import plot_reward
 from ..sandbox import Oracle
 from ..sandbox.results import report_sandbox_run
 from ..sandbox.server import MODEL, OracleServer
 from ..sandbox.setup import Sandbox, prepare_sandbox
 from ..trainers import PromptR1Config, PromptR1Trainer
-from .running import DataAndEnvironment, end, parse, run_script, setting, train
+from .options import DataAndEnvironment, setting
+from .train import end, parse, run_script, run_training
 
 
 @dataclass
@@ -34,7 +32,6 @@ class ScriptArguments(DataAndEnvironment):
     warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 350)
     task: str = setting("A task of load_task.", "prompt_r1")
     environment_temperature: float | None = setting("Sent with every call.")
-    environment_max_tokens: int | None = setting("Of a reply; sent with every call.")
 
 
 ARGUMENTS = (ScriptArguments, PromptR1Config, ModelConfig)
@@ -56,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             environment.check()  # a wrong address or key is found before the warm start, not after it
             sandbox = prepare_sandbox(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
         trainer = make_trainer(script, args, model_args, environment, sandbox)
-        train(trainer)
+        run_training(trainer)
         trainer.save_model(args.output_dir)
         if sandbox and trainer.accelerator.is_main_process:
             with suppress(ImportError):  # matplotlib comes with an extra: without it no picture, but all the rest
@@ -78,13 +75,7 @@ def connect(script: ScriptArguments, seed: int, stack: ExitStack) -> LLMEnvironm
         # The embedded default, through the real client: the oracle as an OpenAI-compatible server on loopback.
         base_url = stack.enter_context(OracleServer(Oracle(seed=seed))).base_url
         model = model or MODEL
-    cache = ReplayCache(script.replay_cache) if script.replay_cache else None
-    chat = stack.enter_context(OpenAIChat(str(model), base_url=base_url, cache=cache))
-    sampling: dict[str, Any] = {
-        "temperature": script.environment_temperature,
-        "max_tokens": script.environment_max_tokens,
-    }
-    return LLMEnvironment(chat, **{name: value for name, value in sampling.items() if value is not None})
+    return script.as_environment(script.connect(stack, model, base_url), temperature=script.environment_temperature)
 
 
 def make_trainer(
@@ -99,7 +90,7 @@ def make_trainer(
         model, rows, template = str(sandbox.model), sandbox.train, sandbox.spec.prompt_template
     else:
         model, template = model_args.model_name_or_path, None
-        rows = load_task(script.task, script.task_split, script.task_rows, args.seed, data_files=script.data_files)
+        rows = script.load(script.task, args.seed)
     return PromptR1Trainer(
         model=model,
         environment=environment,

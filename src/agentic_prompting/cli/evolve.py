@@ -1,33 +1,28 @@
-"""Evolve the system prompt of a model whose weights nobody can train, with E-SPL's evolution alone.
-
-Light to import: `agentic-prompting evolve` takes its options from here, which are declared nowhere else.
-"""
+"""`agentic-prompting evolve`: E-SPL's evolution for a model whose weights nobody can train."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .running import Recording, TaskRows, run_script, setting
+from .options import AsJson, ReferenceModel, Spending, TaskRows, setting
+from .show import say
 
 if TYPE_CHECKING:
     from ..evolution import EvolveConfig, EvolveResult, StepLog
-    from ..llm import ChatModel
 
 
 @dataclass
-class ScriptArguments(TaskRows, Recording):
+class ScriptArguments(TaskRows, Spending, ReferenceModel):
     """Which models, on what, with which reward."""
 
     policy_model: str | None = setting("The model that solves, by its name.")
     policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
-    reference_model: str | None = setting("The model that reflects and edits.")
-    reference_base_url: str | None = setting("Its endpoint.")
-    budget_usd: float | None = setting("What all models together may spend, in US $.")
-    budget_tokens: int | None = setting("The same in tokens, read and written.")
     sandbox: bool = setting("A tiny agent and a scripted reflector: no key.", False)
     task: str = setting("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
     reward: Literal["exact_match", "math"] = setting("How answers are judged.", "exact_match")
@@ -56,8 +51,29 @@ class EvolveArguments:
     seed: int = setting("Of everything that is drawn.", 0)
 
 
+def evolve(script: ScriptArguments, options: EvolveArguments, as_json: AsJson = False) -> int:
+    """Evolve the system prompt of a closed model (E-SPL without weights); run again, a stopped run goes on."""
+    folder = script.output_dir
+    try:
+        result = evolve_prompt(script, options, None if as_json else show)
+    except KeyboardInterrupt:
+        print(f"agentic-prompting: stopped; the same command goes on from {folder}", file=sys.stderr)
+        return 130
+    if as_json:
+        usage = {name: asdict(used) for name, used in result.usage.items()}
+        shown = {"prompt": result.best.text, "steps": len(result.steps), "usage": usage, "stopped": result.stopped}
+        say(json.dumps({**shown, "output_dir": str(folder)}, ensure_ascii=False))
+    else:
+        say(f"\nthe best of {len(result.population.members)} prompts, by rating:\n{result.best.text}\n")
+        say("\n".join(f"{name}: {usage}" for name, usage in result.usage.items()))
+        say(f"written to {folder}: system_prompt.txt, state.json")
+    if result.stopped:
+        print(f"agentic-prompting: stopped early: {result.stopped}; the same command goes on", file=sys.stderr)
+    return int(bool(result.stopped))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Evolve, and print a line for each step and the best prompt.
+    """The same as a program: prints a line for each step and the best prompt.
 
     Args:
         arguments (`Sequence[str]`, *optional*): Instead of the command line's.
@@ -65,35 +81,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from transformers import HfArgumentParser
 
     parser = HfArgumentParser((ScriptArguments, EvolveArguments))  # type: ignore[arg-type]
-    script, options = parser.parse_args_into_dataclasses(args=None if arguments is None else list(arguments))
-    result = evolve_prompt(script, options, show)
-    print(as_text(result, script.output_dir))
-    if result.stopped:
-        raise SystemExit(f"stopped early: {result.stopped}; start again to go on")
+    status = evolve(*parser.parse_args_into_dataclasses(args=None if arguments is None else list(arguments)))
+    if status:
+        raise SystemExit(status)
 
 
 def evolve_prompt(
-    script: ScriptArguments, options: EvolveArguments, on_step: Callable[[StepLog], None] | None = None
+    script: ScriptArguments, options: EvolveArguments, on_step: Callable[[StepLog], None] | None
 ) -> EvolveResult:
     """Evolve; `system_prompt.txt` and `state.json` are then in `script.output_dir`. What was stopped there goes on.
-
-    Args:
-        script ([`ScriptArguments`]): Models and task.
-        options ([`EvolveArguments`]): Sizes.
-        on_step (`Callable`, *optional*): Called after each step.
 
     Raises:
         `ValueError`: A model is missing, or an option is out of range.
     """
     from ..evolution import EvolveConfig, evolve
-    from ..llm import Budget
     from ..records import atomic_write
 
     config, folder = EvolveConfig(**vars(options)), script.output_dir
     with ExitStack() as stack:
-        run = in_sandbox(script, config, stack) if script.sandbox else with_models(script, config, stack)
+        run = in_sandbox(script, config) if script.sandbox else with_models(script, config, stack)
         folder.mkdir(parents=True, exist_ok=True)
-        budget = Budget(script.budget_usd, script.budget_tokens, folder / "spending.sqlite")
+        budget = script.budget(folder / "spending.sqlite")
         result = evolve(**run, on_step=on_step, checkpoint=folder / "state.json", budget=budget)
     atomic_write(folder / "system_prompt.txt", result.best.text)
     return result
@@ -103,33 +111,24 @@ def with_models(script: ScriptArguments, config: EvolveConfig, stack: ExitStack)
     """What [`evolve`] needs, from real endpoints."""
     if not (script.policy_model and script.reference_model):
         raise ValueError("say which models: --policy-model NAME --reference-model NAME, or --sandbox")
-    from ..data import load_task
     from ..evolution import SystemPrompt
-    from ..llm import OpenAIChat, ReplayCache
     from ..rewards import exact_match_reward, math_reward
 
     rewards = {"exact_match": exact_match_reward, "math": math_reward}
     if script.reward not in rewards:
         raise ValueError(f"reward must be one of {', '.join(rewards)}, got {script.reward!r}")
-    cache = ReplayCache(script.replay_cache) if script.replay_cache else None
-
-    def connect(model: str, base_url: str | None) -> ChatModel:
-        return stack.enter_context(OpenAIChat(model, base_url=base_url, cache=cache))
-
     text = script.initial_prompt
     return {
-        "policy": connect(script.policy_model, script.policy_base_url),
-        "reference": connect(script.reference_model, script.reference_base_url),
-        "rows": list(
-            load_task(script.task, script.task_split, script.task_rows, config.seed, data_files=script.data_files)
-        ),
+        "policy": script.connect(stack, script.policy_model, script.policy_base_url),
+        "reference": script.reference(stack),
+        "rows": list(script.load(script.task, config.seed)),
         "reward": rewards[script.reward],
         "prompt": SystemPrompt.parse(text) if "[G0]" in text else SystemPrompt(text, ()),
         "config": config,
     }
 
 
-def in_sandbox(script: ScriptArguments, config: EvolveConfig, stack: ExitStack) -> dict[str, Any]:
+def in_sandbox(script: ScriptArguments, config: EvolveConfig) -> dict[str, Any]:
     """The same, with a tiny agent whose weights stay as they are, and a scripted reflector."""
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
@@ -157,14 +156,3 @@ def show(log: StepLog) -> None:
     )
     born = [str(operator["child"]) for operator in log.operators if operator["child"] is not None]
     print(f"step {log.step}: prompt {values}{'; born: ' + ', '.join(born) if born else ''}", flush=True)
-
-
-def as_text(result: EvolveResult, folder: Path) -> str:
-    """What is printed at the end."""
-    lines = ["", f"the best of {len(result.population.members)} prompts, by rating:", result.best.text, ""]
-    lines += [f"{name}: {usage}" for name, usage in result.usage.items()]
-    return "\n".join([*lines, f"written to {folder}: system_prompt.txt, state.json"])
-
-
-if __name__ == "__main__":
-    run_script(main)

@@ -14,17 +14,17 @@ from typing import Any
 
 from trl import ModelConfig, get_peft_config
 
-from ..data import load_task
 from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
 from ..evolution import SystemPrompt
-from ..llm import ChatModel, OpenAIChat, ReplayCache
+from ..llm import ChatModel
 from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
 from ..rollout import Environment, prompt_r1_template
 from ..sandbox.guarded import GuardedReflector
 from ..sandbox.guarded.setup import ROOT, GuardedSandbox, prepare_guarded
 from ..sandbox.results import report_guarded_run
 from ..trainers import ESPLConfig, ESPLTrainer
-from .running import DataAndEnvironment, end, parse, run_script, setting, train
+from .options import DataAndEnvironment, ReferenceModel, setting
+from .train import end, parse, run_script, run_training
 
 REWARDS = {
     "prompt_r1": PromptR1Reward(),
@@ -35,7 +35,7 @@ REWARDS = {
 
 
 @dataclass
-class ScriptArguments(DataAndEnvironment):
+class ScriptArguments(DataAndEnvironment, ReferenceModel):
     """What is trained on, with which reward, and which LLMs take part."""
 
     task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
@@ -45,8 +45,6 @@ class ScriptArguments(DataAndEnvironment):
     free_text: bool = setting("Edit the prompt by search and replace.", False)
     environment: str = setting("What the policy may ask: none, llm or search.", "none")
     search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
-    reference_model: str | None = setting("The LLM that reflects and edits.")
-    reference_base_url: str | None = setting("Any OpenAI-compatible endpoint.")
 
 
 ARGUMENTS = (ScriptArguments, ESPLConfig, ModelConfig)
@@ -68,15 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sandbox = prepare_guarded(args.output_dir, args.seed, script.n_test, script.warm_start_steps)
         if args.evolves and args.reflector == "reference":
             reference = GuardedReflector(seed=args.seed) if sandbox and not script.reference_model else None
-            reference = reference or connect(script, script.reference_model, script.reference_base_url, stack)
+            reference = reference or script.reference(stack)
         setting = in_sandbox(sandbox) if sandbox else of_task(script, model_args, args.seed, stack)
-        trainer = ESPLTrainer(
-            **setting,
-            reference=reference,
-            args=args,
-            peft_config=get_peft_config(model_args),
-        )
-        train(trainer)
+        trainer = ESPLTrainer(**setting, reference=reference, args=args, peft_config=get_peft_config(model_args))
+        run_training(trainer)
         trainer.save_model(args.output_dir)
         if sandbox and trainer.accelerator.is_main_process:
             report_guarded_run(sandbox, ROOT, trainer, time.perf_counter() - started)
@@ -97,11 +90,10 @@ def in_sandbox(sandbox: GuardedSandbox) -> dict[str, Any]:
 
 def of_task(script: ScriptArguments, model_args: ModelConfig, seed: int, stack: ExitStack) -> dict[str, Any]:
     """What the trainer gets for a task of `load_task`."""
-    rows = load_task(script.task, script.task_split, script.task_rows, seed, data_files=script.data_files)
     return {
         "model": model_args.model_name_or_path,
         "reward_funcs": REWARDS[script.reward],
-        "train_dataset": rows,
+        "train_dataset": script.load(script.task, seed),
         "initial_prompt": SystemPrompt(script.initial_prompt) if script.free_text else script.initial_prompt,
         "environment": environment_of(script, stack),
         "prompt_template": prompt_r1_template() if script.environment == "llm" else "{question}",
@@ -122,16 +114,10 @@ def check(script: ScriptArguments, args: ESPLConfig) -> None:
         raise ValueError("say which LLM reflects: --reference_model NAME, or --reflector policy")
 
 
-def connect(script: ScriptArguments, model: str | None, base_url: str | None, stack: ExitStack) -> ChatModel:
-    """A client that is closed with the run."""
-    cache = ReplayCache(script.replay_cache) if script.replay_cache else None
-    return stack.enter_context(OpenAIChat(str(model), base_url=base_url, cache=cache))
-
-
 def environment_of(script: ScriptArguments, stack: ExitStack) -> Environment | None:
     """What the policy may ask."""
     if script.environment == "llm":
-        return LLMEnvironment(connect(script, script.environment_model, script.environment_base_url, stack))
+        return script.as_environment(script.connect(stack, script.environment_model, script.environment_base_url))
     return SearchEnvironment(HTTPRetriever(script.search_url or "")) if script.environment == "search" else None
 
 

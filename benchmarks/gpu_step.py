@@ -50,7 +50,7 @@ class EverythingAsks(TagGrammar):
         return ()
 
     def parse(self, text: str) -> Turn:
-        return Turn(text, "act", True, act=text)
+        return Turn(text, "act", True, request=text)
 
 
 class FixedReplies:

@@ -139,7 +139,7 @@ def what_counts(chat_format: ChatFormat, rollout: Rollout) -> dict[str, Any]:
     return {
         "special tokens": [token for token in rollout.ids if token in added],
         "own tokens": own,
-        "turns": [(turn.kind, turn.well_formed, turn.act, turn.answer) for turn in rollout.turns],
+        "turns": [(turn.kind, turn.well_formed, turn.request, turn.answer) for turn in rollout.turns],
         "status": rollout.status,
         "reward": PromptR1Reward()(prompts=[None], completions=[None], rollout=[rollout], answers=[["shilling"]]),
         "shapes": len(rollout.ids) == len(rollout.mask) and rollout.mask[0] == rollout.mask[-1] == 1,
@@ -154,6 +154,6 @@ def observed(chat_format: ChatFormat, rollout: Rollout) -> str:
 
 def check_tool_call(body: str) -> None:
     """Reading a tool call ends in queries or in a short word about what is wrong, and never in an exception."""
-    queries, problem = read_call(SearchGrammar().parse(f"<tool_call>{body}</tool_call>").act or "")
+    queries, problem = read_call(SearchGrammar().parse(f"<tool_call>{body}</tool_call>").request or "")
     assert bool(queries) != bool(problem)
     assert len(problem) < 400 and len(queries) <= 8 and all(isinstance(query, str) for query in queries)

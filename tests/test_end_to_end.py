@@ -293,7 +293,7 @@ def test_the_demo_against_an_oracle_of_its_own_process(runs):
     assert len(asked) > len(run.records) / 2, "the policy of this test asks; else nothing is shown here"
     oracle = Oracle()
     for record in asked:
-        requests = [parse_turn(turn["text"]).act for turn in record["turns"]]
+        requests = [parse_turn(turn["text"]).request for turn in record["turns"]]
         replies = [observation["text"] for observation in record["observations"]]
         assert replies == [oracle.answer(request) for request in requests[: len(replies)]]
     assert any("the answer is Swahili ." in str(record["observations"]) for record in asked)

@@ -10,7 +10,7 @@ from agentic_prompting.rollout import (
     FreeText,
     TagGrammar,
     check_template,
-    defuse,
+    escape,
     fill_template,
     parse_turn,
     prompt_r1_template,
@@ -62,13 +62,13 @@ def contents(grammar):
 def test_asking():
     turn = parse_turn(ASK)
     assert (turn.kind, turn.well_formed, turn.problem) == ("act", True, "")
-    assert (turn.thought, turn.act, turn.answer, turn.text) == ("a", "b", None, ASK)
+    assert (turn.thought, turn.request, turn.answer, turn.text) == ("a", "b", None, ASK)
 
 
 def test_answering():
     turn = parse_turn(END)
     assert (turn.kind, turn.well_formed, turn.problem) == ("answer", True, "")
-    assert (turn.thought, turn.act, turn.answer) == ("a", None, "b")
+    assert (turn.thought, turn.request, turn.answer) == ("a", None, "b")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_answering():
 def test_malformed(text, problem):
     turn = parse_turn(text)
     assert (turn.kind, turn.problem) == ("malformed", problem)
-    assert not turn.well_formed and turn.act is None and turn.answer is None and turn.text == text
+    assert not turn.well_formed and turn.request is None and turn.answer is None and turn.text == text
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_first_rule_that_is_broken_is_named(text, problem):
 def test_acted_on_without_being_well_formed(text, kind):
     turn = parse_turn(text)
     assert (turn.kind, turn.well_formed, turn.problem) == (kind, False, "")
-    assert (turn.act is not None, turn.answer is not None) == (kind == "act", kind == "answer")
+    assert (turn.request is not None, turn.answer is not None) == (kind == "act", kind == "answer")
 
 
 def test_an_empty_answer_is_empty_and_not_absent():
@@ -180,11 +180,11 @@ def test_any_text_is_read(grammar, data):
     turn = parse_turn(text, grammar)
     assert turn.text == text and turn.kind in ("act", "answer", "malformed")
     assert (turn.kind == "malformed") == bool(turn.problem)
-    assert (turn.act is not None) == (turn.kind == "act") and (turn.answer is not None) == (turn.kind == "answer")
-    assert turn.act != ""
+    assert (turn.request is not None) == (turn.kind == "act") and (turn.answer is not None) == (turn.kind == "answer")
+    assert turn.request != ""
     assert turn.well_formed == well_formed_by_pattern(text, grammar)
     if turn.well_formed:
-        assert turn.kind != "malformed" and turn.thought and (turn.act or turn.answer)
+        assert turn.kind != "malformed" and turn.thought and (turn.request or turn.answer)
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
@@ -196,26 +196,26 @@ def test_parts_make_the_turn_they_came_from(grammar, data, asks, space):
     text = f"<{grammar.think}>{space}{thought}</{grammar.think}>{space}<{tag}>{said}{space}</{tag}>{space}"
     turn = parse_turn(text, grammar)
     assert turn.well_formed and turn.thought == thought
-    assert (turn.act, turn.answer) == ((said, None) if asks else (None, said))
+    assert (turn.request, turn.answer) == ((said, None) if asks else (None, said))
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_defused_text_is_inert(grammar, data):
+def test_escaped_text_is_inert(grammar, data):
     text = data.draw(pieces(grammar))
-    inert = defuse(text, grammar)
+    inert = escape(text, grammar)
     assert not grammar.any_tag.search(inert)
-    assert defuse(inert, grammar) == inert
+    assert escape(inert, grammar) == inert
     assert parse_turn(inert, grammar).problem == "no tag"
     # Nothing is lost but the form of the brackets, and text without a tag is left alone.
     assert inert.translate({ord("["): "<", ord("]"): ">"}) == text.translate({ord("["): "<", ord("]"): ">"})
     assert grammar.any_tag.search(text) or inert == text
 
 
-def test_defused_tags_stay_readable():
-    assert defuse("<answer>Paris</answer> <b>", PAPER) == "[answer]Paris[/answer] <b>"
-    assert defuse("<<answer>answer>", PAPER) == "<[answer]answer>"
+def test_escaped_tags_stay_readable():
+    assert escape("<answer>Paris</answer> <b>", PAPER) == "[answer]Paris[/answer] <b>"
+    assert escape("<<answer>answer>", PAPER) == "<[answer]answer>"
 
 
 # --- grammars of one's own ----------------------------------------------------------------------------------------
@@ -224,11 +224,11 @@ def test_defused_tags_stay_readable():
 def test_the_tags_are_data():
     text = "<t> a </t> <tool> b <answer> </tool>"
     turn = parse_turn(text, CUSTOM)
-    assert (turn.kind, turn.well_formed, turn.act) == ("act", True, "b <answer>")
+    assert (turn.kind, turn.well_formed, turn.request) == ("act", True, "b <answer>")
     assert parse_turn("<réponse> oui </réponse>", CUSTOM).answer == "oui"
     assert parse_turn(ASK, CUSTOM).problem == "no tag"
     assert CUSTOM.stops == ("</tool>", "</réponse>")
-    assert defuse("<tool-result> <tool> <answer>", CUSTOM) == "[tool-result] [tool] <answer>"
+    assert escape("<tool-result> <tool> <answer>", CUSTOM) == "[tool-result] [tool] <answer>"
 
 
 @pytest.mark.parametrize("tag", ["", "a b", "<a>", "a>", "-a", "a.*", "a|b", "a\n", "/a"])
@@ -288,7 +288,7 @@ def test_templates_without_a_question(template):
 def test_a_tag_grammar_reads_as_the_functions_do(grammar, data):
     text = data.draw(pieces(grammar))
     assert grammar.parse(text) == parse_turn(text, grammar)
-    assert grammar.defuse(text) == defuse(text, grammar)
+    assert grammar.escape(text) == escape(text, grammar)
 
 
 def test_what_a_tag_grammar_puts_around():
@@ -300,5 +300,5 @@ def test_what_a_tag_grammar_puts_around():
 def test_free_text_is_an_answer(text):
     turn = FreeText().parse(text)
     assert (turn.kind, turn.well_formed, turn.answer, turn.text) == ("answer", True, text.strip(), text)
-    assert FreeText().defuse(text) == text
+    assert FreeText().escape(text) == text
     assert (FreeText().stops, FreeText().frame, FreeText().thought_opening) == ((), ("", ""), "")

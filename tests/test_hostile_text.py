@@ -104,7 +104,7 @@ def test_documents_are_inert(document):
     environment = SearchEnvironment(lambda queries, k: [[Document(document * 50)] for _ in queries], max_chars=500)
     text = environment._search(["x"]).text
     assert len(text) <= 500
-    assert SearchGrammar().parse(SearchGrammar().defuse(text)).kind == "answer"
+    assert SearchGrammar().parse(SearchGrammar().escape(text)).kind == "answer"
     assert read_call("{}")[1]
 
 

@@ -133,8 +133,8 @@ def test_traces_obey_their_principles():
         advice = dict(text.split()[1:] for text in principles if text.startswith("say "))
         assert len(trace["observations"]) == len(trace["turns"]) - 1
         for turn in map(parse_turn, trace["turns"][:-1]):
-            question = parse_question(turn.act, WORLD)
-            words = [word for word in turn.act.split() if word in WORDS]
+            question = parse_question(turn.request, WORLD)
+            words = [word for word in turn.request.split() if word in WORDS]
             relation = sought(question.chain[0])
             if question.hops == 1 and relation in advice:
                 said, obeyed = said + 1, obeyed + (advice[relation] in words)

@@ -26,7 +26,7 @@ def is_right(trace):
 
 
 def requests(trace):
-    return [parse_turn(turn).act for turn in trace["turns"][:-1]]
+    return [parse_turn(turn).request for turn in trace["turns"][:-1]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -38,7 +38,7 @@ def test_every_trace_is_an_episode_that_could_have_happened(kind):
         assert [turn.kind for turn in turns] == ["act"] * (len(turns) - 1) + ["answer"]
         assert all(turn.well_formed for turn in turns[:-1])
         assert turns[-1].well_formed == (kind != "bare")
-        assert [oracle.answer(turn.act) for turn in turns[:-1]] == trace["observations"]
+        assert [oracle.answer(turn.request) for turn in turns[:-1]] == trace["observations"]
 
 
 def test_decompose_asks_the_path_and_is_right():
@@ -79,7 +79,7 @@ def test_a_turn_does_what_its_thought_says():
     for kind in ("decompose", "partial"):
         for trace in traces(kind):
             for turn in map(parse_turn, trace["turns"][:-1]):
-                parsed = parse_question(turn.act)
+                parsed = parse_question(turn.request)
                 sought = {"capital": "city", "name": "country"}.get(parsed.chain[-1], parsed.chain[-1])
                 assert turn.thought.endswith(sought) if parsed.hops == 1 else turn.thought == "ask the whole question"
 
@@ -116,7 +116,7 @@ def test_another_grammar_and_any_chat_model():
     grammar = TagGrammar(act="ask", observation="reply")
     parrot = ScriptedChat(lambda messages: "no idea")
     (trace,) = make_traces(QUESTIONS, 1, {"pass_on": 1.0}, parrot, random.Random(0), grammar=grammar)
-    assert parse_turn(trace["turns"][0], grammar).act == trace["question"]
+    assert parse_turn(trace["turns"][0], grammar).request == trace["question"]
     assert final_answer(trace) == "no idea"
 
 

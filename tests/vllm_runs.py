@@ -25,7 +25,7 @@ class Asks(TagGrammar):
     """Whatever is written is a request: what a random model samples is played on as it is."""
 
     def parse(self, text):
-        return Turn(text, "act", True, act=text)
+        return Turn(text, "act", True, request=text)
 
 
 class Rounds:

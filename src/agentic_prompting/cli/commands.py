@@ -79,7 +79,7 @@ def _in_the_sandbox(question: str) -> str:
 def _as_json(question: str, rollout: Rollout) -> dict[str, Any]:
     said: list[dict[str, Any]] = []
     for i, turn in enumerate(rollout.turns):
-        said.append({"role": "agent", "kind": turn.kind, "text": turn.text, "request": turn.act})
+        said.append({"role": "agent", "kind": turn.kind, "text": turn.text, "request": turn.request})
         if i < len(rollout.observations):
             observation = rollout.observations[i]
             error = None if observation.error is None else str(observation.error)

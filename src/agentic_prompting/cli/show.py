@@ -89,7 +89,7 @@ class Conversation:
         """A turn: its thought, then its request or answer; as it was written where it has no form."""
         if turn.thought:
             self.line(f"agent thinks   {turn.thought}", "dim")
-        said = {"act": f"agent asks     {turn.act}", "answer": f"agent answers  {turn.answer}"}
+        said = {"act": f"agent asks     {turn.request}", "answer": f"agent answers  {turn.answer}"}
         self.line(said.get(turn.kind, f"agent writes   {turn.text.strip()}  ({turn.problem})"), "cyan")
 
     def large_llm_says(self, observation: Observation) -> None:

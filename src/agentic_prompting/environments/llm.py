@@ -71,9 +71,9 @@ class LLMEnvironment:
         """What the large LLM is sent for the rollout's last turn."""
         earlier: list[Message] = []
         for turn, observation in zip(rollout.turns, rollout.observations, strict=False):
-            earlier.append({"role": "user", "content": turn.act or ""})
+            earlier.append({"role": "user", "content": turn.request or ""})
             earlier.append({"role": "assistant", "content": observation.text})
-        request: Message = {"role": "user", "content": rollout.turns[-1].act or ""}
+        request: Message = {"role": "user", "content": rollout.turns[-1].request or ""}
         return with_system(self.system_prompt, [*self._kept(earlier), request])
 
     def check(self) -> None:

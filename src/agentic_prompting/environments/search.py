@@ -39,14 +39,14 @@ class SearchGrammar:
     def parse(self, text: str) -> Turn:
         call = _CALL.search(text)
         if call is not None:
-            return Turn(text, "act", True, act=call[2].strip())
+            return Turn(text, "act", True, request=call[2].strip())
         if _TAG.search(text):
             return Turn(text, "malformed", False, problem="unclosed tag")
         answers = list(_ANSWER.finditer(text))
         answer = text[answers[0].end() :].strip().partition("\n")[0].strip() if len(answers) == 1 else ""
         return Turn(text, "answer", bool(answer), answer=answer)
 
-    def defuse(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         return _TAG.sub(r"[\1\2]", text)
 
 
@@ -89,7 +89,7 @@ class SearchEnvironment:
         """Search for the last turn's queries; `None` when there were `max_searches` already."""
         if len(rollout.observations) >= self.max_searches:
             return None
-        queries, problem = read_call(rollout.turns[-1].act or "", self.max_queries)
+        queries, problem = read_call(rollout.turns[-1].request or "", self.max_queries)
         if problem:
             return Observation(problem)
         with self._places:

@@ -2,7 +2,7 @@
 
 from .chat_format import ChatFormat
 from .engine import BatchEngine, Engine, Job, gather, lend, play_all
-from .grammar import FreeText, Grammar, TagGrammar, Turn, defuse, parse_turn
+from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
 from .metrics import RolloutFacts, rollout_metrics
 from .play import Limits, observe, play, rollout_seed, turn_seed
 from .recording import RolloutLog, read_rollouts, rollout_record
@@ -34,7 +34,7 @@ __all__ = [
     "TagGrammar",
     "Turn",
     "check_template",
-    "defuse",
+    "escape",
     "fill_template",
     "gather",
     "lend",

@@ -90,7 +90,7 @@ class ChatFormat:
         return [
             *([] if ended else self._closing),
             *self._before_reply,
-            *self.plain_ids(self.grammar.defuse(text)),
+            *self.plain_ids(self.grammar.escape(text)),
             *self._after_reply,
         ]
 

@@ -62,8 +62,8 @@ class TagGrammar:
     def parse(self, text: str) -> Turn:
         return parse_turn(text, self)
 
-    def defuse(self, text: str) -> str:
-        return defuse(text, self)
+    def escape(self, text: str) -> str:
+        return escape(text, self)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class FreeText:
     def parse(self, text: str) -> Turn:
         return Turn(text, "answer", True, answer=text.strip())
 
-    def defuse(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         return text
 
 
@@ -101,7 +101,7 @@ class Grammar(Protocol):
         """Read one turn. Never raises."""
         ...
 
-    def defuse(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         """`text` such that none of it can be taken for the grammar's own marks."""
         ...
 
@@ -118,7 +118,7 @@ class Turn:
         kind (`str`): `act` (asks the environment), `answer` (ends the episode) or `malformed`.
         well_formed (`bool`): Thought and request (or answer), each once, not empty, nothing else.
         thought (`str`, *optional*): Stripped; `None` without exactly one thought.
-        act (`str`, *optional*): The request, stripped, not empty; `None` unless `kind` is `act`.
+        request (`str`, *optional*): The request, stripped, not empty; `None` unless `kind` is `act`.
         answer (`str`, *optional*): Stripped, may be empty; `None` unless `kind` is `answer`.
         problem (`str`, *optional*, defaults to `""`): Why it is malformed: `no tag`, `unclosed tag`, `stray closing
             tag`, `nested tag`, `repeated tag`, `answer and request`, `empty request`, `observation tag`.
@@ -128,7 +128,7 @@ class Turn:
     kind: Kind
     well_formed: bool
     thought: str | None = None
-    act: str | None = None
+    request: str | None = None
     answer: str | None = None
     problem: str = ""
 
@@ -153,7 +153,7 @@ def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
         f"<{grammar.act if acts else grammar.answer}>"
     )
     if acts:
-        return Turn(text, "act", well_formed, thought=thought, act=request_or_answer)
+        return Turn(text, "act", well_formed, thought=thought, request=request_or_answer)
     return Turn(text, "answer", well_formed, thought=thought, answer=request_or_answer)
 
 
@@ -192,7 +192,7 @@ def _what_is_wrong(thoughts: list[str], acts: list[str], answers: list[str], obs
     return ""
 
 
-def defuse(text: str, grammar: TagGrammar) -> str:
+def escape(text: str, grammar: TagGrammar) -> str:
     """`text` with the grammar's tags turned into brackets, so that a reply cannot pose as the agent or end a turn.
 
     `<answer>Paris</answer>` becomes `[answer]Paris[/answer]`: readable, and inert whatever is done to it again.

@@ -92,7 +92,7 @@ def split_by_country(seed: int, n_test_countries: int = 20) -> tuple[list[Questi
     world = load_guarded_world()
     if not 0 < n_test_countries < len(world.countries):
         raise ValueError(f"n_test_countries={n_test_countries} must be between 1 and {len(world.countries) - 1}")
-    rng = random.Random(f"house split {seed}")  # here and below: what the published figures were drawn with
+    rng = random.Random(f"house split {seed}")  # a seed keeps its name, or figures change
     countries = tuple(rng.sample(world.countries, len(world.countries)))
     parts = (countries[n_test_countries:], countries[:n_test_countries])
     train, test = (all_questions((2, 3), replace(world, countries=part)) for part in parts)

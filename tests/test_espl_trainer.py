@@ -250,6 +250,17 @@ def test_a_loaded_agent_is_asked_as_in_evaluation(tiny_policy, rows, tmp_path, p
     assert AgentSpec.load(tmp_path).messages(rows[0]) == trainer.prompt_messages(rows[0], 0)
 
 
+def test_a_rows_own_system_message_does_not_push_the_evolved_prompt_out(tiny_policy, rows, tmp_path):
+    """Neither in training nor in use: what was trained is what is asked."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, Reference())
+    trainer.model.eval()
+    trainer.save_model(str(tmp_path))
+    row = {"prompt": [{"role": "system", "content": "Be brief ."}, {"role": "user", "content": "which city ?"}]}
+    asked = AgentSpec.load(tmp_path).messages(row)
+    assert asked == trainer.prompt_messages(row, 0)
+    assert trainer.population.best().text in asked[0]["content"] and asked[0]["content"].endswith("Be brief .")
+
+
 def test_rows_with_a_prompt_only_can_cross(tiny_policy, rows, tmp_path):
     """Each slot renders the row's prompt with its own system prompt; the problem is the same one all the same."""
     own = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["question"]}]}, remove_columns=["question"])

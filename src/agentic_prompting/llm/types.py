@@ -192,8 +192,13 @@ class _Adapted:
         return getattr(self._model, name)
 
 
-def with_system(system_prompt: str | None, messages: Sequence[Message]) -> list[Message]:
-    """The conversation with `system_prompt` in front, unless it already begins with a system message."""
-    if not system_prompt or (messages and messages[0]["role"] == "system"):
+def with_system(system_prompt: str | None, messages: Sequence[Message], join: bool = False) -> list[Message]:
+    """The conversation with `system_prompt` in front. Where it already begins with a system message, that one stands
+    alone, or with `join` behind the prompt, in one message with it."""
+    if not system_prompt:
         return list(messages)
+    if messages and messages[0]["role"] == "system":
+        if not join:
+            return list(messages)
+        system_prompt, messages = f"{system_prompt}\n\n{messages[0]['content']}", messages[1:]
     return [{"role": "system", "content": system_prompt}, *messages]

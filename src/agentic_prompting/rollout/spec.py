@@ -34,6 +34,8 @@ class AgentSpec:
         limits ([`Limits`], *optional*): Turns and tokens.
         chat_template_kwargs (`dict`, *optional*): Passed to the chat template.
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag.
+        join_system_prompt (`bool`, *optional*, defaults to `False`): Put the system prompt in front of a row's own
+            system message, as E-SPL trains, instead of giving way to it.
         sampling (`dict`, *optional*): Temperature and the like, as in [`Sampling`].
 
     Raises:
@@ -46,6 +48,7 @@ class AgentSpec:
     limits: Limits = Limits()
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     stop_at_tags: bool = True
+    join_system_prompt: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
@@ -62,7 +65,7 @@ class AgentSpec:
         else:
             prompt = fill_template(self.prompt_template, row["question"])
         messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        return with_system(self.system_prompt, messages)
+        return with_system(self.system_prompt, messages, join=self.join_system_prompt)
 
     def save(self, folder: str | Path) -> None:
         """Write `agentic_prompting.json` into `folder`, all or nothing."""

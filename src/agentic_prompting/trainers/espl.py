@@ -316,7 +316,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if self.args.prompt_place == "user":
             return replace(self.spec, prompt_template=f"{prompt.text}\n\n{self.spec.prompt_template}")
         own = self.spec.system_prompt
-        return replace(self.spec, system_prompt=f"{prompt.text}\n\n{own}" if own else prompt.text)
+        text = f"{prompt.text}\n\n{own}" if own else prompt.text
+        return replace(self.spec, system_prompt=text, join_system_prompt=True)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

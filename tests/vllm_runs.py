@@ -2,6 +2,8 @@
 
 import json
 import sys
+import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +16,7 @@ vllm_stand_in.install(SETTINGS["weights"])  # before trl is imported
 
 from datasets import Dataset  # noqa: E402
 
-from agentic_prompting import MultiTurnGRPOTrainer  # noqa: E402
+from agentic_prompting import MultiTurnGRPOTrainer, TrainingStopped  # noqa: E402
 from agentic_prompting.rollout import Observation, TagGrammar  # noqa: E402
 from agentic_prompting.rollout.grammar import Turn  # noqa: E402
 from test_trainer import arguments  # noqa: E402
@@ -39,20 +41,25 @@ class Rounds:
         return Observation(text="Nairobi " * (1 + rollout.seed % 3))
 
 
-def play(name, **changes):
-    """Three steps; the rows of one process have 1 round, those of the other 3, and prompts of other lengths."""
+def trainer_for(name, environment=None, reward=lambda rollout: float(sum(rollout.ids) % 7), **changes):
+    """The rows of one process have 1 round, those of the other 3, and prompts of other lengths."""
     prompts = [[{"role": "user", "content": "Kenya " * (1 + 3 * i)}] for i in range(8)]
     rows = [{"prompt": prompt, "rounds": 1 + 2 * (i % 2)} for i, prompt in enumerate(prompts)]
-    trainer = MultiTurnGRPOTrainer(
+    return MultiTurnGRPOTrainer(
         model=SETTINGS["policy"],
-        environment=Rounds(),
-        reward_funcs=lambda rollout, **kwargs: [float(sum(one.ids) % 7) for one in rollout],
+        environment=environment or Rounds(),
+        reward_funcs=lambda rollout, **kwargs: [reward(one) for one in rollout],
         args=arguments(
             Path(SETTINGS["folder"]) / name, num_generations=4, max_steps=3, max_turn_tokens=6, shuffle_dataset=False,
             max_completion_length=80, use_vllm=True, learning_rate=1e-2, **changes,
         ),
         train_dataset=Dataset.from_list(rows),
     )  # fmt: skip
+
+
+def play(name, **changes):
+    """Three steps."""
+    trainer = trainer_for(name, **changes)
     policy, calls = trainer.policy, []
 
     class Counted(type(policy)):
@@ -72,15 +79,45 @@ def play(name, **changes):
     }
 
 
+def lose(name, server, when):
+    """The server vanishes in the second step: while rollouts wait for it, or before it is to get the next weights."""
+
+    def vanish():
+        if trainer.state.global_step == 1:
+            with suppress(OSError):  # gone already: there are two processes
+                urllib.request.urlopen(f"{server}/vanish", data=b"{}", timeout=20)
+
+    class Vanishing(Rounds):
+        async def step(self, rollout):
+            if when == "rollouts":
+                vanish()
+            return await super().step(rollout)
+
+    def reward(rollout):
+        if when == "rewards":
+            vanish()
+        return float(sum(rollout.ids) % 7)
+
+    trainer = trainer_for(
+        name, Vanishing(), reward, vllm_mode="server", vllm_server_base_url=server, vllm_server_timeout=3
+    )
+    try:
+        trainer.train()
+    except TrainingStopped as error:
+        return {"said": str(error), "step": trainer.state.global_step}
+
+
 def main():
-    server = {"vllm_mode": "server", "vllm_server_base_url": SETTINGS["server"]}
+    server = {"vllm_mode": "server", "vllm_server_base_url": SETTINGS.get("server")}
     paths = {
         "direct": server,
         "collective": {**server, "vllm_server_calls": "collective"},
         "colocate": {"vllm_mode": "colocate"},
-        "narrow": {**server, "vllm_server_base_url": SETTINGS["narrow_server"]},
+        "narrow": {**server, "vllm_server_base_url": SETTINGS.get("narrow_server")},
     }
-    backends.leave(SETTINGS["folder"], {name: play(name, **paths[name]) for name in SETTINGS["paths"]})
+    seen = {name: play(name, **paths[name]) for name in SETTINGS["paths"]}
+    seen |= {when: lose(when, server, when) for when, server in SETTINGS.get("vanishing", {}).items()}
+    backends.leave(SETTINGS["folder"], seen)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ to run out of. What is tested with it is our side and the protocol.
 import itertools
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -73,7 +74,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, model, weights, max_model_len=512, slow_update=0.0):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.engine, self.weights, self.max_model_len = Engine(model), Path(weights), max_model_len
-        self.slow_update, self.updates, self.asked = slow_update, 0, []
+        self.slow_update, self.updates, self.asked, self.gone = slow_update, 0, [], False
 
     @property
     def url(self):
@@ -84,6 +85,11 @@ class Server(ThreadingHTTPServer):
         return self
 
     def __exit__(self, *exception):
+        self.vanish()
+
+    def vanish(self):
+        """From now on nobody answers here, and what was asked stays without an answer."""
+        self.gone = True
         self.shutdown()
         self.server_close()
 
@@ -109,6 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(known[self.path.partition("?")[0]])
 
     def do_POST(self):
+        if self.path == "/vanish":  # of this stand-in only
+            self._answer({})
+            return self.server.vanish()
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
         if self.path == "/v1/completions":
             return self._complete(body)
@@ -140,6 +149,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"id": "1", "object": "text_completion", "created": 0, "model": "policy", "choices": choices})
 
     def _answer(self, content, status=200):
+        if self.server.gone:
+            self.close_connection = True
+            return self.connection.shutdown(socket.SHUT_RDWR)
         data = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

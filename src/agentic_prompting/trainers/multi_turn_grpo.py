@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -155,7 +155,7 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
             self._tokenizer, spec.grammar, spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
         )
         backend = trainer_backend(self, spec.stop_texts)
-        self.policy, self._session = backend.policy, backend.session
+        self.policy, self._session, self._reach = backend.policy, backend.session, backend.reach
         readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
         self.limits = args.limits(readable)
         self.rollout_log = RolloutLog(
@@ -210,7 +210,19 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         first = self.accelerator.process_index * len(inputs)
         self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
+        if self._reach is not None:
+            self._reach_server(self._reach)
         return super()._generate_and_score_completions(self._rows)
+
+    def _reach_server(self, reach: Callable[[], Any]) -> None:
+        """Before TRL pushes the weights: that gives up after a minute, on the first process alone."""
+        unreachable = None
+        if self.accelerator.is_main_process:
+            try:
+                reach()
+            except PolicyUnreachable as error:
+                unreachable = str(error)
+        self._stop_if(unreachable)
 
     def _play(self, prompts: list[Any]) -> dict[str, Any]:
         """TRL's `rollout_func`: one rollout per prompt; prompts come already repeated `num_generations` times."""
@@ -238,8 +250,8 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
                 )
             except PolicyUnreachable as error:  # every process has the same server, and stops with the others
                 unreachable = str(error)
-        if self.use_vllm and (said := [why for why in gather_object([unreachable]) if why]):
-            self._stop(said[0])
+        if self.use_vllm:
+            self._stop_if(unreachable)
         handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
         self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
         return handed_over
@@ -322,6 +334,11 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         except BudgetExceeded as error:
             return str(error)
         return ""
+
+    def _stop_if(self, why: str | None) -> None:
+        """Stop on every process if there is a reason to on one."""
+        if said := [one for one in gather_object([why]) if one]:
+            self._stop(said[0])
 
     def _stop(self, why: str) -> NoReturn:
         """End training so that it can be resumed later. Must be called on every process alike.

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
 
@@ -36,11 +36,13 @@ class Backend:
         session (`Callable`): Makes the context that all processes enter together around the rollouts of a batch, and
             that each leaves when its own are done.
         max_context (`int`, *optional*): Tokens that it can read, prompt and response together; `None`: the model's.
+        reach (`Callable`, *optional*): Waits for a back end elsewhere; raises [`PolicyUnreachable`].
     """
 
     policy: Policy
     session: Callable[[], AbstractContextManager] = nullcontext
     max_context: int | None = None
+    reach: Callable[[], Any] | None = None
 
 
 def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) -> Backend:
@@ -49,12 +51,12 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
     if not trainer.use_vllm:
         return _transformers_backend(trainer, stop_texts)
     if args.vllm_mode == "server":
-        server = served_by(args)
+        server, reach = served_by(args), partial(served_by, args)
         if args.vllm_server_calls == "direct":
             # The first process pushes the weights; the others must not sample from the old ones in the meantime.
             synced = partial(_after, trainer.accelerator.wait_for_everyone)
-            return Backend(VLLMServerPolicy(server, args, sampling_of(args)), synced, server.max_context)
-        return _collective_backend(trainer, server.max_context)
+            return Backend(VLLMServerPolicy(server, args, sampling_of(args)), synced, server.max_context, reach)
+        return replace(_collective_backend(trainer, server.max_context), reach=reach)
     # Within a tensor-parallel group TRL slices by equal numbers of prompts. A sleeping engine gets its weights again at
     # every call, gathered from all processes.
     if args.vllm_tensor_parallel_size > 1 or args.vllm_enable_sleep_mode:

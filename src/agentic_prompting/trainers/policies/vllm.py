@@ -47,20 +47,28 @@ class Server:
 
 
 def served_by(args: GRPOConfig) -> Server:
-    """The server that a `GRPOConfig` names.
+    """The server that a `GRPOConfig` names, waited for up to `vllm_server_timeout` seconds.
 
     Raises:
-        [`PolicyUnreachable`]: If there is none after some tries.
+        [`PolicyUnreachable`]: If there is none.
     """
-    from openai import APIError, OpenAI  # 0.7 s
+    from openai import APIConnectionError, APIError, InternalServerError, OpenAI  # 0.7 s
 
     address = (args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}").rstrip("/")
-    try:
-        with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=5) as client:
-            (model, *_) = client.models.list().data
-    except APIError as error:
-        raise PolicyUnreachable(f"no vLLM server at {address} (vllm_server_base_url): {error}") from None
-    return Server(address, model.id, (model.model_extra or {}).get("max_model_len"))
+    began = time.monotonic()
+    with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=30.0) as client:
+        while True:
+            try:
+                (model, *_) = client.models.list().data
+                return Server(address, model.id, (model.model_extra or {}).get("max_model_len"))
+            except APIError as error:
+                waited = time.monotonic() - began
+                passing = isinstance(error, (APIConnectionError, InternalServerError))
+                if not passing or waited >= args.vllm_server_timeout:
+                    raise PolicyUnreachable(
+                        f"no vLLM server at {address} (vllm_server_base_url) after {waited:.0f} s: {error}"
+                    ) from None
+            time.sleep(1.0)
 
 
 class VLLMServerPolicy:

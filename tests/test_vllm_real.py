@@ -1,0 +1,296 @@
+"""A real vLLM on the CPU (`make vllm`, docs/howto/vllm.md): what it does to the policies over it.
+
+A tiny policy, so that the time goes into starting vLLM. The stand-in of test_vllm.py is left with what a CPU cannot
+show: TRL's push of weights, which asks for a GPU, in two processes.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import threading
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+import torch
+
+from agentic_prompting import Message, OpenAIChat, complete
+from agentic_prompting.local import Sampling
+from agentic_prompting.rollout import ChatFormat, Limits, Rollout, SampleRequest, TagGrammar, gather, lend, play
+from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, served_by
+from test_trainer import arguments
+from vllm_server import VLLMServer
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"),
+]
+
+PLAIN = Sampling()
+REQUESTS = [SampleRequest([(7 * i + j) % 700 + 20 for j in range(5 + i)], 40, seed=i) for i in range(32)]
+LONG = [SampleRequest([20 + i] * 10, 300, seed=i) for i in range(64)]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_policy, tmp_path_factory):
+    with VLLMServer(tiny_policy, tmp_path_factory.mktemp("served")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def model(tiny_policy):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(tiny_policy).eval()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_policy):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_policy)
+
+
+@pytest.fixture
+def policy_for(server, tmp_path):
+    def policy(sampling=PLAIN, **changes):
+        where = {"vllm_mode": "server", "vllm_server_base_url": server.url, "use_vllm": True}
+        args = arguments(tmp_path, **where, **changes)
+        return VLLMServerPolicy(served_by(args), args, sampling)
+
+    return policy
+
+
+def sampled(policy, requests):
+    return lend(policy, gather(policy(request) for request in requests))
+
+
+def ids(samples):
+    return [sample.ids for sample in samples]
+
+
+@torch.no_grad()
+def distributions(model, request, sample, sampling=PLAIN):
+    """What each token of a sample was drawn from, by transformers: log-probabilities, tokens x vocabulary."""
+    read = torch.tensor([[*request.context, *sample.ids]])
+    logits = model(read).logits[0]
+    first = len(request.context)
+    rows = [sampling.processors(read[:, :n], logits[n - 1 : n].clone()) for n in range(first, read.shape[1])]
+    return torch.cat(rows).log_softmax(-1)
+
+
+def largest_difference(model, requests, samples, sampling=PLAIN):
+    differences = []
+    for request, sample in zip(requests, samples, strict=True):
+        expected = distributions(model, request, sample, sampling)[range(len(sample.ids)), sample.ids]
+        differences.append((expected - torch.tensor(sample.logprobs)).abs().max())
+    return float(max(differences))
+
+
+def test_turns_repeat_and_their_logprobs_are_those_of_transformers(policy_for, model):
+    """Whoever shares the batch: all at once, in another order, and one by one."""
+    policy = policy_for()
+    samples = sampled(policy, REQUESTS)
+    assert ids(samples) == ids(sampled(policy, REQUESTS[::-1])[::-1])
+    assert ids(samples[:3]) == [ids(sampled(policy, [request]))[0] for request in REQUESTS[:3]]
+    assert largest_difference(model, REQUESTS, samples) <= 1e-4
+    assert all(len(sample.ids) == 40 or sample.finished for sample in samples)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.0),
+        Sampling(temperature=0.0, repetition_penalty=1.5),
+        Sampling(temperature=1.3),
+        Sampling(top_k=5),
+        Sampling(top_p=0.5),
+        Sampling(min_p=0.3),
+        Sampling(0.7, 0.8, 20, 0.05, 1.3),
+    ],
+    ids=str,
+)
+def test_sampling_settings_mean_what_they_mean_to_transformers(policy_for, model, sampling):
+    """Each token's log-probability under the distribution that the settings leave: none was drawn from outside it."""
+    requests = REQUESTS[:12]
+    samples = sampled(policy_for(sampling), requests)
+    assert largest_difference(model, requests, samples, sampling) <= 1e-4
+    if sampling.temperature == 0:
+        for request, sample in zip(requests, samples, strict=True):
+            assert distributions(model, request, sample, sampling).argmax(-1).tolist() == sample.ids
+
+
+def test_a_stop_text_that_ends_inside_a_token(policy_for, tokenizer):
+    """The turn ends with that token, the whole of it: what was sampled is what is trained on."""
+    stop = {"stop": ["air"], "include_stop_str_in_output": True}
+    requests = [SampleRequest([50, 51, 52], 300, seed=i) for i in range(24)]
+    ended = 0
+    for sample in sampled(policy_for(generation_kwargs=stop), requests):
+        held = ["air" in tokenizer.decode([token]) for token in sample.ids]
+        assert not any(held[:-1]) and len(sample.logprobs) == len(sample.ids)
+        assert sample.finished == (held[-1] or sample.ids[-1] == tokenizer.eos_token_id)
+        ended += held[-1] and tokenizer.decode([sample.ids[-1]]).strip() != "air"
+    assert ended >= 3
+
+
+def test_a_rollout_fills_the_context_to_the_last_token(policy_for, server, tokenizer):
+    policy, chat_format = policy_for(), ChatFormat(tokenizer, TagGrammar())
+    limits = Limits(max_turn_tokens=10_000, max_tokens=10_000, max_context=policy.server.max_context)
+    assert policy.server.max_context == 1024
+    prompts = [[50] * n for n in (1000, 1023, 1024)]
+    rollouts = [Rollout(prompt, row={}, seed=3) for prompt in prompts]
+    lend(policy, gather(play(rollout, policy, None, chat_format, limits) for rollout in rollouts))
+    assert [len(one.prompt_ids) + len(one.ids) for one in rollouts[1:]] == [1024, 1024]
+    assert {one.status for one in rollouts[1:]} == {"truncated"} and len(rollouts[0].ids) <= 24
+
+
+# --- what happens to a server -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_paused_and_resumed_under_load(policy_for, server, mode):
+    """TRL pauses a server like this, and so does whoever loads weights: every turn is what it would have been."""
+    policy, reasons = policy_for(), []
+    undisturbed = ids(sampled(policy, LONG))
+    complete = policy._complete
+
+    async def counted(request):
+        choice = await complete(request)
+        reasons.append(choice.finish_reason)
+        return choice
+
+    policy._complete = counted
+
+    def disturb():
+        server.until(lambda: server.running() >= 32)
+        server.post(f"/pause?mode={mode}")
+        server.post("/resume")
+
+    other = threading.Thread(target=disturb)
+    other.start()
+    assert ids(sampled(policy, LONG)) == undisturbed
+    other.join()
+    counts = Counter(reasons)
+    assert counts["abort"] >= 1 if mode == "abort" else not counts["abort"]
+    assert counts["length"] + counts["stop"] == 64
+
+
+def test_one_of_64_is_cancelled(policy_for, server):
+    policy = policy_for()
+    undisturbed = ids(sampled(policy, LONG))
+
+    async def cancel_one():
+        tasks = [asyncio.create_task(policy(request)) for request in LONG]
+        await asyncio.to_thread(server.until, lambda: server.running() >= 32)
+        tasks[5].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    results = lend(policy, cancel_one())
+    assert isinstance(results[5], asyncio.CancelledError)
+    assert ids(results[:5] + results[6:]) == undisturbed[:5] + undisturbed[6:]
+
+
+def test_who_cancels_leaves_nothing_running(policy_for, server):
+    policy = policy_for(generation_kwargs={"ignore_eos": True})
+    before = server.counted("vllm:generation_tokens_total")
+
+    async def cancel_all():
+        tasks = [asyncio.create_task(policy(SampleRequest([30 + i], 1000, seed=i))) for i in range(8)]
+        await asyncio.to_thread(server.until, lambda: server.running() >= 4)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await policy(SampleRequest([9], 1, seed=0))  # the numbers are renewed where there is work
+        await asyncio.to_thread(server.until, lambda: server.running() == 0)
+
+    lend(policy, cancel_all())
+    assert server.counted("vllm:generation_tokens_total") - before < 6000  # of 8000
+
+
+def test_killed_and_restarted_in_mid_step(policy_for, server):
+    """`kill -9`; the turns wait, and come out as they would have."""
+    policy = policy_for(vllm_server_timeout=300)
+    undisturbed = ids(sampled(policy, LONG))
+
+    def disturb():
+        server.until(lambda: server.running() >= 32)
+        server.kill()
+        server.start()
+
+    other = threading.Thread(target=disturb)
+    other.start()
+    assert ids(sampled(policy, LONG)) == undisturbed
+    other.join()
+
+
+def test_one_that_stays_away_is_named(policy_for, server):
+    policy = policy_for(vllm_server_timeout=1)
+    server.kill()
+    try:
+        with pytest.raises(PolicyUnreachable, match=server.url):
+            sampled(policy, LONG[:4])
+    finally:
+        server.start()
+
+
+# --- as the large LLM of the commands -----------------------------------------------------------------------------
+
+
+def test_as_the_large_llm(server, asking_policy, run, monkeypatch):
+    """It only babbles; what counts is that each call is answered and its tokens are counted."""
+    chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_concurrency=64)
+    replies = complete(chat, [[Message("user", f"Kenya {'yen ' * i}")] for i in range(64)], max_tokens=8)
+    assert all(reply.error is None and reply.usage.prompt_tokens > 0 for reply in replies)
+    assert max(reply.usage.completion_tokens for reply in replies) == 8
+
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    large = ("--environment-model", "policy", "--environment-base-url", f"{server.url}/v1")
+    status, printed, said = run(
+        "ask",
+        "what is the language of Kenya ?",
+        "--run",
+        asking_policy,
+        *large,
+        "--environment-max-tokens",
+        8,
+        "--json",
+    )
+    assert status == 0, said
+    assert "error" not in json.loads(printed) or json.loads(printed)["error"] is None
+
+
+# --- in this process ----------------------------------------------------------------------------------------------
+
+
+def in_process(model, requests, folder):
+    """Twice the same requests through the engine, the second time beside one that is cancelled on its way. In a process
+    of its own, because the engine starts a process group."""
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    from vllm import LLM
+
+    llm = LLM(
+        str(model), dtype="float32", enforce_eager=True, enable_chunked_prefill=False, max_num_batched_tokens=16384,
+        logprobs_mode="processed_logprobs",
+    )  # fmt: skip
+    policy = VLLMEnginePolicy(llm, arguments(folder), PLAIN)
+
+    async def with_one_cancelled():
+        tasks = [asyncio.create_task(policy(request)) for request in [*requests, SampleRequest([9], 1000, seed=0)]]
+        await tasks[0]
+        tasks[-1].cancel()
+        return (await asyncio.gather(*tasks, return_exceptions=True))[:-1]
+
+    return sampled(policy, requests), lend(policy, with_one_cancelled()), policy.at_work
+
+
+def test_colocated(tiny_policy, model, tmp_path):
+    """Turns of 4 to 88 tokens, each handed over when it is done."""
+    requests = [SampleRequest([50 + i] * (5 + i), 4 + 12 * i, seed=i) for i in range(8)]
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as other:
+        samples, again, left = other.submit(in_process, tiny_policy, requests, tmp_path).result(timeout=300)
+    assert [len(sample.ids) for sample in samples] == [4 + 12 * i for i in range(8)]
+    assert ids(again) == ids(samples) and left == 0
+    assert largest_difference(model, requests, samples) <= 1e-4

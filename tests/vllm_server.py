@@ -1,0 +1,95 @@
+"""A real `vllm serve` on loopback, to be paused, killed and started again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+FLAGS = [
+    "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384",
+    "--logprobs-mode", "processed_logprobs",
+]  # fmt: skip
+"""What a CPU needs (docs/howto/vllm.md), and the log-probabilities that training needs."""
+
+VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
+    "VLLM_SERVER_DEV_MODE": "1",  # pausing, and TRL's push of weights
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+_START_SECONDS = 280
+
+
+class VLLMServer:
+    """A context manager; what it says is in `folder/vllm.log`.
+
+    Args:
+        model (`Path`): What it serves, under the name `policy`.
+        folder (`Path`): For its log.
+        *flags (`str`): More of `vllm serve`.
+    """
+
+    def __init__(self, model, folder, *flags):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url, self.log = f"http://127.0.0.1:{port}", folder / "vllm.log"
+        # Not the command `vllm`, which looks for a distribution of that name: here it is vllm-cpu.
+        self.command = [
+            sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
+            "policy", "--host", "127.0.0.1", "--port", str(port), *FLAGS, *flags,
+        ]  # fmt: skip
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exception):
+        self.kill()
+
+    def start(self):
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                self.command, env={**os.environ, **VARIABLES}, stdout=log, stderr=log, start_new_session=True
+            )
+        self.until(self._answers, _START_SECONDS)
+
+    def kill(self):
+        """At once, with its engine, as the kernel does when memory runs out."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _answers(self):
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        try:
+            return self.get("/health") is not None
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def get(self, path):
+        with urllib.request.urlopen(self.url + path, timeout=30) as answer:
+            return answer.read().decode()
+
+    def post(self, path):
+        with urllib.request.urlopen(self.url + path, data=b"", timeout=60) as answer:
+            return answer.read().decode()
+
+    def running(self):
+        """Requests at work."""
+        return self.counted("vllm:num_requests_running")
+
+    def counted(self, name):
+        """One of its metrics."""
+        return sum(float(line.split()[-1]) for line in self.get("/metrics").splitlines() if line.startswith(name))
+
+    def until(self, true, seconds=60):
+        """Wait until `true()` is, at most so long."""
+        end = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < end, self.log.read_text()[-3000:]
+            time.sleep(0.02)

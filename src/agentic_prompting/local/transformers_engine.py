@@ -432,9 +432,10 @@ def local_policy(
 ) -> Engine[SampleRequest, Sample]:
     """The [`Policy`] for a model in this process: a [`TransformersEngine`] where it can run it, else batches.
 
+    The arguments that are not named are those of [`TransformersEngine`].
+
     Args:
         like (`PreTrainedModel`, *optional*): What kind of model it is, where `model` is a function.
-        The others: As in [`TransformersEngine`].
     """
     if can_slab(like if like is not None else model):
         return TransformersEngine(

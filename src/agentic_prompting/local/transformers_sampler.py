@@ -22,10 +22,7 @@ from .sampling import Sampling, TurnEnd, end_of_turn_tokens
 
 class TransformersSampler:
     """Samples turns from a transformers causal LM, a batch at a time. Each row's tokens are those of
-    [`TransformersEngine`].
-
-    Args:
-        model, tokenizer, sampling, stop_texts, end_of_turn_ids: As in [`TransformersEngine`].
+    [`TransformersEngine`], and the arguments are, too.
     """
 
     def __init__(

@@ -158,10 +158,11 @@ async def refine(
     last prompt. A call whose reply is known beforehand is not made: the same prompt with the same limit, or with a
     higher one when the output was complete.
 
+    The models and the verifier are those of [`ProRefiner`].
+
     Args:
         query ([`Query`], `str` or row): q, or a row with `question` and, for verifiers that need them, `answers`.
         prompt (`str`): p, the task model's system message to begin with.
-        task, feedback, optimizer, verifier: As in [`ProRefiner`].
         settings ([`RefineSettings`], *optional*): k, n, the roles' words, ...
 
     Returns:

@@ -42,7 +42,8 @@ class ProRefiner(RefineSettings):
         feedback ([`ChatModel`]): LLM_feedback.
         optimizer ([`ChatModel`]): LLM_optimizer. May be the same object as `feedback`.
         verifier ([`ChatModel`] or [`Judge`], *optional*): Judges the first answer; without one every query is refined.
-        **settings: By keyword: `tokens_per_step`, `max_steps` and all others of [`RefineSettings`].
+
+    By keyword, all settings of [`RefineSettings`] besides: `tokens_per_step`, `max_steps`, ...
 
     Raises:
         `ValueError`: If a number is below 1, or a name is not known.

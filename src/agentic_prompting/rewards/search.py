@@ -22,10 +22,9 @@ def search_reward(
 
     `correct` is 1 if the answer matches one of `answers` after SQuAD normalisation; `format` is 1 if the last turn has
     exactly one `Answer:`. An episode that ended without an answer (too many searches, an unclosed tag, out of tokens)
-    has reward 0, as in the recipe.
+    has reward 0, as in the recipe. The arguments are those of [`exact_match_reward`].
 
     Args:
-        prompts, completions, answers: As in [`exact_match_reward`].
         rollout (`Sequence[Rollout]`): One episode per row, under [`SearchGrammar`].
 
     Returns:

@@ -243,7 +243,8 @@ def play_all(
     listen: Callable[[], None] = lambda: None,
     full_determinism: bool = False,
 ) -> None:
-    """Play rollouts to their ends, in place, all at once; see [`play`].
+    """Play rollouts to their ends, in place, all at once, each as `play` does, whose arguments those not named here
+    are.
 
     Args:
         rollouts (`Sequence[Rollout]`): Fresh rollouts, prompts rendered.
@@ -252,7 +253,6 @@ def play_all(
         listen (`Callable`, *optional*): Called now and then while waiting; what it raises ends all.
         full_determinism (`bool`, *optional*, defaults to `False`): Sample whenever each living episode waits for it,
             all together: then the last bits of sums do not depend on which reply came first either.
-        environment, chat_format, limits: As in [`play`].
 
     Raises:
         `Exception`: Whatever the policy raises; everything in flight is cancelled first.

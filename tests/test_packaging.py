@@ -73,6 +73,16 @@ def test_what_the_tests_run_with_is_in_the_ranges():
         assert one.specifier.contains(pinned[_name(one.name)]), f"{one.name}=={pinned[_name(one.name)]}"
 
 
+def test_vllms_environment_has_the_versions_that_the_tests_run_with():
+    """All that both files pin, but for what vLLM holds back."""
+    pinned = {}
+    for file in ("constraints.txt", "requirements-vllm.txt"):
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+        pinned[file] = dict(line.split("==") for line in lines if not line.startswith("#"))
+    ours, vllms = pinned.values()
+    assert {name for name in ours.keys() & vllms.keys() if ours[name] != vllms[name]} == {"fastapi"}
+
+
 def _name(project):
     return re.sub(r"[-_.]+", "-", project).lower()
 

@@ -8,7 +8,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import threading
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -17,6 +16,8 @@ import pytest
 import torch
 
 from agentic_prompting import OpenAIChat
+from agentic_prompting.llm.asking import ask
+from agentic_prompting.llm.loop import background_loop
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import ChatFormat, Limits, Rollout, SampleRequest, TagGrammar, gather, lend, play
 from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, served_by
@@ -150,47 +151,48 @@ def test_a_rollout_fills_the_context_to_the_last_token(policy_for, server, token
 # --- what happens to a server -------------------------------------------------------------------------------------
 
 
+async def disturbed(policy, disturb):
+    """The long turns, with `disturb` done to the tasks when all are at work."""
+    tasks = [asyncio.create_task(policy(request)) for request in LONG]
+    await asyncio.sleep(0)  # they ask first
+    await policy(SampleRequest([9], 1, seed=0))
+    await asyncio.to_thread(disturb, tasks)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_paused_and_resumed_under_load(policy_for, server, mode):
-    """TRL pauses a server like this, and so does whoever loads weights: every turn is what it would have been."""
-    policy, reasons = policy_for(), []
+    """As whoever loads weights does it: every turn is what it would have been."""
+    policy, reasons = policy_for(), Counter()
     undisturbed = ids(sampled(policy, LONG))
     complete = policy._complete
 
     async def counted(request):
         choice = await complete(request)
-        reasons.append(choice.finish_reason)
+        reasons[choice.finish_reason] += 1
         return choice
 
     policy._complete = counted
 
-    def disturb():
-        server.until(lambda: server.running() >= 32)
+    def pause(tasks):
         server.post(f"/pause?mode={mode}")
         server.post("/resume")
 
-    other = threading.Thread(target=disturb)
-    other.start()
-    assert ids(sampled(policy, LONG)) == undisturbed
-    other.join()
-    counts = Counter(reasons)
-    assert counts["abort"] >= 1 if mode == "abort" else not counts["abort"]
-    assert counts["length"] + counts["stop"] == 64
+    assert ids(lend(policy, disturbed(policy, pause))) == undisturbed
+    assert (reasons["abort"] > 0) == (mode == "abort")
+    assert reasons["length"] + reasons["stop"] == 65
 
 
-def test_one_of_64_is_cancelled(policy_for, server):
+def test_one_of_64_is_cancelled(policy_for):
     policy = policy_for()
     undisturbed = ids(sampled(policy, LONG))
 
-    async def cancel_one():
-        tasks = [asyncio.create_task(policy(request)) for request in LONG]
-        await asyncio.to_thread(server.until, lambda: server.running() >= 32)
-        tasks[5].cancel()
-        return await asyncio.gather(*tasks, return_exceptions=True)
+    def cancel(tasks):
+        background_loop().call_soon_threadsafe(tasks[5].cancel)
 
-    results = lend(policy, cancel_one())
-    assert isinstance(results[5], asyncio.CancelledError)
-    assert ids(results[:5] + results[6:]) == undisturbed[:5] + undisturbed[6:]
+    results = lend(policy, disturbed(policy, cancel))
+    assert isinstance(results.pop(5), asyncio.CancelledError)
+    assert ids(results) == undisturbed[:5] + undisturbed[6:]
 
 
 def test_who_cancels_leaves_nothing_running(policy_for, server):
@@ -199,15 +201,14 @@ def test_who_cancels_leaves_nothing_running(policy_for, server):
 
     async def cancel_all():
         tasks = [asyncio.create_task(policy(SampleRequest([30 + i], 1000, seed=i))) for i in range(8)]
-        await asyncio.to_thread(server.until, lambda: server.running() >= 4)
+        await asyncio.sleep(0)
+        await policy(SampleRequest([9], 1, seed=0))
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await policy(SampleRequest([9], 1, seed=0))  # the numbers are renewed where there is work
-        await asyncio.to_thread(server.until, lambda: server.running() == 0)
+        await policy(SampleRequest([9], 1000, seed=0))  # as long as they would have taken
 
     lend(policy, cancel_all())
-    assert server.counted("vllm:generation_tokens_total") - before < 6000  # of 8000
+    assert server.counted("vllm:generation_tokens_total") - before < 5000  # of 9001
 
 
 def test_killed_and_restarted_in_mid_step(policy_for, server):
@@ -215,15 +216,11 @@ def test_killed_and_restarted_in_mid_step(policy_for, server):
     policy = policy_for(vllm_server_timeout=300)
     undisturbed = ids(sampled(policy, LONG))
 
-    def disturb():
-        server.until(lambda: server.running() >= 32)
+    def kill(tasks):
         server.kill()
         server.start()
 
-    other = threading.Thread(target=disturb)
-    other.start()
-    assert ids(sampled(policy, LONG)) == undisturbed
-    other.join()
+    assert ids(lend(policy, disturbed(policy, kill))) == undisturbed
 
 
 def test_one_that_stays_away_is_named(policy_for, server):
@@ -243,7 +240,7 @@ def test_as_the_large_llm(server, asking_policy, run, monkeypatch):
     """It only babbles; what counts is that each call is answered and its tokens are counted."""
     chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_concurrency=64)
     asked = [[{"role": "user", "content": "Kenya " * (i + 1)}] for i in range(64)]
-    replies = lend(chat, gather(chat(messages, max_tokens=8) for messages in asked))
+    replies = lend(chat, gather(ask(chat, messages, max_tokens=8) for messages in asked))
     assert all(reply.error is None and reply.usage.prompt_tokens > 0 for reply in replies)
     assert max(reply.usage.completion_tokens for reply in replies) == 8
 

@@ -57,7 +57,10 @@ class VLLMServer:
             self.process = subprocess.Popen(
                 self.command, env={**os.environ, **VARIABLES}, stdout=log, stderr=log, start_new_session=True
             )
-        self.until(self._answers, _START_SECONDS)
+        end = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            assert time.monotonic() < end, self.log.read_text()[-3000:]
+            time.sleep(0.2)
 
     def kill(self):
         """At once, with its engine, as the kernel does when memory runs out."""
@@ -79,17 +82,6 @@ class VLLMServer:
         with urllib.request.urlopen(self.url + path, data=b"", timeout=60) as answer:
             return answer.read().decode()
 
-    def running(self):
-        """Requests at work."""
-        return self.counted("vllm:num_requests_running")
-
     def counted(self, name):
         """One of its metrics."""
         return sum(float(line.split()[-1]) for line in self.get("/metrics").splitlines() if line.startswith(name))
-
-    def until(self, true, seconds=60):
-        """Wait until `true()` is, at most so long."""
-        end = time.monotonic() + seconds
-        while not true():
-            assert time.monotonic() < end, self.log.read_text()[-3000:]
-            time.sleep(0.02)

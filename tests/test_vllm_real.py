@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from agentic_prompting import OpenAIChat
-from agentic_prompting.llm.asking import ask
 from agentic_prompting.llm.loop import background_loop
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import ChatFormat, Limits, Rollout, SampleRequest, TagGrammar, gather, lend, play
@@ -240,7 +239,7 @@ def test_as_the_large_llm(server, asking_policy, run, monkeypatch):
     """It only babbles; what counts is that each call is answered and its tokens are counted."""
     chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_concurrency=64)
     asked = [[{"role": "user", "content": "Kenya " * (i + 1)}] for i in range(64)]
-    replies = lend(chat, gather(ask(chat, messages, max_tokens=8) for messages in asked))
+    replies = lend(chat, gather(chat(messages, max_tokens=8) for messages in asked))
     assert all(reply.error is None and reply.usage.prompt_tokens > 0 for reply in replies)
     assert max(reply.usage.completion_tokens for reply in replies) == 8
 

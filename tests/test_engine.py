@@ -4,6 +4,7 @@ test_sampler.py."""
 import asyncio
 import random
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -263,6 +264,41 @@ def test_together_samples_when_everybody_waits():
 
     lend(engine, gather(talk(n + 1, 0.01 * n) for n in range(4)), together=lambda: living)
     assert batches == [4, 3, 2, 1]
+
+
+def test_together_the_clock_does_not_order_the_rows():
+    """Who comes back first depends on the clock; the rows of a batch stand in the order of their conversations."""
+    batches = []
+
+    def sampler(requests):
+        batches.append([request.conversation for request in requests])
+        return [Sample([1]) for _ in requests]
+
+    engine, living = BatchEngine(sampler, max_batch_size=2, lent=True), 3
+
+    async def talk(number):
+        await engine(SampleRequest([1], 1, 0, conversation=number))
+        await asyncio.sleep(0.02 * (3 - number))  # the last comes back first
+        await engine(SampleRequest([1], 1, 0, conversation=number))
+        nonlocal living
+        living -= 1
+        engine.wake()
+
+    lend(engine, gather(map(talk, range(3))), together=lambda: living)
+    assert sum(map(len, batches)) == 6 and all(batch == sorted(batch) for batch in batches)
+
+
+def test_a_model_that_cannot_be_had_is_everybodys_error(tokenizer):
+    """Also of those who asked before the thread had looked: it ends instead of trying for ever."""
+
+    @contextmanager
+    def gone():
+        raise FileNotFoundError("no weights")
+        yield
+
+    engine = TransformersEngine(gone, tokenizer, end_of_turn_ids=[1])
+    with pytest.raises(FileNotFoundError, match="no weights"):
+        sample(engine, requests_for(tokenizer, 3))
 
 
 # --- which models -------------------------------------------------------------------------------------------------

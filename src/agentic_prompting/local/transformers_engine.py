@@ -346,9 +346,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def _choose(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
         """A token per row, by its own next random number, and its log-probability under what it was drawn from."""
         contexts = None
-        if (
-            self.sampling.repetition_penalty != 1.0
-        ):  # the only one that looks at them; padding counts as the first token
+        if self.sampling.repetition_penalty != 1.0:  # which alone looks at them; padding counts as the first token
             ids = [row.context for row in self.rows]
             width = max(map(len, ids))
             contexts = torch.tensor([[row[0]] * (width - len(row)) + row for row in ids], device=logits.device)

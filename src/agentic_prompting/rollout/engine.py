@@ -118,6 +118,8 @@ class Engine(ABC, Generic[Asked, Given]):
             while not until.done():
                 self._take(block=not (self.busy or may_join()))
                 listen()
+                if together is not None:  # in the order of the conversations, whoever was asked first
+                    self._waiting.sort(key=lambda job: getattr(job.asked, "conversation", None) or 0)
                 self._piece(may_join())
 
     def wake(self) -> None:
@@ -137,7 +139,8 @@ class Engine(ABC, Generic[Asked, Given]):
                 with self.ready():
                     while self._take(block=False) or self.busy or self._waiting:
                         self._piece(may_join=True)
-            except Exception as error:  # the model cannot be had
+            except Exception as error:  # the model cannot be had, by nobody who has asked
+                self._take(block=False)
                 self._fail(error)
             with self._hiring:
                 if self._inbox.empty():

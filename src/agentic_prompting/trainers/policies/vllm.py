@@ -112,7 +112,7 @@ class VLLMServerPolicy:
                 continue
             if choice.finish_reason != "abort":
                 return self._sample(choice)
-            aborts += 1
+            aborts, down_since = aborts + 1, None
             if aborts > _MAX_ABORTS:
                 raise PolicyUnreachable(f"the vLLM server at {self.server.address} aborts every request")
             await asyncio.sleep(pause)

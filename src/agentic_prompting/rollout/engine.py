@@ -60,6 +60,7 @@ class Engine(ABC, Generic[Asked, Given]):
         self._waiting: list[Job[Asked, Given]] = []  # taken from the inbox, not at work yet
         self._worker: threading.Thread | None = None
         self._hiring = threading.Lock()
+        self._closed: BaseException | None = None
 
     async def __call__(self, request: Asked) -> Given:
         loop = asyncio.get_running_loop()
@@ -126,6 +127,10 @@ class Engine(ABC, Generic[Asked, Given]):
         """Make a thread that waits for requests look again."""
         self._inbox.put(None)
 
+    def close(self, error: BaseException) -> None:
+        """Whoever asks from now on, or waits for the next piece of work, gets `error`."""
+        self._closed = error
+
     def _hire(self) -> None:
         with self._hiring:
             if self._worker is None:
@@ -169,6 +174,8 @@ class Engine(ABC, Generic[Asked, Given]):
         if not arrived and not self.busy:
             return
         try:
+            if self._closed is not None:
+                raise self._closed
             self.step(arrived)
         except Exception as error:  # out of memory, say: it belongs to those who asked
             self.finish((job, error) for job in arrived)

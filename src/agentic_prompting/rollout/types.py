@@ -30,6 +30,8 @@ class SampleRequest:
             one turn and use it in the next of the same conversation.
         greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time, whatever the policy's
             temperature. Read by models in this process.
+        draft (`Sequence[int]`, *optional*): A guess at the continuation: saves passes, never changes it. Read by
+            models in this process.
     """
 
     context: list[int]
@@ -37,6 +39,7 @@ class SampleRequest:
     seed: int
     conversation: int | None = None
     greedy: bool = False
+    draft: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,13 @@ class Sample:
         ids (`list[int]`): The sampled token ids, at least one, the end-of-turn token included where it was sampled.
         logprobs (`list[float]`, *optional*): Log-probability of each, where the backend gives them.
         finished (`bool`, *optional*, defaults to `True`): `False` if the token limit cut the turn off.
+        drafted (`int`, *optional*, defaults to `0`): How many of them came from the request's draft.
     """
 
     ids: list[int]
     logprobs: list[float] | None = None
     finished: bool = True
+    drafted: int = 0
 
 
 class Policy(Protocol):

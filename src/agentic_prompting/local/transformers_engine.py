@@ -162,26 +162,21 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     """A [`Policy`] over a transformers causal LM, with continuous batching.
 
     Args:
-        model (`PreTrainedModel` or `Callable`):
-            The model, or a function that returns a context manager giving it.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Its tokenizer.
-        sampling ([`Sampling`], *optional*):
-            Temperature and the like.
-        stop_texts (`Sequence[str]`, *optional*):
-            A turn also ends right after one of these, so that an agent cannot go on to write the reply itself.
-        end_of_turn_ids (`Sequence[int]`, *optional*):
-            Tokens that end a turn. Defaults to the model's generation config and the tokenizer's end-of-sequence.
-        max_batch_size (`int`, *optional*, defaults to `256`):
-            Rows at work at most; others wait.
-        max_batch_mb (`float`, *optional*):
-            Memory for keys and values of the rows at work, in MB (10^6 bytes). A row that would go beyond waits, or is
-            put back to wait with what it has sampled. By default half of what is free on a GPU, without bound on a CPU.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
-            Memory for keys and values kept between the turns of conversations that are not at work, in MB; the one kept
-            first goes first. 0 keeps none. Whoever changes the weights must call `forget`.
-        lent (`bool`, *optional*, defaults to `False`):
-            As in [`Engine`].
+        model (`PreTrainedModel` or `Callable`): The model, or a function that returns a context manager giving it.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        sampling ([`Sampling`], *optional*): Temperature and the like.
+        stop_texts (`Sequence[str]`, *optional*): A turn also ends right after one of these, so that an agent cannot go
+            on to write the reply itself.
+        end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn. Defaults to the model's generation config
+            and the tokenizer's end-of-sequence.
+        max_batch_size (`int`, *optional*, defaults to `256`): Rows at work at most; others wait.
+        max_batch_mb (`float`, *optional*): Memory for keys and values of the rows at work, in MB (10^6 bytes). A row
+            that would go beyond waits, or is put back to wait with what it has sampled. By default half of what is free
+            on a GPU, without bound on a CPU.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept between the turns
+            of conversations that are not at work, in MB; the one kept first goes first. 0 keeps none. Whoever changes
+            the weights must call `forget`.
+        lent (`bool`, *optional*, defaults to `False`): As in [`Engine`].
 
     Attributes:
         stats (`dict[str, int]`): `steps` (of decoding), `row_steps` (the same counted for each row alone), `tokens`

@@ -258,7 +258,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             self._join(joining)
         self._make_room()
         if self.rows:
-            self._decode()
+            self._decode(most=min(_MAX_GUESSES, _MAX_PASS_TOKENS // len(self.rows) - 1))
 
     # --- rows that join and leave --------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
                     self._read(group)
         drafts = sum(drafted for _, _, drafted in entering)
         if drafts:
-            self._decode(first=len(self.rows) - drafts, most=max(row.limit for row in joining))
+            self._decode(max(row.limit for row in joining), first=len(self.rows) - drafts)
 
     def _read(self, group: list[tuple[_Row, Layers | None]]) -> None:
         first, rows = len(self.rows), len(self.rows) + len(group)
@@ -344,8 +344,8 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
     # --- the next tokens -----------------------------------------------------------------------------------------
 
-    def _decode(self, first: int = 0, most: int = _MAX_GUESSES) -> None:
-        """One pass over rows `first`, ...: each one's next token, and as many of its guesses as are right."""
+    def _decode(self, most: int, first: int = 0) -> None:
+        """One pass over rows `first`, ...: each one's next token, and of `most` guesses as many as are right."""
         rows = self.rows[first:]
         can_guess = self.sampling.repetition_penalty == 1.0  # else each place has a context of its own
         guesses = [row.guess(most) if can_guess else [] for row in rows]

@@ -19,8 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from ..llm.loop import background_loop
 from .chat_format import ChatFormat
-from .play import Limits, play
-from .types import Environment, Policy, Rollout, Sample, Sampler, SampleRequest
+from .play import Environment, Limits, Policy, Rollout, Sample, Sampler, SampleRequest, play
 
 Asked = TypeVar("Asked")
 Given = TypeVar("Given")

@@ -43,9 +43,8 @@ class Job(Generic[Asked, Given]):
 
 
 class Engine(ABC, Generic[Asked, Given]):
-    """Awaited by many coroutines, worked by one thread: the caller of `work`, or one of its own.
-
-    Subclasses say what a piece of work is (`step`) and what has to be at hand for it (`ready`).
+    """Awaited by many coroutines, worked by one thread. Subclasses say what a piece of work is (`step`) and what has to
+    be at hand for it (`ready`).
 
     Args:
         lent (`bool`, *optional*, defaults to `False`): Requests wait until somebody lends a thread by `work`, as a
@@ -66,7 +65,10 @@ class Engine(ABC, Generic[Asked, Given]):
         job: Job[Asked, Given] = Job(request, loop, loop.create_future())
         self._inbox.put(job)
         if not self.lent:
-            self._hire()
+            with self._hiring:
+                if self._worker is None:
+                    self._worker = threading.Thread(target=self._work_off, name=type(self).__name__, daemon=True)
+                    self._worker.start()
         return await job.given
 
     @abstractmethod
@@ -130,12 +132,6 @@ class Engine(ABC, Generic[Asked, Given]):
         """Whoever asks from now on, or waits for the next piece of work, gets `error`."""
         self._closed = error
 
-    def _hire(self) -> None:
-        with self._hiring:
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work_off, name=type(self).__name__, daemon=True)
-                self._worker.start()
-
     def _work_off(self) -> None:
         """The own thread: until nothing is left to do."""
         while True:
@@ -187,22 +183,18 @@ class Engine(ABC, Generic[Asked, Given]):
 
     def finish(self, results: Iterable[tuple[Job[Asked, Given], Given | BaseException]]) -> None:
         """Give those who wait what they asked for, or raise it there."""
-        by_loop: dict[asyncio.AbstractEventLoop, list] = {}
         for job, result in results:
-            by_loop.setdefault(job.loop, []).append((job.given, result))
-        for loop, given in by_loop.items():
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_deliver, given)
+                job.loop.call_soon_threadsafe(_deliver, job.given, result)
 
 
-def _deliver(results: list[tuple[asyncio.Future, Any]]) -> None:
-    for future, result in results:
-        if future.done():
-            continue
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+def _deliver(given: asyncio.Future[Any], result: Any) -> None:
+    if given.done():
+        return
+    if isinstance(result, BaseException):
+        given.set_exception(result)
+    else:
+        given.set_result(result)
 
 
 def _settle(loop: asyncio.AbstractEventLoop) -> None:

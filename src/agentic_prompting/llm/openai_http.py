@@ -289,24 +289,27 @@ def _from_status(answer: _Answer, model: str) -> LLMError:
         said = said_by(answer.body.decode("utf-8", "replace"))
     if status < 400:
         to = shown_url(answer.headers.get("location", "")) or "another address"
-        what = f"the endpoint sends on to {to}, which is not followed: if that is the server you want, set base_url="
+        what = (
+            f"the endpoint sends on to {to}, which is not followed: if that is the server you want, set base_url= to it"
+        )
         return Misconfigured(what, status=status)
-    key = 402 if b"insufficient_quota" in answer.body and status == 429 else status
-    kind, what = _MEANINGS.get(key) or (_FAILED if status >= 500 else _REJECTED)
-    return kind(what.format(said=said, model=model), status=status)
-
-
-_FAILED = ServerFailed, "the endpoint failed: {said}"
-_REJECTED = BadRequest, "the endpoint rejected the request: {said}"
-_MEANINGS: dict[int, tuple[type[LLMError], str]] = {
-    # What the server says to this one may quote the key.
-    401: (Misconfigured, "the key was rejected: set OPENAI_API_KEY or pass api_key="),
-    402: (Misconfigured, "the account is out of credit, add credit or use another key: {said}"),
-    403: (Misconfigured, "the key was rejected or may not use {model!r}: set OPENAI_API_KEY or pass api_key= ({said})"),
-    404: (
-        Misconfigured,
-        "unknown model {model!r} or wrong path: check model= and that base_url= ends as it should ({said})",
-    ),
-    408: (TimedOut, "the endpoint gave up waiting: {said}"),
-    429: (RateLimited, "too many requests, lower max_concurrency or requests_per_minute: {said}"),
-}
+    meanings: dict[int, tuple[type[LLMError], str]] = {
+        # What the server says to this one may quote the key.
+        401: (Misconfigured, "the key was rejected: set OPENAI_API_KEY or pass api_key="),
+        402: (Misconfigured, f"the account is out of credit: {said}"),
+        403: (
+            Misconfigured,
+            f"the key was rejected or may not use {model!r}: set OPENAI_API_KEY or pass api_key= ({said})",
+        ),
+        404: (
+            Misconfigured,
+            f"unknown model {model!r} or wrong path: check model= and that base_url= is right ({said})",
+        ),
+        408: (TimedOut, f"the endpoint gave up waiting: {said}"),
+        429: (RateLimited, f"too many requests, lower max_concurrency or requests_per_minute: {said}"),
+    }
+    failed = ServerFailed, f"the endpoint failed: {said}"
+    rejected = BadRequest, f"the endpoint rejected the request: {said}"
+    unpaid = status == 429 and b"insufficient_quota" in answer.body
+    kind, what = meanings.get(402 if unpaid else status) or (failed if status >= 500 else rejected)
+    return kind(what, status=status)

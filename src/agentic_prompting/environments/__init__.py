@@ -1,6 +1,6 @@
 """What the agent talks to. An environment is any object with `step(rollout) -> Observation | None`."""
 
-from .llm import CUT_MARK, FunctionEnvironment, LLMEnvironment, as_environment
+from .llm import CUT_MARK, LLMEnvironment, as_environment
 from .search import (
     BM25Retriever,
     ChromaRetriever,
@@ -18,7 +18,6 @@ __all__ = [
     "BM25Retriever",
     "ChromaRetriever",
     "Document",
-    "FunctionEnvironment",
     "HTTPRetriever",
     "LLMEnvironment",
     "Retriever",

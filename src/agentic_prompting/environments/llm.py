@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from ..llm import Budget, ChatModel, Message, as_chat, charge, with_system
@@ -90,20 +91,9 @@ class LLMEnvironment:
         return earlier[len(earlier) - 2 * turns :] if turns < len(earlier) // 2 else earlier
 
 
-class FunctionEnvironment:
-    """A function as an environment.
-
-    Args:
-        function (`Callable`): As [`Environment`]'s `step`, with or without `async`: gets the [`Rollout`], gives an
-            [`Observation`], its text, or `None` if the episode is over.
-    """
-
-    def __init__(self, function: Callable[[Rollout], Any]):
-        self.step = function
-
-
 def as_environment(given: Any) -> Environment | None:
-    """An environment of an object with a `step`, or of a plain function; `None` stays `None`.
+    """An environment of an object with a `step`, or of a function that is one, with or without `async`: it gets the
+    [`Rollout`] and gives an [`Observation`], its text, or `None` if the episode is over. `None` stays `None`.
 
     Raises:
         `TypeError`: For anything that has no `step(rollout)` to call; says what to pass instead.
@@ -112,7 +102,7 @@ def as_environment(given: Any) -> Environment | None:
         return None
     if inspect.isclass(given):
         raise TypeError(f"environment is the class {given.__name__}: pass an object of it, {given.__name__}(...)")
-    environment = FunctionEnvironment(given) if inspect.isroutine(given) else given
+    environment = SimpleNamespace(step=given) if inspect.isroutine(given) else given
     step, name = getattr(environment, "step", None), getattr(given, "__name__", type(given).__name__)
     if not callable(step):
         raise TypeError(

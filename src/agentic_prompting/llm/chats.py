@@ -38,13 +38,9 @@ def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Re
 
 
 def as_chat(model: Any) -> ChatModel:
-    """A [`ChatModel`] out of whatever can be called with messages.
-
-    Args:
-        model ([`ChatModel`] or `Callable`): A chat model; or a function, or an object with a `__call__`, of the
-            messages that returns a text or a [`Reply`]. A plain one runs in a thread, an `async` one on the event
-            loop. `repeat`, `session` and sampling arguments are passed where its signature has a place for them. What
-            it raises becomes the reply's error.
+    """A [`ChatModel`] of one, or of a function (or object with a `__call__`) of the messages that returns a text or a
+    [`Reply`]. A plain one runs in a thread, an `async` one on the event loop. `repeat`, `session` and sampling
+    arguments are passed where its signature has a place for them. What it raises becomes the reply's error.
 
     Raises:
         `TypeError`: It cannot be called.

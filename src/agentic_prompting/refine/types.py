@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ..llm import LLMError, Message, Reply, Usage, errors as llm_errors
+from ..llm import LLMError, Message, Reply, Usage, types as llm_errors
 
 Role = Literal["task", "feedback", "optimizer", "verifier"]
 StopReason = Literal["verified", "finished", "max_steps", "satisfied", "failed"]

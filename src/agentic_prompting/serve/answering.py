@@ -22,11 +22,11 @@ from ..rollout import (
     Rollout,
     Sample,
     SampleRequest,
+    fill_template,
     observe,
     play,
     rollout_record,
 )
-from ..rollout.templates import fill_template
 
 _FINISH = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_of_turns": "length"}
 

@@ -3,7 +3,7 @@
 No torch, no trl: [`ESPLTrainer`] uses this room beside the weight update, [`evolve`] without one.
 """
 
-from .evolve import Evolution, EvolutionStopped, EvolveResult, StepLog, evolve
+from .evolve import Evolution, EvolutionStopped, EvolveConfig, EvolveResult, StepLog, evolve
 from .lineage import (
     EvolutionJournal,
     Lineage,
@@ -16,30 +16,27 @@ from .lineage import (
 )
 from .operators import Outcome, breed, crossover, mutate
 from .parsing import parse_edits
-from .population import Member, Population, load_state
+from .population import ESPLSettings, Member, Population, load_state
 from .ratings import (
     RULES,
-    Rating,
-    crossover_rating,
-    mutation_rating,
-    optimistic_scores,
-    ranks,
-    rate,
-    select,
-    selection_rule,
-)
-from .results import (
     Attempt,
     ProblemResult,
     PromptResult,
+    Rating,
     best_result,
     common_means,
+    crossover_rating,
+    mutation_rating,
+    optimistic_scores,
     question_of,
+    ranks,
+    rate,
     scores_of,
+    select,
+    selection_rule,
     sole_wins,
     truth_of,
 )
-from .settings import ESPLSettings, EvolveConfig
 from .system_prompt import Draft, Edit, SystemPrompt
 
 __all__ = [
@@ -87,4 +84,4 @@ __all__ = [
     "selection_rule",
     "sole_wins",
     "truth_of",
-]
+]  # fmt: skip

@@ -15,7 +15,7 @@ from .lineage import (
     read_lineage,
 )
 from .operators import Outcome, breed, crossover, mutate
-from .parsing import parse_edits
+from .parsing import ProposedEdits, parse_edits
 from .population import ESPLSettings, Member, Population, load_state
 from .ratings import (
     RULES,
@@ -40,48 +40,10 @@ from .ratings import (
 from .system_prompt import Draft, Edit, SystemPrompt
 
 __all__ = [
-    "RULES",
-    "Attempt",
-    "Draft",
-    "ESPLSettings",
-    "Edit",
-    "Evolution",
-    "EvolutionJournal",
-    "EvolutionStopped",
-    "EvolveConfig",
-    "EvolveResult",
-    "Lineage",
-    "Member",
-    "Outcome",
-    "Population",
-    "ProblemResult",
-    "PromptResult",
-    "Rating",
-    "StepLog",
-    "SystemPrompt",
-    "attempt_records",
-    "best_result",
-    "breed",
-    "common_means",
-    "crossover",
-    "crossover_rating",
-    "evolve",
-    "journal_beside",
-    "lineage_of",
-    "load_state",
-    "mutate",
-    "mutation_rating",
-    "optimistic_scores",
-    "parse_edits",
-    "plot_lineage",
-    "question_of",
-    "ranks",
-    "rate",
-    "read_journal",
-    "read_lineage",
-    "scores_of",
-    "select",
-    "selection_rule",
-    "sole_wins",
-    "truth_of",
+    "RULES", "Attempt", "Draft", "ESPLSettings", "Edit", "Evolution", "EvolutionJournal", "EvolutionStopped",
+    "EvolveConfig", "EvolveResult", "Lineage", "Member", "Outcome", "Population", "ProblemResult", "PromptResult",
+    "ProposedEdits", "Rating", "StepLog", "SystemPrompt", "attempt_records", "best_result", "breed", "common_means",
+    "crossover", "crossover_rating", "evolve", "journal_beside", "lineage_of", "load_state", "mutate",
+    "mutation_rating", "optimistic_scores", "parse_edits", "plot_lineage", "question_of", "ranks", "rate",
+    "read_journal", "read_lineage", "scores_of", "select", "selection_rule", "sole_wins", "truth_of",
 ]  # fmt: skip

@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import json_repair
+from pydantic import BaseModel, ConfigDict
 
 from .system_prompt import Edit
 
@@ -56,6 +57,30 @@ _BLOCK = re.compile(
 )
 
 
+class ProposedEdit(BaseModel):
+    """An edit of principles as the reference LLM is to write it."""
+
+    model_config = ConfigDict(extra="forbid")
+    op: Literal["add", "modify", "merge", "remove"]
+    ids: list[str]
+    text: str
+    reason: str
+
+
+class ProposedEdits(BaseModel):
+    """A reply under `structured_edits`: its thoughts first, then the edits."""
+
+    model_config = ConfigDict(extra="forbid")
+    reasoning: str
+    edits: list[ProposedEdit]
+
+
+RESPONSE_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "edits", "strict": True, "schema": ProposedEdits.model_json_schema()},
+}
+
+
 @dataclass(frozen=True)
 class ParsedEdits:
     """The edits of one reply.
@@ -79,8 +104,8 @@ def parse_edits(text: str) -> ParsedEdits:
         return blocks
     last: ParsedEdits | None = None
     for part in _FENCE.split(text):  # so that a block which is never closed cannot swallow the next one
-        for values in _values(escape_latex(part)):
-            read = _read(values, part.rstrip())
+        for values, mended in _values(escape_latex(part)):
+            read = _read(values, part.rstrip() if mended else "")
             # The last block that has edits or is an empty list counts; a stray `[G3]` in the prose does not.
             if read.found or last is None:
                 last = read
@@ -121,20 +146,21 @@ def _escape(match: re.Match[str]) -> str:
     return "\\" + match[0]
 
 
-def _values(text: str) -> Iterator[list[Any]]:
-    """What JSON a text holds, in blocks: neighbours with nothing but commas between them are one (JSON lines)."""
+def _values(text: str) -> Iterator[tuple[list[Any], bool]]:
+    """What JSON a text holds, in blocks: neighbours with nothing but commas between them are one (JSON lines); and
+    whether the last value of a block had to be mended."""
     block: list[Any] = []
-    end = 0
+    end, mended = 0, False
     while (start := _JSON.search(text, end)) is not None:
         if block and text[end : start.start()].strip(" \t\r\n,"):
-            yield block
+            yield block, False
             block = []
         try:
             value, end = _DECODER.raw_decode(text, start.start())
         except (ValueError, RecursionError):
-            value, end = _repair(text[start.start() :]), len(text)
+            value, end, mended = _repair(text[start.start() :]), len(text), True
         block.append(value)
-    yield block
+    yield block, mended
 
 
 def _repair(text: str) -> Any:
@@ -149,12 +175,13 @@ def _repair(text: str) -> Any:
         return None
 
 
-def _read(values: list[Any], part: str) -> ParsedEdits:
+def _read(values: list[Any], mended: str) -> ParsedEdits:
+    """The edits among JSON values; of values that had to be mended, with the text they were mended from."""
     records = list(_records(values))
     if not records and not any(map(_is_empty_list, values)):
         return ParsedEdits(problems=("not_an_edit",) if values else ("no_json",))
-    # Where a text is the end of the reply, without its quotation mark, the reply ended inside of it.
-    cut_off = bool(records) and part.endswith(_text([*records[-1].values()][-1]).rstrip() or "\0")
+    # Where a text is the end of it all, without its quotation mark, the reply ended inside of it.
+    cut_off = bool(records) and mended.endswith(_text([*records[-1].values()][-1]).rstrip() or "\0")
     edits = [_edit(record) for record in (records[:-1] if cut_off else records)]
     problems = ["cut_off"] if cut_off else []
     problems += ["unknown_operation" for edit in edits if edit is None]
@@ -189,7 +216,7 @@ def _said(record: dict[str, Any], field: str) -> Any:
 
 
 def _is_empty_list(value: Any) -> bool:
-    return value == [] or (isinstance(value, dict) and len(value) == 1 and next(iter(value.values())) == [])
+    return value == [] or (isinstance(value, dict) and [] in value.values())
 
 
 def _edit(record: dict[str, Any]) -> Edit | None:

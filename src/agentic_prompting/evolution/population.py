@@ -345,6 +345,8 @@ class ESPLSettings:
             differing rewards (A.2); `imperfect`, those with a reward below 1.0, also where every attempt failed.
         max_ops (`int`, *optional*, defaults to `2`): K_ops: edits per problem (A.4).
         max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused (A.5).
+        structured_edits (`bool`, *optional*, defaults to `False`): Ask for edits of principles by `response_format` with
+            a JSON schema ([`ProposedEdits`]), where the endpoint has that. Without, JSON is found in the reply.
         prompt_place (`str`, *optional*, defaults to `"system"`): Where the prompt stands: `system` message, or `user`:
             in front of the first user message (the paper's maths template).
         reference_sampling (`dict` or `str`, *optional*): Passed on with every call of the reference LLM: `temperature`,
@@ -368,6 +370,7 @@ class ESPLSettings:
     reflect_on: str = setting("mixed", "mixed (the paper) or imperfect.")
     max_ops: int = setting(2, "K_ops: edits per problem.")
     max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
+    structured_edits: bool = setting(False, "Ask for edits by a JSON schema.")
     prompt_place: str = setting("system", "system or user.")
     reference_sampling: dict[str, Any] | str | None = setting(None, "Of the reference's calls: JSON.")
 

@@ -264,7 +264,9 @@ def ranks(scores: Sequence[float], tie_tolerance: float = 0.01) -> list[int]:
         `ValueError`: A score is not finite, or the tolerance is negative.
     """
     if not all(map(math.isfinite, scores)) or tie_tolerance < 0:
-        raise ValueError(f"scores must be finite and tie_tolerance must not be negative: {list(scores)}, {tie_tolerance}")
+        raise ValueError(
+            f"scores must be finite and tie_tolerance must not be negative: {list(scores)}, {tie_tolerance}"
+        )
     places = [0] * len(scores)
     place, first = -1, math.inf
     for index in sorted(range(len(scores)), key=lambda i: -scores[i]):

@@ -218,8 +218,7 @@ class Population:
         return statistics.fmean(apart) if apart else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes during a run, as plain JSON; and for whoever draws it what decides who is in play and
-        who is best."""
+        """Everything that changes during a run, as plain JSON; and what decides who is in play and who is best."""
         settings = {name: getattr(self, name) for name in ("window", "exploration", "best_rule")}
         members = [member.to_json() for member in self.members]
         return {**settings, "members": members, "turns": self.turns, "rng": rng_state(self.rng)}
@@ -345,8 +344,8 @@ class ESPLSettings:
             differing rewards (A.2); `imperfect`, those with a reward below 1.0, also where every attempt failed.
         max_ops (`int`, *optional*, defaults to `2`): K_ops: edits per problem (A.4).
         max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused (A.5).
-        structured_edits (`bool`, *optional*, defaults to `False`): Ask for edits of principles by `response_format` with
-            a JSON schema ([`ProposedEdits`]), where the endpoint has that. Without, JSON is found in the reply.
+        structured_edits (`bool`, *optional*, defaults to `False`): Ask for edits of principles by `response_format`
+            with a JSON schema ([`ProposedEdits`]), where the endpoint has that. Without, JSON is found in the reply.
         prompt_place (`str`, *optional*, defaults to `"system"`): Where the prompt stands: `system` message, or `user`:
             in front of the first user message (the paper's maths template).
         reference_sampling (`dict` or `str`, *optional*): Passed on with every call of the reference LLM: `temperature`,

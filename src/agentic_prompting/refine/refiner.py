@@ -11,11 +11,11 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
 from ..llm.loop import in_parallel
@@ -91,16 +91,14 @@ class ProRefiner(RefineSettings):
         Raises:
             `ValueError`: If the setting is not known, or `score` is missing or not used.
         """
-        verifiers: dict[str, Callable[[], Verifier | None]] = {
-            "no_verifier": lambda: None,
-            "verifier": lambda: critic,
-            "optimal_verifier": lambda: LabelVerifier(score),  # type: ignore[arg-type]  # None is refused there
-        }
-        if setting not in verifiers:
-            raise ValueError(f"setting must be one of {', '.join(verifiers)}, got {setting!r}")
-        if score is not None and setting != "optimal_verifier":
+        if setting not in get_args(PaperSetting):
+            raise ValueError(f"setting must be one of {', '.join(get_args(PaperSetting))}, got {setting!r}")
+        verifier: Verifier | None = critic if setting == "verifier" else None
+        if setting == "optimal_verifier":
+            verifier = LabelVerifier(score)  # type: ignore[arg-type]  # None is refused there
+        elif score is not None:
             raise ValueError(f"score is for the optimal verifier; {setting!r} does not look at answers")
-        return cls(task, critic, critic, verifiers[setting](), **options)
+        return cls(task, critic, critic, verifier, **options)
 
     def refine(self, prompt: str, query: str | Mapping[str, Any]) -> RefinementResult:
         """Refine a prompt for one question, and wait for it; in `async` code: `await refiner.arefine(...)`.
@@ -160,27 +158,20 @@ class ProRefiner(RefineSettings):
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
         asked = [read_query(query, number) for number, query in enumerate(queries)]
-        self._check_answers(asked)
+        for number, query in enumerate(asked):
+            if getattr(self.verifier, "needs_answers", False) and not query.answers:
+                raise ValueError(
+                    f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
+                    "with `question` and `answers`, or another verifier"
+                )
         file = None if output is None else ResultsFile(output, self.digest())
-        return self._refine_all(prompt, asked, max_in_flight, file, progress)
-
-    def _refine_all(
-        self, prompt: str, queries: list[Query], max_in_flight: int, file: ResultsFile | None, progress: bool
-    ) -> list[RefinementResult]:
-        keys = _distinct_keys(prompt, queries)
-        done = file.done if file is not None else {}
-        results = {i: replace(done[key], id=queries[i].id) for i, key in enumerate(keys) if key in done}
-        left = [i for i in range(len(queries)) if i not in results]
+        done, keys = {} if file is None else file.done, _distinct_keys(prompt, asked)
+        results = {i: replace(done[key], id=asked[i].id) for i, key in enumerate(keys) if key in done}
+        left = [i for i in range(len(asked)) if i not in results]
         fatal: list[Failure] = []
-
-        def works() -> Iterator[Coroutine[Any, Any, RefinementResult]]:
-            for i in left:
-                if fatal:
-                    return
-                yield self.arefine(prompt, queries[i])
-
-        bars = progress_of(len(queries), "refined", done=len(results), shown=progress)
-        with bars as bar, closing(in_parallel(works(), max_in_flight)) as finished:
+        works = (self.arefine(prompt, asked[i]) for i in left if not fatal)  # taken as others finish
+        bars = progress_of(len(asked), "refined", done=len(results), shown=progress)
+        with bars as bar, closing(in_parallel(works, max_in_flight)) as finished:
             for position, result in finished:
                 i = left[position]
                 results[i] = result
@@ -190,24 +181,16 @@ class ProRefiner(RefineSettings):
                     fatal.append(result.error)
                 bar.update()
         if fatal:
-            logger.error(f"stopped after {len(results)} of {len(queries)} queries: {fatal[0]}")
-        return [results[i] if i in results else _not_begun(prompt, queries[i], fatal[0]) for i in range(len(queries))]
-
-    def _check_answers(self, queries: Sequence[Query]) -> None:
-        if getattr(self.verifier, "needs_answers", False):
-            for number, query in enumerate(queries):
-                if not query.answers:
-                    raise ValueError(
-                        f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
-                        "with `question` and `answers`, or another verifier"
-                    )
+            logger.error(f"stopped after {len(results)} of {len(asked)} queries: {fatal[0]}")
+        for i in set(left) - set(results):
+            results[i] = RefinementResult(asked[i].id, asked[i].text, "", prompt, prompt, "failed", error=fatal[0])
+        return [results[i] for i in range(len(asked))]
 
     def digest(self) -> str:
         """Identifies settings, models and verifier, so that a file of results is not continued with others."""
-        settings = {field.name: getattr(self, field.name) for field in fields(RefineSettings)}
-        if not self.go_back:  # it came later: files that were begun before it go on
-            del settings["go_back"]
-        settings |= {"prompts": asdict(self.prompts), "sampling": dict(self.sampling or {})}
+        own = {one.name: getattr(self, one.name) for one in fields(RefineSettings)}
+        plain = vars(RefineSettings())  # left out: a setting that comes later changes no digest
+        settings = {name: value for name, value in own.items() if value != plain[name]}
         names = {role: _name_of(model) for role, model in self.models.items() if model is not None}
         text = json.dumps([settings, names], sort_keys=True, default=repr)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -280,10 +263,6 @@ def _name_of(model: Any) -> str:
     return next((name for name in (named, loaded_from) if isinstance(name, str) and name), str(own))
 
 
-def _not_begun(prompt: str, query: Query, failure: Failure) -> RefinementResult:
-    return RefinementResult(query.id, query.text, "", prompt, prompt, "failed", error=failure)
-
-
 class RefinedChat:
     """A [`ChatModel`] that refines its system message for each question before it answers.
 
@@ -308,9 +287,14 @@ class RefinedChat:
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
         """See [`ChatModel`]. `max_tokens` limits the answer; other sampling arguments go to the task model."""
+        own, limit = self.refiner.sampling or {}, sampling.pop("max_tokens", None)
         try:
             prompt, query = self._read(messages, repeat or 0)
-            refiner = self._with(sampling)
+            refiner = replace(
+                self.refiner,
+                final_max_tokens=self.refiner.final_max_tokens if limit is None else limit,
+                sampling={**own, "task": {**own.get("task", {}), **sampling}},
+            )
         except (ValueError, KeyError, TypeError) as error:
             return Reply(error=BadRequest(f"not a conversation to refine: {error}", "refiner", attempts=0))
         return as_reply(await refiner.arefine(prompt, query))
@@ -336,16 +320,6 @@ class RefinedChat:
         query = Query(said[-1]["content"], context=tuple(said[:-1]), repeat=repeat)
         return system if system.strip() else self.prompt, query
 
-    def _with(self, sampling: dict[str, Any]) -> ProRefiner:
-        """The refiner with the caller's sampling arguments for its task model."""
-        own = self.refiner.sampling or {}
-        limit = sampling.pop("max_tokens", None)
-        return replace(
-            self.refiner,
-            final_max_tokens=self.refiner.final_max_tokens if limit is None else limit,
-            sampling={**own, "task": {**own.get("task", {}), **sampling}},
-        )
-
 
 def as_reply(result: RefinementResult) -> Reply:
     """A result as a large LLM's reply: its answer, or its error where there is none; the usage of all roles.
@@ -354,7 +328,7 @@ def as_reply(result: RefinementResult) -> Reply:
     the failure is for good: with a role's key wrong or its budget spent, no question would be refined any more.
     """
     roles = result.usage.values()
-    usage = sum((Usage(role.prompt_tokens, role.completion_tokens, role.cost_usd) for role in roles), Usage())
+    usage = Usage(*(sum(getattr(role, one.name) for role in roles) for one in fields(Usage)))
     cached = 0 < sum(role.calls for role in roles) == sum(role.cached for role in roles)
     reply = Reply(usage=usage, cached=cached, attempts=0 if cached else 1, seconds=result.seconds)
     if result.error is not None and (result.error.fatal or not result.finish_reason):

@@ -1,7 +1,6 @@
-"""[`ProRefiner`]: repair a prompt for one question while the answer is being written (ProRefine, arXiv 2506.05305).
+"""[`ProRefiner`]: ProRefine (arXiv 2506.05305) over any [`ChatModel`]s, one in several roles or one for each.
 
-Over any [`ChatModel`]: an endpoint, a local model or a script, one model in several roles or one for each. The
-algorithm is in `loop.py`; here are the synchronous front doors, runs over many questions, and the refiner as a chat
+The algorithm is in `loop.py`; here are the synchronous front doors, runs over many questions, and the refiner as a chat
 model.
 """
 
@@ -11,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -103,15 +102,7 @@ class ProRefiner(RefineSettings):
     def refine(self, prompt: str, query: str | Mapping[str, Any]) -> RefinementResult:
         """Refine a prompt for one question, and wait for it; in `async` code: `await refiner.arefine(...)`.
 
-        Args:
-            prompt (`str`): p, the task model's system message to begin with.
-            query (`str` or row): q, or a row with `question` and, for verifiers that need them, `answers`.
-
-        Returns:
-            [`RefinementResult`]: Also if calls failed: see its `error`.
-
-        Raises:
-            `ValueError`: If the prompt or the question is empty, or a label verifier has no labels.
+        As [`refine`]; and `ValueError` if a label verifier has no labels.
         """
         return self.refine_all(prompt, [query], progress=False)[0]
 
@@ -139,12 +130,10 @@ class ProRefiner(RefineSettings):
             queries (`Sequence[str]` or rows): The questions; see [`ProRefiner.refine`].
             max_in_flight (`int`, *optional*, defaults to `128`): Questions on their way at once. How many calls a model
                 gets at once is the model's own setting.
-            output (`str` or `Path`, *optional*):
-                A JSON-lines file. Each result is written when it is there. Questions that are in the file are not asked
-                again, except those that ended with an error. Give the models a [`ReplayCache`] as well, and the calls
-                of questions that were not finished are not paid twice.
-            progress (`bool`, *optional*, defaults to `True`): Show how far it is: a bar after two seconds, or in a
-                file or a pipe a line a minute.
+            output (`str` or `Path`, *optional*): A JSON-lines file. Each result is written when it is there. Questions
+                that are in the file are not asked again, except those that ended with an error. Give the models a
+                [`ReplayCache`] as well, and the calls of questions that were not finished are not paid twice.
+            progress (`bool`, *optional*, defaults to `True`): A bar after two seconds, or in a file a line a minute.
 
         Returns:
             `list[RefinementResult]`: In the order of the questions. After a fatal failure (a wrong key, a spent budget)
@@ -165,7 +154,7 @@ class ProRefiner(RefineSettings):
                     "with `question` and `answers`, or another verifier"
                 )
         file = None if output is None else ResultsFile(output, self.digest())
-        done, keys = {} if file is None else file.done, _distinct_keys(prompt, asked)
+        done, keys = {} if file is None else file.done, list(_keys(prompt, asked))
         results = {i: replace(done[key], id=asked[i].id) for i, key in enumerate(keys) if key in done}
         left = [i for i in range(len(asked)) if i not in results]
         fatal: list[Failure] = []
@@ -215,8 +204,7 @@ class ResultsFile:
         settings (`str`): What identifies the settings; see [`ProRefiner.digest`].
 
     Attributes:
-        done (`dict[str, RefinementResult]`): Results that were there already, by key. Those with an error are taken out
-            of the file: they are done anew.
+        done (`dict[str, RefinementResult]`): Those that were there, by key; those with an error are taken out.
 
     Raises:
         `ValueError`: If the file holds something else, or results of other settings. It is left as it is.
@@ -245,14 +233,12 @@ class ResultsFile:
         self._records.append([{"key": key, "settings": self.settings, **result.to_dict()}])
 
 
-def _distinct_keys(prompt: str, queries: Sequence[Query]) -> list[str]:
+def _keys(prompt: str, queries: Sequence[Query]) -> Iterator[str]:
     """What identifies each query of a run in its file: prompt and question, and a number among equal ones."""
     seen: Counter[str] = Counter()
-    keys = []
-    for digest in (query.digest(prompt) for query in queries):
+    for digest in (query.digest(prompt)[:32] for query in queries):
         seen[digest] += 1
-        keys.append(f"{digest[:32]}-{seen[digest]}")
-    return keys
+        yield f"{digest}-{seen[digest]}"
 
 
 def _name_of(model: Any) -> str:

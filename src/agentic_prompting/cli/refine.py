@@ -109,7 +109,6 @@ class Loop:
     history: bool = setting("Show critic and optimizer their earlier steps.", False)
     final_max_tokens: int = setting("Of the answer.", 512)
     max_failures: int = setting("Failed calls after which a question is given up.", 3)
-    stop_when_correct: int | None = setting("Stop at so many CORRECT; 2 is sensible.")
 
 
 def refine(asked: Questions, models: Models, loop: Loop, as_json: AsJson = False) -> int:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
-from ..llm.types import ChatModel, Message, complete
+from ..llm import ChatModel, Message, complete
 from ..rollout.grammar import TagGrammar
 from .oracle import ANSWER, NOT_UNDERSTOOD, value_of
 from .world import SOUGHT, ParsedQuestion, Question, World, load_world, parse_question, question_text, sought, texts_of

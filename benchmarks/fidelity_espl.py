@@ -20,18 +20,21 @@ from fidelity_check import Part, Row
 from agentic_prompting.environments.search import SearchGrammar, read_call
 from agentic_prompting.evolution import (
     Attempt,
+    Draft,
+    Edit,
+    ESPLSettings,
     Population,
     ProblemResult,
     PromptResult,
     Rating,
     SystemPrompt,
+    best_result,
+    common_means,
     crossover,
     mutate,
     rate,
+    sole_wins,
 )
-from agentic_prompting.evolution.results import best_result, common_means, sole_wins
-from agentic_prompting.evolution.settings import ESPLSettings
-from agentic_prompting.evolution.system_prompt import Draft, Edit
 from agentic_prompting.llm import ScriptedChat
 from agentic_prompting.rewards import search_reward
 from agentic_prompting.rollout import Rollout, Sample

@@ -17,7 +17,7 @@ from fidelity_check import Part, Row
 from agentic_prompting.data import TASKS
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import METRICS, semantic_similarity
-from agentic_prompting.llm import Reply, RoutedChat, ScriptedChat
+from agentic_prompting.llm import RoutedChat, ScriptedChat
 from agentic_prompting.rewards import PromptR1Reward, exact_match, normalize_answer, prompt_r1_score, token_f1
 from agentic_prompting.rollout import (
     Limits,
@@ -323,12 +323,10 @@ def table_6() -> Iterator[Row]:
     yield Row("eq 15", "a mean over each trajectory's tokens, then over trajectories", "grpo", run["loss_type"])
     yield Row("eq 15", "the KL term has no importance ratio", False, defaults["use_bias_correction_kl"])
     yield Row("eq 14", "advantages are standardised in the group", "group", run["scale_rewards"])
-    yield Row(
-        "Appendix G",
-        "reply of at most 2,048 characters (released code)",
-        2048,
-        LLMEnvironment(ScriptedChat(["r" * 5000]))._observation(Reply("r" * 5000)).text.__len__(),
-    )
+    asking = Rollout([1])
+    asking.sampled(Sample([1]), parse_turn(turn("w", ASK, "p")))
+    said = asyncio.run(LLMEnvironment(ScriptedChat(["r" * 5000])).step(asking))
+    yield Row("Appendix G", "a reply of at most 2,048 characters (released code)", 2048, len(said.text))
 
 
 def data() -> Iterator[Row]:

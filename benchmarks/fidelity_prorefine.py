@@ -176,7 +176,7 @@ class _Critic:
     async def __call__(self, messages: Sequence[Any], **sampling: Any) -> Reply:
         said = messages[-1]["content"]
         if said.startswith("v="):
-            return Reply(f"The answer is {self.says}.\n<verdict>{self.says}</verdict>", finish_reason="stop")
+            return Reply(f"<ACCURACY>{int(self.says == 'right')}</ACCURACY>", finish_reason="stop")
         role = "feedback" if said.startswith("q=") else "optimizer"
         return await self.world.chat(role)(messages, **sampling)
 

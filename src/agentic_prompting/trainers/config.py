@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from datasets import Dataset
@@ -22,6 +22,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             Turns of the agent, the answering one included.
         max_turn_tokens (`int`, *optional*, defaults to `1024`):
             Tokens of one turn.
+        max_context (`int`, *optional*):
+            Tokens of prompt and response together. What the model or its server can read counts where that is less.
         stop_at_tags (`bool`, *optional*, defaults to `True`):
             End a turn right after a closing request or answer tag, whatever the model would write next.
         max_failed_share (`float`, *optional*, defaults to `0.5`):
@@ -53,6 +55,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
 
     max_turns: int = field(default=5, metadata={"help": "Turns of the agent, the answering one included."})
     max_turn_tokens: int = field(default=1024, metadata={"help": "Tokens of one turn."})
+    max_context: int | None = field(default=None, metadata={"help": "Tokens of prompt and response together."})
     stop_at_tags: bool = field(
         default=True, metadata={"help": "End a turn right after a closing request or answer tag."}
     )
@@ -90,10 +93,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         """Without the hub's token: `training_args.bin` in every saved folder is a pickle of this."""
         return {**vars(self), "hub_token": None}
 
-    def limits(self, max_context: int | None = None) -> Limits:
-        """The rollout limits these arguments describe; `max_context` is the model's own, in tokens."""
+    def limits(self, readable: int | None = None) -> Limits:
+        """The rollout limits these arguments describe; `readable` is what the model can read, in tokens."""
         whole = 2**31 if self.max_completion_length is None else self.max_completion_length
-        return Limits(self.max_turns, self.max_turn_tokens, whole, max_context)
+        limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context)  # raises for 0
+        return replace(limits, max_context=min(filter(None, (self.max_context, readable)), default=None))
 
 
 @dataclass
@@ -117,6 +121,7 @@ class PromptR1Config(MultiTurnGRPOConfig):
     num_generations: int = field(default=5, metadata={"help": "Rollouts per question (Table 6)."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Table 6."})
     max_completion_length: int | None = field(default=8192, metadata={"help": "Whole response, tokens (Table 6)."})
+    max_context: int | None = field(default=8192, metadata={"help": "Prompt and response, tokens (Table 6)."})
     # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
     per_device_train_batch_size: int = field(default=10, metadata={"help": "Rollouts per device and backward pass."})
     per_device_eval_batch_size: int = field(default=10, metadata={"help": "Rollouts per device in evaluation."})

@@ -301,7 +301,7 @@ def test_bf16_without_a_gpu(doctor, config):
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    assert "use_cpu: true" in problem(doctor("--config", config(bf16=True, use_cpu=False))[1], "bf16")["fix"]
+    assert "use_cpu: true" in problem(doctor("--config", config(bf16=True, use_cpu=False))[1], "devices")["fix"]
 
 
 def test_a_run_that_was_interrupted(doctor, tmp_path):

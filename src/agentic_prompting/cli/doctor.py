@@ -208,12 +208,13 @@ def versions(setup: Setup) -> Iterator[Finding]:
 @check
 def extras(setup: Setup) -> Iterator[Finding]:
     """One that is missing is a problem where the configuration needs it, else a warning."""
+    of = setup.values.get
     needed = {
-        "vllm": bool(setup.values.get("use_vllm")),
-        "math": setup.values.get("reward") == "math",
-        "search": setup.values.get("environment") == "search",
-        "deepspeed": bool(setup.values.get("deepspeed")),
-        "tracking": "tensorboard" in str(setup.values.get("report_to")),
+        "vllm": of("use_vllm"),
+        "math": of("reward") == "math",
+        "search": of("environment") == "search",
+        "deepspeed": of("deepspeed"),
+        "tracking": "tensorboard" in str(of("report_to")),
     }
     for extra, (distributions, purpose) in EXTRAS.items():
         missing = [name for name in distributions if _version(name) is None]
@@ -231,30 +232,22 @@ def _version(name: str) -> str | None:
 
 @check
 def devices(setup: Setup) -> Iterator[Finding]:
+    """What there is to compute on, and whether it knows bfloat16, in which TRL trains unless it is told otherwise."""
     import torch
 
+    of = setup.values.get
+    wanted = setup.trains and of("bf16", not of("fp16")) and not of("use_cpu")
     for i in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(i).total_memory / 2**30
         yield ok(f"GPU {i}: {torch.cuda.get_device_name(i)}, {memory:.0f} GiB")
-    if not torch.cuda.is_available() and setup.values.get("use_vllm"):
-        yield problem("use_vllm, but torch sees no GPU", "use_vllm: false")
-    elif not torch.cuda.is_available():
-        yield ok(f"no GPU, {os.cpu_count()} CPU cores: enough for the sandbox, not for a model of billions")
-
-
-@check
-def bf16(setup: Setup) -> Iterator[Finding]:
-    """bfloat16, which TRL trains in unless it is told otherwise."""
-    import torch
-
-    wanted = setup.trains and setup.values.get("bf16", not setup.values.get("fp16", False))
     if not torch.cuda.is_available():
-        if wanted and not setup.values.get("use_cpu"):
+        yield ok(f"no GPU, {os.cpu_count()} CPU cores: enough for the sandbox, not for a model of billions")
+        if of("use_vllm"):
+            yield problem("use_vllm, but torch sees no GPU", "use_vllm: false")
+        if wanted:
             fix = f"bf16: false and use_cpu: true in {setup.config}, or run it on a machine with a GPU"
             yield problem("training in bf16 (TRL's default) needs a GPU, and there is none", fix)
-    elif torch.cuda.is_bf16_supported(including_emulation=False):
-        yield ok("the GPU computes in bf16")
-    else:
+    elif not torch.cuda.is_bf16_supported(including_emulation=False):
         yield (problem if wanted else warning)("the GPU does not compute in bf16", "bf16: false and fp16: true")
 
 
@@ -282,17 +275,15 @@ def replay_cache(setup: Setup) -> Iterator[Finding]:
     """Whether the recording can be opened. Nothing is made or written here."""
     from ..llm import ReplayCache
 
-    if (given := setup.value("replay_cache")) is None:
-        return
-    path = Path(given)
-    if not path.exists():
+    path = setup.value("replay_cache")
+    if path and not Path(path).exists():
         yield ok(f"replay cache {path} is not there yet; it will be made")
-        return
-    try:
-        with contextlib.closing(ReplayCache(path, mode="replay")) as cache:
-            yield ok(f"replay cache {path}: {len(cache)} replies")
-    except (ValueError, OSError) as error:
-        yield problem(str(error), f"mv {path} {path}.broken, or another file with --replay-cache")
+    elif path:
+        try:
+            with contextlib.closing(ReplayCache(path, mode="replay")) as cache:
+                yield ok(f"replay cache {path}: {len(cache)} replies")
+        except (ValueError, OSError) as error:
+            yield problem(str(error), f"mv {path} {path}.broken, or another file with --replay-cache")
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------
@@ -313,19 +304,18 @@ def config(setup: Setup) -> Iterator[Finding]:
 
 @check
 def options(setup: Setup) -> Iterator[Finding]:
-    """Whether every name is an option of the program. A table of `agentic-prompting evaluate` checks itself."""
-    if setup.trains:
-        program, _, fields = setup.program
-        unknown = [name for name in setup.values if name not in fields]
-        for name in unknown:
-            near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
-            other = f"delete the line; `{program} --help` shows every option"
-            says = f"{setup.config}: {name!r} is no option of `{program}`"
-            yield problem(says, f"{near[0]}: {setup.values[name]}" if near else other)
-        if not unknown:
-            yield ok(f"{setup.config}: {len(setup.values)} options, all of them of `{program}`")
-    elif setup.values:
-        yield ok(f"{setup.config}: a table, which `agentic-prompting evaluate` checks before it asks anything")
+    """Whether every name is an option of the program."""
+    if not setup.trains:
+        if setup.values:
+            yield ok(f"{setup.config}: a table, which `agentic-prompting evaluate` checks before it asks anything")
+        return
+    program, _, fields = setup.program
+    for name in [name for name in setup.values if name not in fields]:
+        near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
+        fix = f"{near[0]}: {setup.values[name]}" if near else f"delete the line; `{program} --help` shows every option"
+        yield problem(f"{setup.config}: {name!r} is no option of `{program}`", fix)
+    if setup.values.keys() <= fields.keys():
+        yield ok(f"{setup.config}: {len(setup.values)} options, all of them of `{program}`")
 
 
 @check
@@ -334,26 +324,22 @@ def batch(setup: Setup) -> Iterator[Finding]:
     if not setup.trains:
         return
     fields, processes = setup.program[2], setup.processes
-    numbers = {name: one.default for name, one in fields.items() if one is not None} | dict(setup.values)
-    group = int(numbers["num_generations"])
-    of = f"num_generations = {group}"
-    if "prompts_per_step" in fields:
-        factors = f"{numbers['prompts_per_step']} x {group}"
-        group *= int(numbers["prompts_per_step"])
-        of = f"prompts_per_step x num_generations = {factors} = {group}"
-    per_device, whole = int(numbers["per_device_train_batch_size"]), numbers["generation_batch_size"]
-    repeats = processes * int(numbers["steps_per_generation"] or numbers["gradient_accumulation_steps"])
-    size = int(whole) if whole else per_device * repeats
-    on = f"{processes} process{'es' if processes > 1 else ''}"
+    of = {name: one.default for name, one in fields.items() if one is not None} | dict(setup.values)
+    factors = {name: int(of[name]) for name in ("prompts_per_step", "num_generations") if name in fields}
+    group, per_device = math.prod(factors.values()), int(of["per_device_train_batch_size"])
+    repeats = processes * int(of["steps_per_generation"] or of["gradient_accumulation_steps"])
+    whole = int(of["generation_batch_size"] or 0)
+    size = whole or per_device * repeats
+    on = f"generation batch of {size} rollouts on {processes} process{'es' * (processes > 1)}"
     if size % group == 0:
-        yield ok(f"generation batch of {size} rollouts on {on}: {size // group} problems x {group}")
+        yield ok(f"{on}: {size // group} problems x {group}")
         return
     if whole:
         fix = f"generation_batch_size: {_nearest(size, math.lcm(group, per_device * processes))}"
     else:
         fix = f"per_device_train_batch_size: {_nearest(per_device, group // math.gcd(group, repeats))}"
-    says = f"{setup.config}: a problem takes {of} rollouts, which does not divide the generation batch of {size} ({on})"
-    yield problem(says, fix)
+    product = f"{' x '.join(factors)} = {' x '.join(map(str, factors.values()))} = {group}"
+    yield problem(f"{setup.config}: a problem takes {product} rollouts, which does not divide the {on}", fix)
 
 
 def _nearest(size: int, unit: int) -> int:
@@ -363,7 +349,7 @@ def _nearest(size: int, unit: int) -> int:
 @check
 def values(setup: Setup) -> Iterator[Finding]:
     """Whether the program's own checks take the values, on a CPU and as if on all processes."""
-    if not setup.trains or any(one.level != "ok" for one in [*options(setup), *batch(setup)]):
+    if not setup.trains or any(one.fix for one in [*options(setup), *batch(setup)]):
         return  # said already
     program = setup.program[0]
     try:
@@ -389,13 +375,12 @@ def _parse(setup: Setup) -> None:
     sized = type(config.__name__, (config,), {"world_size": property(lambda self: processes)})
     parser = TrlParser((script, sized, model))
     parser.error = refuse  # type: ignore[method-assign,assignment]
-    plain = ["--use_cpu", "true", "--bf16", "false", "--fp16", "false", "--report_to", "none"]
-    file = {name: value for name, value in setup.values.items() if name not in ("bf16", "fp16", "use_cpu", "env")}
-    ours = ("run", "config", "accelerate_config")
-    given = {name: str(getattr(setup, name)) for name in setup.__dataclass_fields__ if name not in ours}
-    parser.set_defaults_with_config(**file | {name: value for name, value in given.items() if value != "None"})
+    plain = {"use_cpu": "true", "bf16": "false", "fp16": "false", "report_to": "none"}
+    shared = setup.__dataclass_fields__.keys() & setup.program[2].keys()  # options here that are the program's, too
+    given = {name: str(getattr(setup, name)) for name in shared if getattr(setup, name) is not None}
+    parser.set_defaults_with_config(**{k: v for k, v in setup.values.items() if k not in plain and k != "env"} | given)
     with contextlib.redirect_stderr(io.StringIO()):
-        parsed = parser.parse_args_into_dataclasses(args=plain)
+        parsed = parser.parse_args_into_dataclasses(args=[word for k, v in plain.items() for word in (f"--{k}", v)])
     parsed[0].check(parsed[1])
 
 
@@ -521,20 +506,13 @@ def chat_template(setup: Setup) -> Iterator[Finding]:
             fix = f"an instruct model instead, or put its template into {path}/chat_template.jinja"
             yield problem(f"{path}: {error}", fix)
             continue
-        if _prefix_preserving(tokenizer):
+        talk = [("user", "QUSERQ"), ("assistant", "<think> QTHOUGHTQ </think> QAGENTQ"), ("user", "QREPLYQ")]
+        messages = [{"role": role, "content": content} for role, content in talk]
+        before = tokenizer.apply_chat_template(messages[:2], tokenize=False)
+        if tokenizer.apply_chat_template(messages, tokenize=False).startswith(before.rstrip()):
             yield ok(f"{path}: its chat template leaves earlier turns as they were")
         else:
             says = (
-                f"{path}: its chat template is not prefix-preserving, it rewrites earlier turns. Training and "
-                "PromptAgent keep the sampled tokens; a server that renders anew shows the model another conversation"
+                "is not prefix-preserving: a chat server over the weights shows them another conversation than training"
             )
-            yield warning(says, f"agentic-prompting serve {path}, rather than a chat server over the weights")
-
-
-def _prefix_preserving(tokenizer: Any) -> bool:
-    """Whether a conversation that goes on begins, rendered, with what it was before."""
-    talk = [("user", "QUSERQ"), ("assistant", "<think> QTHOUGHTQ </think> QAGENTQ"), ("user", "QREPLYQ")]
-    messages = [{"role": role, "content": content} for role, content in talk]
-    before = tokenizer.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=False)
-    after = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return after.startswith(before.rstrip())
+            yield warning(f"{path}: its chat template {says}", f"agentic-prompting serve {path}")

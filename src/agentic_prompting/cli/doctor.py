@@ -112,7 +112,7 @@ class Setup(EnvironmentModel, ReferenceModel, Spending):
 
         found = []
         for method, kinds in PROGRAMS.items():
-            fields = {name: one for kind in kinds for name, one in kind.__dataclass_fields__.items()}
+            fields = {name: one for kind in kinds for name, one in vars(kind)["__dataclass_fields__"].items()}
             # `env` is read by TRL's parser itself.
             found.append((f"agentic-prompting train {method}", kinds, fields | {"env": None}))
         return min(found, key=lambda one: len(set(self.values) - set(one[2])))  # of two alike the first

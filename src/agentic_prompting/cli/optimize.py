@@ -247,9 +247,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = None if arguments is None else list(arguments)
     (script,) = HfArgumentParser(ScriptArguments).parse_args_into_dataclasses(args=given)  # type: ignore[arg-type]
     name, folder = script.task or SORTING, script.output_dir
-    score, results = REASONING_SCORERS.get(name), {}
+    results = {}
     with ExitStack() as stack:
         roles, rows = script.roles_and_rows(stack, REASONING_SCORERS)
+        score = REASONING_SCORERS[name]
         budget = script.budget(folder / "spending.sqlite")
         charge(budget, **roles)
         verifiers = {"no verifier": None, "verifier": roles.pop("verifier"), "optimal verifier": LabelVerifier(score)}

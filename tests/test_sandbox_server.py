@@ -16,8 +16,8 @@ import pytest
 
 from agentic_prompting.llm.errors import ServerFailed
 from agentic_prompting.llm.types import Reply
-from agentic_prompting.sandbox.oracle import Oracle
 from agentic_prompting.sandbox.server import MODEL, OracleServer, main
+from agentic_prompting.sandbox.world import Oracle
 from all_at_once import AllAtOnce
 
 QUESTION = [{"role": "user", "content": "what is the currency of Senegal ?"}]

@@ -133,8 +133,8 @@ def in_sandbox(script: ScriptArguments, config: EvolveConfig) -> dict[str, Any]:
     from ..agent import PromptAgent
     from ..environments import LLMEnvironment
     from ..rewards import exact_match_reward
-    from ..sandbox.guarded import GuardedReflector
-    from ..sandbox.guarded.setup import ROOT, AgentChat, Transcript, prepare_guarded
+    from ..sandbox import GuardedReflector
+    from ..sandbox.setup import ROOT, AgentChat, Transcript, prepare_guarded
 
     sandbox = prepare_guarded(script.output_dir, config.seed, warm_start_steps=script.warm_start_steps)
     agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(sandbox.oracle), max_batch_size=256)

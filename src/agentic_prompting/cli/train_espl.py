@@ -19,9 +19,9 @@ from ..evolution import SystemPrompt
 from ..llm import ChatModel
 from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
 from ..rollout import Environment, prompt_r1_template
-from ..sandbox.guarded import GuardedReflector
-from ..sandbox.guarded.setup import ROOT, GuardedSandbox, prepare_guarded
+from ..sandbox import GuardedReflector
 from ..sandbox.results import report_guarded_run
+from ..sandbox.setup import ROOT, GuardedSandbox, prepare_guarded
 from ..trainers import ESPLConfig, ESPLTrainer
 from .options import DataAndEnvironment, ReferenceModel, setting
 from .train import end, parse, run_script, run_training

@@ -126,10 +126,10 @@ def find_task(name: str, split: str = "test") -> tuple[str, str, Task]:
         name, split = PAIRS[name][split]
     if name in TASKS:
         return name, split, TASKS[name]
-    hint = f"known: {', '.join([*TASKS, *PAIRS])}"
     if near := difflib.get_close_matches(name.lower(), [*TASKS, *PAIRS], n=3, cutoff=0.5):
-        hint = f"did you mean {' or '.join(map(repr, near))}? `agentic-prompting data list` shows all"
-    raise ValueError(f"unknown task {name!r}; {hint}")
+        guess = f"did you mean {' or '.join(map(repr, near))}? `agentic-prompting data list` shows all"
+        raise ValueError(f"unknown task {name!r}; {guess}")
+    raise ValueError(f"unknown task {name!r}; known: {', '.join([*TASKS, *PAIRS])}")
 
 
 # Where rows come from -------------------------------------------------------------------------------------------------

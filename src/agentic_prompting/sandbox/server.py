@@ -1,7 +1,7 @@
 """The oracle behind an OpenAI-compatible address on this machine, so that the default run takes the real client's path.
 
 `python -m agentic_prompting.sandbox.server --port 8123` runs it in the foreground. Enough of the protocol for chat
-clients: completions (whole and streamed), the list of models, errors in OpenAI's form. Not a server for other machines:
+clients that do not stream: completions, the list of models, errors in OpenAI's form. Not a server for other machines:
 one thread a connection, no TLS.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ..llm.types import ChatModel, Reply, complete
+from ..llm.types import ChatModel, complete
 from ..llm.wire import is_loopback
 from .world import Oracle
 
@@ -172,26 +172,20 @@ class _Handler(BaseHTTPRequestHandler):
         reply = complete(self.server.oracle, request["messages"], repeat=request.get("seed"))
         if reply.error is not None:
             raise _Refusal(500, str(reply.error), code=reply.error.kind)
-        now = time.time_ns()
-        head = {"id": f"chatcmpl-{now}", "created": now // 10**9, "model": MODEL}
-        if request.get("stream"):
-            counted = (request.get("stream_options") or {}).get("include_usage", False)
-            self._send(200, "text/event-stream", _events(reply, head, counted))
-        else:
-            message = {"role": "assistant", "content": reply.text}
-            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
-            whole = {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(reply)}
-            self._send_json(200, whole)
+        message = {"role": "assistant", "content": reply.text}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
+        now, read, written = time.time_ns(), reply.usage.prompt_tokens, reply.usage.completion_tokens
+        head = {"id": f"chatcmpl-{now}", "object": "chat.completion", "created": now // 10**9, "model": MODEL}
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        self._send_json(200, {**head, "choices": [choice], "usage": usage})
 
     def _send_json(self, status: int, body: dict[str, Any]) -> None:
-        self._send(status, "application/json", json.dumps(body).encode())
-
-    def _send(self, status: int, content_type: str, body: bytes) -> None:
+        data = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(data)
 
 
 def _read_chat(body: bytes) -> dict[str, Any]:
@@ -207,30 +201,13 @@ def _read_chat(body: bytes) -> dict[str, Any]:
     messages = request.get("messages")
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise _Refusal(400, "`messages` must be a list of objects with a role and a text.", param="messages")
-    if request.get("n", 1) not in (1, None):
-        raise _Refusal(400, "Only one choice a request is offered.", "unsupported_value", "n")
+    if request.get("n", 1) not in (1, None) or request.get("stream"):
+        raise _Refusal(400, "One choice a request, not streamed, is all that is offered.", "unsupported_value")
     return request
 
 
 def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and {type(message.get("role")), type(message.get("content"))} == {str}
-
-
-def _events(reply: Reply, head: dict[str, Any], counted: bool) -> bytes:
-    """The reply as server-sent events, a word each. It is complete by now, so the stream goes out as one body."""
-    words = [word if i == 0 else f" {word}" for i, word in enumerate(reply.text.split(" "))]
-    deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
-    deltas += [*(({"content": word}, None) for word in words), ({}, reply.finish_reason)]
-    head = {**head, "object": "chat.completion.chunk"}
-    chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": reason}]} for d, reason in deltas]
-    if counted:
-        chunks.append({**head, "choices": [], "usage": _usage(reply)})
-    return "".join(f"data: {data}\n\n" for data in [*map(json.dumps, chunks), "[DONE]"]).encode()
-
-
-def _usage(reply: Reply) -> dict[str, int]:
-    read, written = reply.usage.prompt_tokens, reply.usage.completion_tokens
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

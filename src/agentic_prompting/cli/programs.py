@@ -24,12 +24,10 @@ from ..llm import ChatModel
 from ..report import plot_reward
 from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
 from ..rollout import Environment, prompt_r1_template
-from ..sandbox import Oracle
-from ..sandbox.guarded import GuardedReflector
-from ..sandbox.guarded.setup import ROOT, prepare_guarded
+from ..sandbox import GuardedReflector, Oracle
 from ..sandbox.results import report_guarded_run, report_sandbox_run
 from ..sandbox.server import MODEL, OracleServer
-from ..sandbox.setup import prepare_sandbox
+from ..sandbox.setup import ROOT, prepare_guarded, prepare_sandbox
 from ..trainers import (
     ESPLConfig,
     ESPLTrainer,

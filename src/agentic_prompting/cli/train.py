@@ -196,7 +196,7 @@ def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, 
     """One object of each kind, from the command line or from `arguments`, and from the file of `--config`."""
     from trl import TrlParser
 
-    from ..trainers.progress import quiet_libraries
+    from ..trainers.callbacks import quiet_libraries
 
     # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")

@@ -10,8 +10,8 @@ from datasets import Dataset
 from ..data import validate_dataset
 from ..rewards import PromptR1Reward
 from ..rollout import TagGrammar, prompt_r1_template
-from .config import PromptR1Config, check_config
-from .multi_turn_grpo import MultiTurnGRPOTrainer
+from .config import PromptR1Config
+from .multi_turn_grpo import MultiTurnGRPOTrainer, check_config
 
 
 class PromptR1Trainer(MultiTurnGRPOTrainer):
@@ -68,29 +68,20 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         processing_class: Any = None,
         *,
         environment: Any,
-        prompt_template: str | None = None,
         grammar: TagGrammar | None = None,
         **kwargs: Any,
     ):
         args = args if args is not None else PromptR1Config("prompt_r1_output")
         check_config(args, PromptR1Config)
-        if reward_funcs is not None and args.gate != PromptR1Config.gate:
+        if reward_funcs is None:
+            reward_funcs = PromptR1Reward(gate=args.gate)
+        elif args.gate != PromptR1Config.gate:
             raise ValueError(
                 f"gate={args.gate!r} in args would be ignored beside reward_funcs: leave one of them out, or pass "
                 f"PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
             )
-        super().__init__(
-            model,
-            reward_funcs if reward_funcs is not None else PromptR1Reward(gate=args.gate),
-            args,
-            train_dataset,
-            eval_dataset,
-            processing_class,
-            environment=environment,
-            prompt_template=prompt_template,
-            grammar=grammar or TagGrammar(),
-            **kwargs,
-        )
+        ours = {"environment": environment, "grammar": grammar or TagGrammar()}
+        super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, processing_class, **ours, **kwargs)
 
     @staticmethod
     def _default_template(grammar: Any) -> str:

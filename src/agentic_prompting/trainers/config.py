@@ -22,34 +22,28 @@ class MultiTurnGRPOConfig(GRPOConfig):
     length of the whole response in tokens, observations included.
 
     Args:
-        max_turns (`int`, *optional*, defaults to `5`):
-            Turns of the agent, the answering one included.
-        max_turn_tokens (`int`, *optional*, defaults to `1024`):
-            Tokens of one turn.
-        stop_at_tags (`bool`, *optional*, defaults to `True`):
-            End a turn right after a closing request or answer tag, whatever the model would write next.
-        max_failed_share (`float`, *optional*, defaults to `0.5`):
-            If more than this share of the rollouts of the last `failure_window` batches failed (the environment's
-            fault, not the agent's), training saves a checkpoint and stops with an error that names the cause.
-        failure_window (`int`, *optional*, defaults to `3`):
-            Batches that `max_failed_share` looks at.
-        budget_usd (`float`, *optional*):
-            US dollars that the job may spend on large LLMs, all roles, processes and restarts together; what was spent
-            is kept in `output_dir/spending.sqlite`. When it is reached, calls on their way end, training saves a
-            checkpoint and stops. A role's own limit is its model's `budget_usd`.
-        budget_tokens (`int`, *optional*):
-            The same in tokens, for models whose price is not known.
-        vllm_server_calls (`str`, *optional*, defaults to `"direct"`):
-            With `vllm_mode="server"`, how rollouts reach the server: `direct`, each process by itself and as soon as a
-            rollout is ready; `collective`, by TRL's own path, all processes in step through the first one.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
-            Sampling in this process (no vLLM, no continuous batching): MB of keys and values to keep between the turns
-            of a rollout, so that a turn reads only what is new. They are freed before the training step.
-            147 KB a token for Qwen3-4B in bf16. 0 keeps none.
-        check_environment (`bool`, *optional*, defaults to `True`):
-            Ask the environment once before training starts, so that a wrong key or address is found at once.
-        rollouts_max_mb (`float`, *optional*, defaults to `1024`):
-            Size of `output_dir/rollouts` per process, in MB; the oldest part is dropped above it. 0 keeps none.
+        max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included.
+        max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn.
+        stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
+            whatever the model would write next.
+        max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
+            `failure_window` batches failed (the environment's fault, not the agent's), training saves a checkpoint and
+            stops with an error that names the cause.
+        failure_window (`int`, *optional*, defaults to `3`): Batches that `max_failed_share` looks at.
+        budget_usd (`float`, *optional*): US dollars that the job may spend on large LLMs, all roles, processes and
+            restarts together; what was spent is kept in `output_dir/spending.sqlite`. When it is reached, calls on
+            their way end, training saves a checkpoint and stops. A role's own limit is its model's `budget_usd`.
+        budget_tokens (`int`, *optional*): The same in tokens, for models whose price is not known.
+        vllm_server_calls (`str`, *optional*, defaults to `"direct"`): With `vllm_mode="server"`, how rollouts reach the
+            server: `direct`, each process by itself and as soon as a rollout is ready; `collective`, by TRL's own path,
+            all processes in step through the first one.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
+            batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
+            new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
+        check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
+            that a wrong key or address is found at once.
+        rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
+            oldest part is dropped above it. 0 keeps none.
 
     Raises:
         `ValueError`: If a limit is below 1, a share is outside [0, 1], or a value would be ignored.
@@ -99,8 +93,8 @@ class PromptR1Config(MultiTurnGRPOConfig):
     The batch sizes are not the paper's, which needs eight GPUs: `examples/configs/qwen3_4b.yaml` has those.
 
     Args:
-        gate (`str`, *optional*, defaults to `"paper"`):
-            How the format reward is capped: `"paper"` (eq 10) or `"strict"`; see [`prompt_r1_score`].
+        gate (`str`, *optional*, defaults to `"paper"`): How the format reward is capped: `"paper"` (eq 10) or
+            `"strict"`; see [`prompt_r1_score`].
     """
 
     gate: str = _setting("paper", "Format reward: 'paper' (eq 10) or 'strict'.")
@@ -124,22 +118,22 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
     values (Appendix A) as defaults, and these.
 
     Args:
-        mode (`str`, *optional*, defaults to `"joint"`):
-            `joint`: prompts evolve and weights learn. `rl`: weights only, under the initial prompt. `evolution`:
-            prompts only. `reflection`: prompts only, a population of one, no crossover.
-        baseline (`str`, *optional*, defaults to `"normal"`):
-            What is subtracted from a rollout's reward: `normal`, the mean over the N rollouts of the same problem
-            under the same prompt (eq 1-2); `marginalize`, the mean over all M·N rollouts of the problem.
-        reflector (`str`, *optional*, defaults to `"reference"`):
-            Who reflects: `reference`, the fixed LLM passed to the trainer (better, by Figure 15); or `policy`, the
-            model being trained, in turns of `max_turn_tokens`, when its children are due: nothing overlaps then.
-        evolution_lag (`int`, *optional*, defaults to `1`):
-            A child joins so many batches later than in Algorithm 1, so that the reference LLM works while the weights
-            are updated. 0 is the exact algorithm: each batch waits for the children of the last one.
-        reflection_timeout (`float`, *optional*, defaults to `1800`):
-            Seconds that the reference LLM may take for one batch, all its stages together. What is not there by then
-            counts as a failed call: the batch has no child, which is logged, and training goes on. A model's own
-            timeouts end a call earlier; this is for models that have none.
+        mode (`str`, *optional*, defaults to `"joint"`): `joint`: prompts evolve and weights learn. `rl`: weights only,
+            under the initial prompt. `evolution`: prompts only. `reflection`: prompts only, a population of one, no
+            crossover.
+        baseline (`str`, *optional*, defaults to `"normal"`): What is subtracted from a rollout's reward: `normal`, the
+            mean over the N rollouts of the same problem under the same prompt (eq 1-2); `marginalize`, the mean over
+            all M·N rollouts of the problem.
+        reflector (`str`, *optional*, defaults to `"reference"`): Who reflects: `reference`, the fixed LLM passed to the
+            trainer (better, by Figure 15); or `policy`, the model being trained, in turns of `max_turn_tokens`, when
+            its children are due: nothing overlaps then.
+        evolution_lag (`int`, *optional*, defaults to `1`): A child joins so many batches later than in Algorithm 1, so
+            that the reference LLM works while the weights are updated. 0 is the exact algorithm: each batch waits for
+            the children of the last one.
+        reflection_timeout (`float`, *optional*, defaults to `1800`): Seconds that the reference LLM may take for one
+            batch, all its stages together. What is not there by then counts as a failed call: the batch has no child,
+            which is logged, and training goes on. A model's own timeouts end a call earlier; this is for models that
+            have none.
 
     Raises:
         `ValueError`: If a value is out of range, or M·N does not divide the generation batch; says what would work.

@@ -41,7 +41,7 @@ from ..llm import ChatModel
 from ..records import atomic_write
 from ..rollout import AgentSpec, Environment, FreeText, Grammar
 from .config import ESPLConfig
-from .multi_turn_grpo import MultiTurnGRPOTrainer, check_config
+from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .reflecting import PolicyReflector, ReferenceReflector, ReflectionJob, transcript
 from .stopping import stop
 
@@ -54,30 +54,21 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     """[`MultiTurnGRPOTrainer`] under an evolving population of system prompts.
 
     Args:
-        model (`str` or `PreTrainedModel`):
-            The policy.
-        reward_funcs (`Callable` or `list[Callable]`):
-            As in [`MultiTurnGRPOTrainer`].
-        args ([`ESPLConfig`], *optional*):
-            Training arguments.
-        train_dataset (`Dataset`):
-            Columns `question` and `answers`.
-        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
-            The same, held out.
-        reference ([`ChatModel`], *optional*):
-            π_ref: summarises, criticises and edits. Not needed in mode `rl` and with `reflector="policy"`.
-        initial_prompt ([`SystemPrompt`] or `str`, *optional*, defaults to `""`):
-            The root of the evolution. A text with lines `[G0]. ...` is read as principles, any other as a preamble
-            that principles are added to; for free text pass `SystemPrompt(text)`.
-        population ([`Population`], *optional*):
-            Instead of `initial_prompt`: a population of your own, with your own selection rule. The settings that make
-            one (`window`, `selection`, ...) must then be left as they are.
-        environment ([`Environment`], *optional*):
-            What the policy may ask. Without one each rollout is a single turn, whose text is the answer.
-        grammar ([`Grammar`], *optional*):
-            Defaults to the environment's, else to Prompt-R1's tags; without an environment to free text.
-        **kwargs:
-            As in [`MultiTurnGRPOTrainer`].
+        model (`str` or `PreTrainedModel`): The policy.
+        reward_funcs (`Callable` or `list[Callable]`): As in [`MultiTurnGRPOTrainer`].
+        args ([`ESPLConfig`], *optional*): Training arguments.
+        train_dataset (`Dataset`): Columns `question` and `answers`.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same, held out.
+        reference ([`ChatModel`], *optional*): π_ref: summarises, criticises and edits. Not needed in mode `rl` and with
+            `reflector="policy"`.
+        initial_prompt ([`SystemPrompt`] or `str`, *optional*, defaults to `""`): The root of the evolution. A text with
+            lines `[G0]. ...` is read as principles, any other as a preamble that principles are added to; for free text
+            pass `SystemPrompt(text)`.
+        population ([`Population`], *optional*): Instead of `initial_prompt`: a population of your own, with your own
+            selection rule. The settings that make one (`window`, `selection`, ...) must then be left as they are.
+        environment ([`Environment`], *optional*): What the policy may ask. Without one each rollout is a single turn,
+            whose text is the answer.
+        **kwargs: As in [`MultiTurnGRPOTrainer`]; `grammar` defaults to free text without an environment.
 
     Attributes:
         population ([`Population`]): Every system prompt that ever lived.
@@ -87,6 +78,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     """
 
     _name = "E-SPL"
+    _config = ESPLConfig
+    _default_output = "espl_output"
 
     def __init__(
         self,
@@ -100,11 +93,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         initial_prompt: SystemPrompt | str = "",
         population: Population | None = None,
         environment: Environment | None = None,
-        grammar: Grammar | None = None,
         **kwargs: Any,
     ):
-        args = args if args is not None else ESPLConfig("espl_output")
-        check_config(args, ESPLConfig)
+        args = self._checked(args)
         if args.evolves and reference is None and args.reflector == "reference":
             raise ValueError(
                 f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl', or "
@@ -127,13 +118,16 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            grammar=FreeText() if grammar is None and environment is None else grammar,
             **kwargs,
         )
         self._reflector = ReferenceReflector(self) if args.reflector == "reference" else PolicyReflector(self)
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations
+
+    @staticmethod
+    def _default_grammar(environment: Any) -> Grammar:
+        return FreeText() if environment is None else MultiTurnGRPOTrainer._default_grammar(environment)
 
     def roles(self, environment: Environment | None, reward_funcs: Any) -> dict[str, Any]:
         return {**super().roles(environment, reward_funcs), "reference": self.reference}

@@ -46,45 +46,27 @@ from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, s
 from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
 
-def check_config(args: Any, kind: type[MultiTurnGRPOConfig]) -> None:
-    """Raises `TypeError` for arguments of another kind, TRL's own among them."""
-    if not isinstance(args, kind):
-        raise TypeError(
-            f"args is a {type(args).__name__}, and this trainer takes a {kind.__name__}: it has the same fields as "
-            "GRPOConfig, and those of its method"
-        )
-
-
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     """Trains an agent that talks to an environment.
 
     Args:
-        model (`str` or `PreTrainedModel`):
-            As in [`~trl.GRPOTrainer`].
-        reward_funcs (`Callable` or `list[Callable]`):
-            TRL reward functions. They get the rollouts as the keyword argument `rollout` (`list[Rollout]`) beside the
-            dataset's columns. What they make of a failed rollout is not used: it has no reward.
-        args ([`MultiTurnGRPOConfig`], *optional*):
-            Training arguments.
-        train_dataset (`Dataset`):
-            Columns `question` and `answers` (`list[str]`), as [`load_task`] gives; or `prompt` (messages or text),
-            which is then used as it is.
-        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
-            The same for evaluation.
-        processing_class (`PreTrainedTokenizerBase`, *optional*):
-            The agent's tokenizer. Defaults to the model's.
-        environment ([`Environment`] or `Callable`):
-            Answers the agent's requests, for example [`LLMEnvironment`]; or a function of the rollout that does. If it
-            has `state_dict()` (plain data) and `load_state_dict(state)`, checkpoints keep its state, one per process.
-            `None`: nobody answers, and a request ends the rollout.
-        prompt_template (`str`, *optional*, defaults to `"{question}"`):
-            The agent's user message.
-        system_prompt (`str`, *optional*):
-            The agent's system message.
-        grammar ([`Grammar`], *optional*):
-            What turns look like. Defaults to the environment's `grammar` where it has one, else Prompt-R1's tags.
-        **kwargs:
-            Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
+        model (`str` or `PreTrainedModel`): As in [`~trl.GRPOTrainer`].
+        reward_funcs (`Callable` or `list[Callable]`): TRL reward functions. They get the rollouts as the keyword
+            argument `rollout` (`list[Rollout]`) beside the dataset's columns. What they make of a failed rollout is not
+            used: it has no reward.
+        args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
+        train_dataset (`Dataset`): Columns `question` and `answers` (`list[str]`), as [`load_task`] gives; or `prompt`
+            (messages or text), which is then used as it is.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
+        environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
+            function of the rollout that does. If it has `state_dict()` (plain data) and `load_state_dict(state)`,
+            checkpoints keep its state, one per process. `None`: nobody answers, and a request ends the rollout.
+        prompt_template (`str`, *optional*, defaults to `"{question}"`): The agent's user message.
+        system_prompt (`str`, *optional*): The agent's system message.
+        grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
+            one, else Prompt-R1's tags.
+        **kwargs: Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
 
     Raises:
         `TypeError`: If `args` is not of this library's kind, or the environment has no `step(rollout)` to call.
@@ -94,6 +76,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     """
 
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "agentic-prompting"]
+    _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
+    _default_output = "trainer_output"
 
     def __init__(
         self,
@@ -110,8 +94,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         grammar: Grammar | None = None,
         **kwargs: Any,
     ):
-        args = args if args is not None else MultiTurnGRPOConfig("trainer_output")
-        check_config(args, MultiTurnGRPOConfig)
+        args = self._checked(args)
+        reward_funcs = self._rewards(reward_funcs, args)
         for name in ("tools", "rollout_func", "environment_factory"):
             if kwargs.get(name):
                 raise ValueError(
@@ -139,6 +123,16 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             )
         self._set_up_rollouts(args)
 
+    @classmethod
+    def _checked(cls, args: Any) -> Any:
+        """Training arguments of this trainer's kind, which TRL's own are not."""
+        if args is not None and not isinstance(args, cls._config):
+            raise TypeError(
+                f"args is a {type(args).__name__}, and this trainer takes a {cls._config.__name__}: it has the same "
+                "fields as GRPOConfig, and those of its method"
+            )
+        return args if args is not None else cls._config(cls._default_output)
+
     def _check_datasets(self, train: Any, evaluation: Any, template: str | None) -> None:
         for dataset in [train, *(evaluation.values() if isinstance(evaluation, Mapping) else [evaluation])]:
             if dataset is None and dataset is not train:
@@ -153,7 +147,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _agent_spec(
         self, template: str | None, system_prompt: str | None, grammar: Grammar | None, args: MultiTurnGRPOConfig
     ) -> AgentSpec:
-        grammar = grammar or getattr(self.environment, "grammar", None) or TagGrammar()
+        grammar = grammar or self._default_grammar(self.environment)
         return AgentSpec(
             prompt_template=self._default_template(grammar) if template is None else template,
             system_prompt=system_prompt,
@@ -196,6 +190,15 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.add_callback(self.live)
 
     # --- for subclasses ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _rewards(reward_funcs: Any, args: Any) -> Any:
+        """The reward functions, where some are given."""
+        return reward_funcs
+
+    @staticmethod
+    def _default_grammar(environment: Any) -> Grammar:
+        return getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod
     def _default_template(grammar: Grammar) -> str:

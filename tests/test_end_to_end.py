@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import agentic_prompting
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat, load_task
@@ -234,6 +235,9 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
         guarded = stack.enter_context(OracleServer(api_key="the right key"))
 
         asks("separate_oracle", oracle, "sandbox-oracle")
+        adapter = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj",
+                   "--learning_rate", "0.01"]  # fmt: skip
+        shutil.copytree(asking_policy, job("use_peft", [*DEMO, *adapter]) / "warm_start")
         if serve is not None:
             asks("transformers_serve", f"http://127.0.0.1:{port}/v1", str(served_policy))
         bad("unknown_task", environment_base_url=oracle, task="hotpot")
@@ -283,6 +287,19 @@ def test_the_demo_writes_what_it_says(runs):
     assert "says nothing about real models" in run.stdout, "what the sandbox shows is said to be the sandbox"
     assert "%|" not in run.stderr and "\r" not in run.stdout + run.stderr, "no progress bars in a pipe"
     assert "warning" not in run.stderr.lower() and "deprecated" not in run.stderr.lower()
+
+
+def test_use_peft_trains_an_adapter_that_can_be_used(runs, asking_policy):
+    run = runs["use_peft"].check()
+    written = json.loads((run.folder / "adapter_config.json").read_text())
+    assert (written["r"], sorted(written["target_modules"])) == (4, ["q_proj", "v_proj"])
+    weights = load_file(run.folder / "adapter_model.safetensors")
+    moved = [float(weight.abs().max()) for name, weight in weights.items() if "lora_B" in name]
+    assert moved and all(moved), "B begins at zero: these were trained"
+    assert not (run.folder / "model.safetensors").exists() and run.summary["failed_rollouts"] == 0
+    agent = PromptAgent.from_pretrained(run.folder, LLMEnvironment(ScriptedChat(["the answer is Swahili ."])))
+    assert type(agent.policy._lent_model).__name__.startswith("Peft")
+    assert agent.answer("what is the language of Kenya ?").done
 
 
 def test_the_demo_against_an_oracle_of_its_own_process(runs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 from collections import Counter
@@ -261,26 +260,6 @@ def children() -> Iterator[Row]:
 
 
 # --- A.2 to A.5, Algorithm 2: the operators ---------------------------------------------------------------------------
-
-
-class Reference:
-    """The reference LLM: notes what it is asked and answers in order of the stages."""
-
-    def __init__(self, critique: str, plan: str):
-        self.asked: list[str] = []
-        self.critique, self.plan = critique, plan
-        self.chat = ScriptedChat(self._say)
-
-    def _say(self, messages: Sequence[Any]) -> str:
-        text = messages[-1]["content"]
-        self.asked.append(text)
-        if "operations" in text or "edits" in text or "principles" in text.casefold():
-            return self.critique
-        return "a summary"
-
-
-def edits(*operations: dict[str, Any]) -> str:
-    return json.dumps(list(operations))
 
 
 def operators() -> Iterator[Row]:

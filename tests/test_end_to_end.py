@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 import agentic_prompting
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat, load_task
+from agentic_prompting.cli import programs
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rewards import exact_match, prompt_r1_score, token_f1
 from agentic_prompting.rollout import parse_turn, read_rollouts
@@ -235,9 +236,6 @@ def runs(asking_policy, served_policy, tiny_policy, tmp_path_factory):
         guarded = stack.enter_context(OracleServer(api_key="the right key"))
 
         asks("separate_oracle", oracle, "sandbox-oracle")
-        adapter = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj",
-                   "--learning_rate", "0.01"]  # fmt: skip
-        shutil.copytree(asking_policy, job("use_peft", [*DEMO, *adapter]) / "warm_start")
         if serve is not None:
             asks("transformers_serve", f"http://127.0.0.1:{port}/v1", str(served_policy))
         bad("unknown_task", environment_base_url=oracle, task="hotpot")
@@ -289,16 +287,19 @@ def test_the_demo_writes_what_it_says(runs):
     assert "warning" not in run.stderr.lower() and "deprecated" not in run.stderr.lower()
 
 
-def test_use_peft_trains_an_adapter_that_can_be_used(runs, asking_policy):
-    run = runs["use_peft"].check()
-    written = json.loads((run.folder / "adapter_config.json").read_text())
+def test_use_peft_trains_an_adapter_that_can_be_used(asking_policy, tmp_path, monkeypatch):
+    shutil.copytree(asking_policy, tmp_path / "warm_start")
+    adapter = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj"]
+    options = [*DEMO, *adapter, "--learning_rate", "0.01", "--output_dir", str(tmp_path)]
+    monkeypatch.chdir(ROOT)
+    programs.main("prompt-r1", options)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (written["r"], sorted(written["target_modules"])) == (4, ["q_proj", "v_proj"])
-    weights = load_file(run.folder / "adapter_model.safetensors")
+    weights = load_file(tmp_path / "adapter_model.safetensors")
     moved = [float(weight.abs().max()) for name, weight in weights.items() if "lora_B" in name]
     assert moved and all(moved), "B begins at zero: these were trained"
-    assert not (run.folder / "model.safetensors").exists() and run.summary["failed_rollouts"] == 0
-    agent = PromptAgent.from_pretrained(run.folder, LLMEnvironment(ScriptedChat(["the answer is Swahili ."])))
-    assert type(agent.policy._lent_model).__name__.startswith("Peft")
+    assert not (tmp_path / "model.safetensors").exists()
+    agent = PromptAgent.from_pretrained(tmp_path, LLMEnvironment(ScriptedChat(["the answer is Swahili ."])))
     assert agent.answer("what is the language of Kenya ?").done
 
 

@@ -20,7 +20,8 @@ from agentic_prompting.interop import (
 )
 from agentic_prompting.llm import Reply, ScriptedChat, ServerFailed, Unreachable
 from agentic_prompting.llm.loop import run
-from agentic_prompting.rollout import ChatFormat, Limits, Observation, Rollout, Sample, play
+from agentic_prompting.rewards import exact_match_reward
+from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play
 from tokenizers_for_tests import tokenizer_for
 
 SERVER = """
@@ -344,3 +345,60 @@ def test_a_chat_model_is_a_language_model_of_dspy():
     chat = ScriptedChat(lambda messages: "[[ ## answer ## ]]\nLima\n\n[[ ## completed ## ]]")
     with dspy.context(lm=dspy.LM("chat", engine=Engine(chat), cache=False)):
         assert dspy.Predict("question -> answer")(question="Peru's capital?").answer == "Lima"
+
+
+# --- GEPA --------------------------------------------------------------------------------------------------------
+
+
+class Obedient:
+    """An agent that answers what its system prompt names, as `answer_all` of a [`PromptAgent`] does."""
+
+    spec = AgentSpec(prompt_template="{question}")
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def answer_all(self, rows, progress=True):
+        rollouts = [Rollout([1], row=dict(row)) for row in rows]
+        for rollout in rollouts:
+            if self.error:
+                rollout.failed(Observation(error=self.error))
+                continue
+            word = rollout.row["prompt"][0]["content"].split()[-1]
+            rollout.sampled(Sample([1]), ToolGrammar().parse(word))
+            rollout.ended("answered")
+        return rollouts
+
+
+def test_gepa_improves_the_prompt_of_an_agent():
+    gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
+    seen = []
+
+    def reflect(prompt):
+        seen.append(prompt)
+        return "```\nAlways say Nairobi\n```"
+
+    result = gepa.optimize(
+        {"system_prompt": "Always say Lima"},
+        trainset=rows[:2],
+        valset=rows[2:],
+        adapter=AgentAdapter(Obedient(), exact_match_reward),
+        reflection_lm=reflect,
+        reflection_minibatch_size=2,
+        max_metric_calls=12,
+        raise_on_exception=True,
+    )
+    assert result.best_candidate["system_prompt"] == "Always say Nairobi"
+    assert "Capital 0?" in seen[0] and "Lima" in seen[0]
+
+
+def test_an_outage_is_no_score_for_gepa():
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    adapter = AgentAdapter(Obedient(ServerFailed("down")), exact_match_reward)
+    with pytest.raises(ServerFailed):
+        adapter.evaluate([{"question": "?", "answers": ["x"]}], {"system_prompt": "Say x"})

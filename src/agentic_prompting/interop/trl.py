@@ -39,7 +39,7 @@ class TRLEnvironment(ToolEnvironment):
         methods = [self._tool(instance, name) for name in names if name[0] != "_" and name not in _NOT_TOOLS]
         super().__init__([*methods, *tools], **kwargs)
         self.factory = factory
-        self.reward = self._reward if hasattr(instance, "get_reward") else None
+        self.reward = _rewards_of(type(instance).__name__) if hasattr(instance, "get_reward") else None
 
     @staticmethod
     def _tool(instance: Any, name: str) -> Tool:
@@ -67,10 +67,16 @@ class TRLEnvironment(ToolEnvironment):
             return Observation(error=instance)
         return await super().step(rollout)
 
-    async def _reward(self, environments: Sequence[Any], **columns: Any) -> list[float | None]:
-        """A reward function of TRL's signature: what each instance gives itself; none where `reset` had failed."""
-        return list(await asyncio.gather(*map(self._own_reward, environments)))
 
-    @staticmethod
-    async def _own_reward(instance: Any) -> float | None:
+def _rewards_of(name: str) -> Callable[..., Any]:
+    """A reward function of TRL's signature, under the name of the class: what each instance gives itself; none where
+    `reset` had failed."""
+
+    async def own(instance: Any) -> float | None:
         return None if isinstance(instance, LLMError) else await called(instance.get_reward, {})
+
+    async def rewards(environments: Sequence[Any], **columns: Any) -> list[float | None]:
+        return list(await asyncio.gather(*map(own, environments)))
+
+    rewards.__name__ = name
+    return rewards

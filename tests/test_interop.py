@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import trl
+from datasets import Dataset
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from agentic_prompting.interop import (
     Dialogue,
     MCPTools,
@@ -402,3 +405,44 @@ def test_an_outage_is_no_score_for_gepa():
     adapter = AgentAdapter(Obedient(ServerFailed("down")), exact_match_reward)
     with pytest.raises(ServerFailed):
         adapter.evaluate([{"question": "?", "answers": ["x"]}], {"system_prompt": "Say x"})
+
+
+# --- in a trainer ------------------------------------------------------------------------------------------------
+
+
+class Patient(Guess):
+    """Gives a reward also to those who never ask."""
+
+    def get_reward(self) -> float:
+        return 0.25
+
+
+def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):
+    """One step each: the prompt shows the tools, the class's own reward counts."""
+    tokenizer = copy.deepcopy(tokenizer_for("qwen3"))
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    rows = Dataset.from_list([{"question": "Play.", "answers": ["3"]}] * 4)
+
+    def after_one_step(**given):
+        shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+        trainer = MultiTurnGRPOTrainer(
+            model=Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)),
+            args=MultiTurnGRPOConfig(
+                str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=4, num_generations=4, use_cpu=True,
+                bf16=False, report_to="none", max_turn_tokens=8, max_turns=2, disable_tqdm=True, logging_steps=1,
+            ),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            **given,
+        )  # fmt: skip
+        trainer.train()
+        return trainer, tokenizer.decode(trainer.chat_format.prompt_ids([{"role": "user", "content": "x"}]))
+
+    trainer, prompt = after_one_step(tools=[capital], reward_funcs=exact_match_reward)
+    assert '"name": "capital"' in prompt and trainer.spec.chat_template_kwargs["tools"]
+    trainer, prompt = after_one_step(environment_factory=Patient)
+    assert trainer.reward_func_names == ["Patient"] and '"name": "guess"' in prompt
+    assert trainer.state.log_history[0]["reward"] == 0.25
+    for given in ({}, {"environment": None, "tools": [capital]}):
+        with pytest.raises(TypeError, match="pass one of"):
+            after_one_step(reward_funcs=exact_match_reward, **given)

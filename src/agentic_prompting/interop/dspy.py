@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("interop.dspy needs the extra dspy: pip install 'agentic-prompting[dspy]'") from error
 
-from ..llm import LLMError, Message, RateLimited, TimedOut, Unreachable, Usage, complete
+from ..llm import LLMError, Message, RateLimited, TimedOut, Unreachable, Usage, complete, with_system
 
 _ERRORS = {RateLimited: lm15.RateLimitError, TimedOut: lm15.TimeoutError, Unreachable: lm15.TransportError}
 
@@ -88,5 +88,5 @@ def _messages(request: lm15.Request) -> list[Message]:
     system = request.system
     if system is not None and not isinstance(system, str):
         system = "".join(part.text for part in system)
-    messages = [{"role": str(message.role), "content": message.text or ""} for message in request.messages]
-    return [{"role": "system", "content": system}, *messages] if system else messages  # type: ignore[list-item]
+    said = [Message(role=message.role, content=message.text or "") for message in request.messages]
+    return with_system(system or None, said)

@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from ..llm import Budget, ChatModel, LLMError, TimedOut, Unreachable, as_chat, charge
+from ..llm import Budget, ChatModel, LLMError, Message, TimedOut, Unreachable, as_chat, charge
 from ..rollout import Observation, Rollout, Turn
 
 
@@ -110,7 +110,7 @@ def ask_tool(chat: ChatModel, name: str = "ask", description: str = "Asks a larg
     """A large LLM as a tool beside others: one argument, `prompt`. Its failures are outages, its calls are counted."""
 
     async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
-        messages = [{"role": "user", "content": str(arguments["prompt"])}]
+        messages = [Message(role="user", content=str(arguments["prompt"]))]
         reply = await as_chat(chat)(messages, repeat=rollout.seed, session=str(rollout.seed))
         return Observation(reply.text, error=reply.error, replies=(reply,))
 

@@ -70,6 +70,6 @@ class UserSimulator(LLMEnvironment):
         who = self.template.format(goal=self.goal(rollout.row), done=DONE)
         return [{"role": "system", "content": who}, *super().messages(rollout)]
 
-    async def step(self, rollout: Rollout) -> Observation | None:
+    async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
         observation = await super().step(rollout)
         return None if observation.error is None and DONE in observation.text else observation

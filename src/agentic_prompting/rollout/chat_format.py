@@ -93,7 +93,7 @@ class ChatFormat:
                 is not ended twice; a turn that was stopped at its closing tag is ended here.
         """
         ended = bool(after) and after[-1] in self.end_of_turn_ids
-        separator = getattr(self.grammar, "separator", None)
+        separator: str = getattr(self.grammar, "separator", "")
         first, *others = text.split(separator) if separator else [text]
         ids = self.plain_ids(self.grammar.escape(first))
         for other in others:

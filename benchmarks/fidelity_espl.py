@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from fidelity_check import Part, Row
 
+from agentic_prompting.data import PAIRS, TASKS
 from agentic_prompting.environments.search import SearchGrammar, read_call
 from agentic_prompting.evolution import (
     Attempt,
@@ -316,7 +317,7 @@ def operators() -> Iterator[Row]:
         (dict(report.counts), len(report.applied)),
     )
     shown = SystemPrompt("Solve.", ("a", "b"))
-    yield Row("Figure 4", "principles are numbered from 0", "Solve.\n[G0]. a\n[G1]. b", shown.text)
+    yield Row("C.4, Figure 9", "principles are numbered from G0, in brackets", "Solve.\n[G0]. a\n[G1]. b", shown.text)
     few = asyncio.run(crossover(ScriptedChat(lambda messages: "?"), results([[[1.0], [1.0]], [[0.0], [0.0]]])))
     yield Row(
         "Algorithm 2",
@@ -333,6 +334,44 @@ def operators() -> Iterator[Row]:
     mixed = results([[[1.0, 0.0], [0.0, 1.0]]])[0]
     calls = asyncio.run(mutate(ScriptedChat(lambda messages: "[]"), mixed)).counts["calls"]
     yield Row("A.2-A.3", "a summary for each rollout, a critique for each problem", 2 * 2 + 2, calls)
+
+
+def reflection() -> Iterator[Row]:
+    """What the reference LLM is shown in each of the four stages, and what becomes of its replies."""
+    asked: list[str] = []
+    said = [
+        "summary of the first attempt",
+        "summary of the second attempt",
+        '```json\n[{"operation": "add", "principle": "added rule"}, '
+        '{"operation": "modify", "principle": "local idea", "modified_from": "G0"}]\n```',
+        '```json\n[{"operation": "modify", "principle": "planned rule", "modified_from": "G0"}]\n```',
+    ]
+    reference = ScriptedChat(lambda messages: asked.append(messages[-1]["content"]) or said[len(asked) - 1])
+    parent = SystemPrompt("Solve.", ("old rule",), id=0)
+    attempts = (Attempt("I multiply: 41", 0.0), Attempt("I add: 42", 1.0))
+    result = PromptResult(parent, (ProblemResult("What is x?", "42", attempts),))
+    outcome = asyncio.run(mutate(reference, result, ESPLSettings(max_ops=7)))
+    yield Row("Figure 18", "summaries, a critique, a plan: calls", 2 + 1 + 1, len(asked))
+    first, second, critique, plan = asked
+    shown = ["What is x?", "old rule", "42"]
+    for attempt, text in zip(attempts, (first, second), strict=True):
+        yield Row(
+            "A.2", f"a summary reads problem, prompt, truth, {attempt.text!r}", True, _in([*shown, attempt.text], text)
+        )
+    yield Row(
+        "A.2", "... and of one attempt alone", (False, False), (attempts[1].text in first, attempts[0].text in second)
+    )
+    yield Row("A.3", "the critique reads both summaries, prompt and truth", True, _in([*shown, *said[:2]], critique))
+    yield Row("A.4", "... and is told K_ops (7 here)", True, "7" in critique)
+    yield Row(
+        "A.5", "the plan reads the prompt and all proposals", True, _in(["old rule", "added rule", "local idea"], plan)
+    )
+    child = outcome.child and outcome.child.principles
+    yield Row("A.5", "the child: the plan's modify, the problem's add", ("planned rule", "added rule"), child)
+
+
+def _in(parts: Sequence[str], text: str) -> bool:
+    return all(part in text for part in parts)
 
 
 # --- numbers, and the search recipe -----------------------------------------------------------------------------------
@@ -361,6 +400,21 @@ def numbers() -> Iterator[Row]:
         yield Row("A.5, eq 1-2", rule, value, defaults[name])
     a_pass, passes = defaults["per_device_train_batch_size"], defaults["gradient_accumulation_steps"]
     yield Row("A.5", "b = 10 problems a batch on one GPU", 10, a_pass * passes / (3 * 5))
+    pairs = {name: tuple(pair[split][0] for split in ("train", "test")) for name, pair in PAIRS.items()}
+    for at, name, sets in (
+        ("DAPO100 to AIME25", "dapo_aime25", ("dapo100", "aime25")),
+        ("HMMT 23/24/February 25 to November 25", "hmmt", ("hmmt_feb", "hmmt_nov25")),
+        ("AIME 22-24 to BeyondAIME", "aimo_beyondaime", ("aimo_aime", "beyondaime")),
+    ):
+        yield Row("4.1", at, sets, pairs[name])
+    yield Row("4.1", "100 problems of DAPO", 100, TASKS["dapo100"].expected_rows["train"])
+    hmmt = TASKS["hmmt_feb"].sources[0]
+    years = [year for year in ("2023", "2024", "2025") if any(year in path for path in (hmmt.path, *hmmt.also))]
+    yield Row("4.1", "HMMT of three years", ["2023", "2024", "2025"], years)
+    modes = {mode: ESPLConfig("unused", mode=mode, use_cpu=True, bf16=False) for mode in ("rl", "evolution", "joint")}
+    does = {mode: (args.evolves, args.trains_weights) for mode, args in modes.items()}
+    expected = {"rl": (False, True), "evolution": (True, False), "joint": (True, True)}
+    yield Row("4.1", "RL only, evolution and both: what changes", expected, does)
     maths = yaml.safe_load((EXAMPLES / "configs" / "espl" / "math_qwen3_4b.yaml").read_text(encoding="utf-8"))
     yield Row("A.5", "LoRA of rank 32 at 4e-5", (32, 4e-5), (maths["lora_r"], maths["learning_rate"]))
 
@@ -387,7 +441,7 @@ def search() -> Iterator[Row]:
             yield Row("released recipe", f".1 (format {form} - 1) + correct {correct}", 0.1 * (form - 1) + correct, got)
 
 
-PARTS: list[Part] = [ratings, selection, children, operators, numbers, search]
+PARTS: list[Part] = [ratings, selection, children, operators, reflection, numbers, search]
 UNTESTED = {
     "eq 2 (gradient)": "needs a policy: tests/test_espl_trainer.py holds the advantages r - V to NumPy",
     "Algorithm 1 (KL to the reference)": "beta = 0 with LoRA (3.1); TRL's term where it is set",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
 from fidelity_check import Part, Row
 
 from agentic_prompting.data import TASKS
@@ -14,7 +16,7 @@ from agentic_prompting.llm import Reply, Usage
 from agentic_prompting.refine import ProRefiner, RefinementResult, RolePrompts, summarize
 from agentic_prompting.rewards import integer_match
 
-ROLES = ("task", "feedback", "optimizer", "verifier")
+CONFIGS = Path(__file__).parents[1] / "examples" / "configs"
 # Bare words, so that a scripted model can tell what it is shown.
 PLAIN = RolePrompts(
     task="{query}",
@@ -134,6 +136,11 @@ def algorithm() -> Iterator[Row]:
     yield Row("Results", "the ablation with the full chat history", [2, 4, 6, 8], growth)
     heat = {sampling["temperature"] for _, _, sampling in world.calls}
     yield Row("Implementation", "do_sample = False: every role decodes greedily", {0}, heat)
+    writer = World(5, 0)
+    writer.output = lambda prompt, limit: ("One. Two! Three?", True)  # type: ignore[method-assign]
+    pieces = [step.output for step in refined(writer, unit="sentence").steps]
+    growing = ["One.", "One. Two!", "One. Two! Three?"]
+    yield Row("Implementation", "a step may be a sentence", growing, [(piece or "").strip() for piece in pieces])
     for name, value in (("tokens_per_step", 10), ("max_steps", 25)):
         yield Row("Setup", f"{name} = {value}", value, getattr(ProRefiner(*[world.chat("task")] * 3), name))
 
@@ -198,6 +205,20 @@ def data() -> Iterator[Row]:
         yield Row("Figure 2", f"object counting: {said[-10:]!r} against 13", score, integer_match(said, [gold]))
 
 
+def table_1() -> Iterator[Row]:
+    table = yaml.safe_load((CONFIGS / "eval_prorefine_table1.yaml").read_text(encoding="utf-8"))
+    five = {"bbh_object_counting/test", "bbh_word_sorting/test", "gsm8k_dspy/test", "svamp/test", "aqua/test"}
+    yield Row("Table 1", "the five sets are asked", set(), five - set(table["tasks"]))
+    settings = {one.get("setting") for one in table["systems"].values() if one}
+    yield Row(
+        "Table 1", "all three verifier settings", set(), {"no_verifier", "verifier", "optimal_verifier"} - settings
+    )
+    yield Row("Table 1", "beside CoT and TextGrad", set(), {"cot", "textgrad"} - set(table["systems"]))
+    yield Row(
+        "Setup", "Llama-3.1-70B criticises, edits and judges", True, "3.1-70B" in table["models"]["critic"]["name"]
+    )
+
+
 def intervals() -> Iterator[Row]:
     """Table 1's are p +- 1.96 sqrt(p (1 - p) / n); Wilson's are the roots of (p - x)^2 = z^2 x (1 - x) / n."""
     z = 1.959963984540054
@@ -210,7 +231,7 @@ def intervals() -> Iterator[Row]:
         yield Row("Table 1", f"{successes} of {n}: Wilson's 95 % interval", (low, high), (got.low, got.high), 1e-6)
 
 
-PARTS: list[Part] = [algorithm, verifiers, data, intervals]
+PARTS: list[Part] = [algorithm, verifiers, data, table_1, intervals]
 UNTESTED = {
     "Table 1, Figure 3 (accuracies)": "need Llama 3.1 and 3.2",
     "SVAMP's 2,516 / 622 training rows": "the public file has 1,000 rows, all of them the test set; nothing is trained",

@@ -305,6 +305,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         row = self.rows[number]
         conversation = row.job.asked.conversation
         if row.done and conversation is not None and self.slab.bytes(1, row.length) <= self.prefix_cache_bytes:
+            self._take_kept(row)  # what another turn of it, asked for at the same time, has left
             layers = self.slab.cut(number, row.length)
             self.kept[conversation] = row.context[: row.length], layers
             self.kept_bytes += _bytes(layers)

@@ -86,3 +86,27 @@ def test_the_config_is_the_examples(benchmark):
     assert config["temperature"] == SAMPLING["temperature"], "the policy before training is sampled as in training"
     assert {setting: config[setting] for setting in benchmark.TRIED[0]} in benchmark.TRIED, "joint's was tuned"
     assert set(config) <= set(ESPLConfig.__dataclass_fields__), "the script passes all of it to ESPLConfig"
+
+
+# --- what continuous integration asks of two runs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({}, None),
+        ({"before": 0.51}, "too little left"),
+        ({"after": 0.84}, "below 0.85"),
+        ({"failed": 1}, "1 rollouts failed"),
+        ({"end": [0.3, 0.24, 0.36]}, "not above its start"),
+    ],
+)
+def test_a_run_that_does_not_learn_fails(changes, complaint):
+    spec = importlib.util.spec_from_file_location("learning", SCRIPT.with_name("learning.py"))
+    learning = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(learning)
+    values = {"before": 0.35, "after": 0.9, "failed": 0, "end": [0.5, 0.44, 0.56], **changes}
+    demo = {f"exact_match_{when}": values[when] for when in ("before", "after")}
+    start = {"policy before, initial prompt": [0.2, 0.16, 0.26], "policy after, best prompt": values["end"]}
+    found = learning.problems({**demo, "failed_rollouts": values["failed"]}, {"exact_match": start})
+    assert (complaint is None) == (found == []) and all(complaint in problem for problem in found)

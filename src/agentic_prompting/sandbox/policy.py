@@ -107,6 +107,23 @@ def copying_exercises(tokenizer: PreTrainedTokenizerFast, n: int, rng: random.Ra
     return [Rollout(prompt_ids=words, ids=list(words), mask=[1] * len(words)) for words in sequences]
 
 
+def scrambled(rollout: Rollout, moved: Sequence[int], words: Sequence[int], rng: random.Random) -> Rollout:
+    """An episode with random words in the place of its names and nouns, the same word for the same: an exercise, too.
+
+    It states nothing, and only copying gets on in it. So the policy learns to copy whatever stands where a name stands,
+    and not those names alone that its conversations have.
+
+    Args:
+        rollout ([`Rollout`]): The episode.
+        moved (`Sequence[int]`): Tokens that are replaced.
+        words (`Sequence[int]`): Tokens that replace them.
+        rng (`random.Random`): Draws them.
+    """
+    new = dict(zip(moved, rng.choices(words, k=len(moved)), strict=True))
+    prompt, ids = ([new.get(token, token) for token in tokens] for tokens in (rollout.prompt_ids, rollout.ids))
+    return Rollout(prompt_ids=prompt, ids=ids, mask=list(rollout.mask))
+
+
 def save_policy(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, spec: AgentSpec, folder: str | Path
 ) -> None:

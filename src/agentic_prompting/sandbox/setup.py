@@ -49,9 +49,9 @@ from .policy import (
     build_tokenizer,
     copying_exercises,
     keep_freed_memory,
+    nonsense,
     sandbox_spec,
     save_policy,
-    scrambled,
     world_tokenizer,
 )
 from .traces import DEFAULT_MIX, Trace, make_traces
@@ -144,16 +144,10 @@ def warm_started(
         conversations = [rollout_from_trace(trace, spec, chat_format) for trace in traces()]
         policy = build_policy(tokenizer, seed)
         exercises = copying_exercises(tokenizer, 64 * copying_steps, rng)
-        nouns = {"airport", "capital", "country", *world.last_relations}
-        names = {name for values in world.values.values() for name in values}
-        moved = tokenizer.convert_tokens_to_ids(sorted(names | nouns))
-        words = [i for token, i in sorted(tokenizer.get_vocab().items()) if token not in nouns]
-        words = [i for i in words if i >= len(tokenizer.all_special_ids)]
-        some = conversations[: len(conversations) // 2]
-        nonsense = [scrambled(conversation, moved, words, rng) for conversation in some]
+        conversations += nonsense(conversations[: len(conversations) // 2], tokenizer, world, rng)
         for name, rollouts, batch, max_steps in (
             ("copying exercises", exercises, 64, copying_steps),
-            ("conversations of mixed quality", [*conversations, *nonsense], 32, steps),
+            ("conversations of mixed quality", conversations, 32, steps),
         ):
             if state.is_main_process:
                 print(f"warm start of the tiny policy: {name}", flush=True)

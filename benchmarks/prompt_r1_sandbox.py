@@ -36,7 +36,7 @@ import yaml
 
 from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer, exact_match
 from agentic_prompting.evaluation import Estimate, bootstrap_interval, wilson_interval
-from agentic_prompting.llm.types import complete
+from agentic_prompting.llm import complete
 from agentic_prompting.rewards import token_f1_reward
 from agentic_prompting.rollout import Environment, Rollout
 from agentic_prompting.sandbox import Oracle

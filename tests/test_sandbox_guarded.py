@@ -18,7 +18,7 @@ from agentic_prompting.evolution import (
     mutate,
     parse_edits,
 )
-from agentic_prompting.llm.types import complete
+from agentic_prompting.llm import complete
 from agentic_prompting.rollout import parse_turn
 from agentic_prompting.sandbox import (
     GuardedOracle,

@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 
-from agentic_prompting.llm import start
-from agentic_prompting.llm.types import ChatModel, complete
+from agentic_prompting.llm import ChatModel, complete, start
 from agentic_prompting.sandbox.world import (
     ANSWER,
     NOT_UNDERSTOOD,

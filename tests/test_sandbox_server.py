@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from agentic_prompting.llm.errors import ServerFailed
-from agentic_prompting.llm.types import Reply
+from agentic_prompting.llm.types import Reply, ServerFailed
 from agentic_prompting.sandbox.server import MODEL, OracleServer, main
 from agentic_prompting.sandbox.world import Oracle
 from all_at_once import AllAtOnce

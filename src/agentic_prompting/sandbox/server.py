@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ..llm.types import ChatModel, complete
+from ..llm import ChatModel, complete
 from ..llm.wire import is_loopback
 from .world import Oracle
 

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
-from ..llm.types import ChatModel, Message, complete
+from ..llm import ChatModel, Message, complete
 from ..rollout.grammar import TagGrammar
 from .world import (
     ANSWER,

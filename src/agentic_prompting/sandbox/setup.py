@@ -79,7 +79,7 @@ def prepare_sandbox(
     folder: str | Path,
     seed: int = 0,
     n_test: int = 256,
-    warm_start_steps: int = 350,
+    warm_start_steps: int = 450,
     by: Literal["country", "question"] = "country",
 ) -> Sandbox:
     """Build data and policy, and warm-start the policy on traces of mixed quality.
@@ -91,7 +91,7 @@ def prepare_sandbox(
         folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
         seed (`int`, *optional*, defaults to `0`): Decides split, traces and weights.
         n_test (`int`, *optional*, defaults to `256`): Held-out questions.
-        warm_start_steps (`int`, *optional*, defaults to `350`): Supervised steps of 32 traces, after half as many of
+        warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces, after half as many of
             64 copying exercises.
         by (`str`, *optional*, defaults to `"country"`): What is held out; see [`make_split`].
     """

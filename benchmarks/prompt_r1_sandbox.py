@@ -452,7 +452,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="keep the trained models in this new or empty folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument(
-        "--splits", type=Path, help="compare split by country and by question only, into this .jsonl.gz"
+        "--splits", type=Path, help="only compare splits by country and by question, into this .jsonl.gz"
     )
     options = parser.parse_args()
     if options.output and options.output.exists() and any(options.output.iterdir()):

@@ -20,7 +20,10 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
     from agentic_prompting.sandbox import load_guarded_world, load_world, parse_question, setup
 
     shown: list[dict] = []
-    with patch.object(setup, "warm_started", lambda *asked: shown.extend(asked[4]())), TemporaryDirectory() as folder:
+    with (
+        patch.object(setup, "warm_started", lambda *asked: shown.extend(sum(asked[4](), []))),
+        TemporaryDirectory() as folder,
+    ):
         if name == "prompt-r1":
             sandbox = setup.prepare_sandbox(folder, seed, warm_start_steps=warm_start_steps)
             world, tokenizer = load_world(), setup.world_tokenizer()
@@ -37,7 +40,7 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
         for rows in (sandbox.test, sandbox.train)
     )
     capitals = {country.capital for country in trained_on}
-    assert len(held) >= 20 and len(shown) == 20 * warm_start_steps and capitals <= seen, "nothing was looked at"
+    assert len(held) >= 20 and len(shown) == 30 * warm_start_steps and capitals <= seen, "nothing was looked at"
     shared = {value for country in trained_on for value in vars(country).values()}  # MAD is a dirham, too
     names = {getattr(country, field) for country in held for field in OWN} - shared - {""}
     return sorted((seen & names) | {country.name for country in trained_on & held})

@@ -33,6 +33,7 @@ from ..rollout import (
 from ..trainers import warm_start
 from ..trainers.reflecting import transcript
 from .guarded import (
+    MIXES,
     PREAMBLE,
     WORDS,
     GuardedOracle,
@@ -98,8 +99,9 @@ def prepare_sandbox(
     train, test = make_split(seed, n_test, by=by)
     spec, rng, seen = sandbox_spec(), random.Random(seed), world_of(train)
 
-    def traces() -> list[Trace]:
-        return make_traces(train, 20 * warm_start_steps, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
+    def traces() -> tuple[list[Trace], list[Trace]]:
+        made = make_traces(train, 20 * warm_start_steps, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
+        return made, made[: len(made) // 2]
 
     copying_steps = max(warm_start_steps // 2, 1)
     model = warm_started(
@@ -118,7 +120,7 @@ def warm_started(
     spec: AgentSpec,
     tokenizer: PreTrainedTokenizerFast,
     world: World,
-    traces: Callable[[], Sequence[Mapping[str, Any]]],
+    traces: Callable[[], tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
     steps: int,
     copying_steps: int,
     seed: int,
@@ -131,7 +133,7 @@ def warm_started(
         spec ([`AgentSpec`]): How the policy is asked; saved with it.
         tokenizer (`PreTrainedTokenizerFast`): Its words.
         world ([`World`]): Whose names are in them.
-        traces (`Callable`): Writes what to imitate; see [`rollout_from_trace`].
+        traces (`Callable`): Writes what to imitate, and what to make nonsense of; see [`rollout_from_trace`].
         steps (`int`): Supervised steps of 32 traces.
         copying_steps (`int`): Supervised steps of 64 exercises, before those.
         seed (`int`): Decides the first weights and the order of the batches.
@@ -141,10 +143,10 @@ def warm_started(
     model, state = Path(folder) / "warm_start", PartialState()
     if not (model / SPEC_FILE).exists():
         chat_format = ChatFormat(tokenizer, spec.grammar)
-        conversations = [rollout_from_trace(trace, spec, chat_format) for trace in traces()]
+        imitated, plain = ([rollout_from_trace(trace, spec, chat_format) for trace in some] for some in traces())
         policy = build_policy(tokenizer, seed)
         exercises = copying_exercises(tokenizer, 64 * copying_steps, rng)
-        conversations += nonsense(conversations[: len(conversations) // 2], tokenizer, world, rng)
+        conversations = [*imitated, *nonsense(plain, tokenizer, world, rng)]
         for name, rollouts, batch, max_steps in (
             ("copying exercises", exercises, 64, copying_steps),
             ("conversations of mixed quality", conversations, 32, steps),
@@ -233,11 +235,15 @@ def prepare_guarded(
     train, test = split_by_country(seed)
     spec, rng = replace(sandbox_spec(), sampling=SAMPLING), random.Random(f"house traces {seed}")
 
-    def traces() -> list[dict[str, Any]]:
-        return [
-            {**trace, "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace))}
-            for principles, trace in make_guarded_traces(train, 20 * warm_start_steps, rng, heeds=world != "habits")
-        ]
+    def under(principles: Sequence[str], trace: Trace) -> dict[str, Any]:
+        return {**trace, "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace))}
+
+    def traces() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        n, seen = 20 * warm_start_steps, world_of(train, load_guarded_world())
+        made = make_guarded_traces(train, n, rng, heeds=world != "habits")
+        # Nonsense without principles: which word belongs to a relation could not be told from a question that has none.
+        plain = make_traces(train, n // 2, MIXES[None], Oracle(seen, seed=seed), rng, world=seen)
+        return [under(*one) for one in made], [under((), trace) for trace in plain]
 
     model = warm_started(
         folder, spec, guarded_tokenizer(), load_guarded_world(), traces, warm_start_steps, copying_steps, seed, rng

@@ -20,10 +20,12 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
     from agentic_prompting.sandbox import load_guarded_world, load_world, parse_question, setup
 
     shown: list[dict] = []
-    with (
-        patch.object(setup, "warm_started", lambda *asked: shown.extend(sum(asked[4](), []))),
-        TemporaryDirectory() as folder,
-    ):
+
+    def warm_started(folder, spec, tokenizer, world, traces, *rest):
+        for some in traces():
+            shown.extend(some)
+
+    with patch.object(setup, "warm_started", warm_started), TemporaryDirectory() as folder:
         if name == "prompt-r1":
             sandbox = setup.prepare_sandbox(folder, seed, warm_start_steps=warm_start_steps)
             world, tokenizer = load_world(), setup.world_tokenizer()

@@ -189,8 +189,9 @@ def run(world: str, seed: int, method: str, folder: Path, steps: int) -> dict[st
     shared = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"}
     for number, (mode, portion, changes) in enumerate(METHODS[method]):
         output = folder / world / str(seed) / f"{method.replace(', ', '-').replace(' ', '-')}-{number}"
-        values = {**shared, "mode": mode, "max_steps": max(1, round(steps * portion)), "seed": seed, **changes}
-        args = ESPLConfig(output_dir=str(output), **values, disable_tqdm=True, rollouts_max_mb=0)
+        values = {"mode": mode, "max_steps": max(1, round(steps * portion)), "seed": seed, **changes}
+        values |= {"output_dir": str(output), "disable_tqdm": True, "rollouts_max_mb": 0}
+        args = ESPLConfig(**{**shared, **values})
         trainer = ESPLTrainer(
             str(model),
             PromptR1Reward(),

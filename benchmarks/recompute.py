@@ -52,7 +52,8 @@ def recompute(page: str) -> tuple[str, list[str]]:
         `KeyError`: A block is of records that nothing is made of.
     """
     names = [name for _, name, _, _ in BLOCK.findall(page)]
-    texts = {name: TEXTS[name](read_records(REPOSITORY / "records" / f"{name}.jsonl.gz")) for name in names}
+    records = {name: read_records(REPOSITORY / "records" / f"{name}.jsonl.gz") for name in names}
+    texts = {name: TEXTS[name](of) if of else "No run of it has been recorded yet." for name, of in records.items()}
     return BLOCK.sub(lambda found: f"{found[1]}{texts[found[2]]}\n{found[4]}", page), names
 
 

@@ -10,8 +10,40 @@ from typing import Any
 from .llm import Message
 from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
-from .rollout import AgentSpec, ChatFormat, Environment, Rollout, play_all, rollout_seed
+from .rollout import (
+    AgentSpec,
+    ChatFormat,
+    Environment,
+    Policy,
+    Rollout,
+    Sample,
+    SampleRequest,
+    play_all,
+    rollout_seed,
+)
 from .rollout.progress import progress as progress_of
+
+
+class GreedyAnswers:
+    """A [`Policy`] whose answering turn is the likeliest one (eq 8 of the Prompt-R1 paper), its requests drawn.
+
+    Args:
+        policy ([`Policy`]): Draws, and decodes greedily where it is asked to.
+        chat_format ([`ChatFormat`]): Says which turn answers.
+    """
+
+    def __init__(self, policy: Policy, chat_format: ChatFormat):
+        self.policy, self.chat_format = policy, chat_format
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    async def __call__(self, request: SampleRequest) -> Sample:
+        drawn = await self.policy(request)
+        if self.chat_format.parse(drawn.ids).kind != "answer":
+            return drawn
+        likeliest = await self.policy(replace(request, greedy=True))
+        return likeliest if self.chat_format.parse(likeliest.ids).kind == "answer" else drawn
 
 
 class PromptAgent:
@@ -33,6 +65,9 @@ class PromptAgent:
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
             Memory for keys and values kept from one turn to the next, so that a conversation is not read again from
             its beginning; 0 keeps none. See [`TransformersEngine`].
+        greedy_answer (`bool`, *optional*, defaults to `False`):
+            Decode the answering turn greedily (eq 8 of the Prompt-R1 paper): where a sampled turn answers, the
+            likeliest turn takes its place if it answers too. Requests stay sampled (eq 3, 7).
 
     Attributes:
         limits ([`Limits`]): The `spec`'s, with what the model can read as `max_context`, as in training.
@@ -47,13 +82,14 @@ class PromptAgent:
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
         prefix_cache_mb: float = 1024.0,
+        greedy_answer: bool = False,
     ):
         self.environment, self.spec = environment, spec
         readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
         self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
         self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends)
-        self.policy = local_policy(
+        policy = local_policy(
             model.eval(),
             tokenizer,
             sampling if sampling is not None else Sampling(**spec.sampling),
@@ -62,6 +98,7 @@ class PromptAgent:
             max_batch_size=max_batch_size,
             prefix_cache_mb=prefix_cache_mb,
         )
+        self.policy: Any = GreedyAnswers(policy, self.chat_format) if greedy_answer else policy
 
     @classmethod
     def from_pretrained(
@@ -72,6 +109,7 @@ class PromptAgent:
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
         prefix_cache_mb: float = 1024.0,
+        greedy_answer: bool = False,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
@@ -85,7 +123,8 @@ class PromptAgent:
             spec ([`AgentSpec`], *optional*): Overrides the saved one; needed for a model that has none.
             sampling ([`Sampling`], *optional*): As in [`PromptAgent`].
             max_batch_size (`int`, *optional*, defaults to `64`): As in [`PromptAgent`].
-            prefix_cache_mb (`float`, *optional*, defaults to `0.0`): As in [`PromptAgent`].
+            prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): As in [`PromptAgent`].
+            greedy_answer (`bool`, *optional*, defaults to `False`): As in [`PromptAgent`].
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
             token (`str` or `bool`, *optional*): For a private one; by default the token that huggingface_hub knows of.
             cache_dir (`str` or `Path`, *optional*): Where downloads are kept; by default in huggingface_hub's cache.
@@ -110,7 +149,7 @@ class PromptAgent:
         else:
             loaded = AutoModelForCausalLM.from_pretrained(folder, **model_kwargs)
         tokenizer = AutoTokenizer.from_pretrained(folder)
-        return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb)
+        return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb, greedy_answer)
 
     def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
         """Answer one question. See [`Rollout`] for what comes back: `.answer`, `.turns`, `.status`, `.error`, ...

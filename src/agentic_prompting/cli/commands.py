@@ -152,10 +152,12 @@ def evaluate(
     ] = None,
     output_dir: OutputDir = None,
     compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
+    seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
+    more_seeds: Annotated[list[int] | None, typer.Argument(hidden=True, metavar="SEED")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Ask systems the questions of tasks and write a table; run again, a stopped run goes on."""
-    if (config is None) == (compare is None):
+    if (config is None) == (compare is None) or (more_seeds and not seeds):
         raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
     if compare is not None:
         return _compare(*compare, as_json)
@@ -167,7 +169,8 @@ def evaluate(
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
     try:
-        run = tables.run_table(table, sandbox, output_dir, progress=sys.stderr.isatty())
+        all_seeds = [*(seeds or ()), *(more_seeds or ())]
+        run = tables.run_table(table, sandbox, output_dir, sys.stderr.isatty(), all_seeds)
     except EvaluationStopped as error:
         print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
         return 1

@@ -111,7 +111,8 @@ class TableConfig:
     def in_sandbox(self) -> TableConfig:
         """The same table with the sandbox's sizes; its systems and the names of its tasks stay."""
         size = max(6, min(self.n or 32, 96 // len(self.tasks)))
-        sizes: dict[str, Any] = {"n": size, "runs": 1, "train_rows": 16, "calls_budget": 300, "judge": None}
+        sizes: dict[str, Any] = {"n": size, "runs": 1, "train_rows": 16, "calls_budget": 300}
+        sizes["judge"] = self.judge and "editor"
         values = {**sizes, "output": f"{self.output}-sandbox", **self.sandbox}
         return replace(self, **{name: value for name, value in values.items() if name != "systems"})
 

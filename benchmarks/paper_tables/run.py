@@ -166,7 +166,7 @@ def _finish(run: TableRun, config: TableConfig, folder: Path, sandbox: bool, see
     marks = {
         one.name: [config.baseline_of(one, name) for name in config.marks if config.baseline_of(one, name) != one.name]
         for one in config.systems
-        if config.marks
+        if config.marks and not seeds  # over seeds the interval is another one
     }
     title = f"{config.title}{' (sandbox: says nothing about real models)' if sandbox else ''}"
     if seeds:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CURVES = {"reward": "mean reward", "rollout/turns": "turns per rollout"}
 """What a training's log is drawn by: key and label."""
+_HATCHES = ("", "//", "..", "xx")  # when the colours have been through
 
 
 def draw_figures(run: TableRun, config: TableConfig, folder: Path) -> None:
@@ -74,9 +75,11 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
         found = [(place, by_system[system]) for place, by_system in enumerate(bars.values()) if system in by_system]
         means = [one.mean for _, one in found]
         spread = [[one.mean - one.low for _, one in found], [one.high - one.mean for _, one in found]]
-        colour, _ = LINES[number % len(LINES)]
+        (colour, _), hatch = LINES[number % len(LINES)], _HATCHES[number // len(LINES) % len(_HATCHES)]
         places = [place + (number - (len(systems) - 1) / 2) * width for place, _ in found]
-        axis.bar(places, means, 0.92 * width, yerr=spread, color=colour, label=system, error_kw={"linewidth": 0.8})
+        axis.bar(
+            places, means, 0.92 * width, yerr=spread, color=colour, hatch=hatch, label=system, error_kw={"linewidth": 0.8}
+        )
     axis.set_xticks(range(len(bars)), [task.replace(" (", "\n(") for task in bars], fontsize="x-small")
     axis.grid(axis="y", alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

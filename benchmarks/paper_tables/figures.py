@@ -77,9 +77,8 @@ def draw_bars(bars: Mapping[str, Mapping[str, Estimate]], path: Path, title: str
         spread = [[one.mean - one.low for _, one in found], [one.high - one.mean for _, one in found]]
         (colour, _), hatch = LINES[number % len(LINES)], _HATCHES[number // len(LINES) % len(_HATCHES)]
         places = [place + (number - (len(systems) - 1) / 2) * width for place, _ in found]
-        axis.bar(
-            places, means, 0.92 * width, yerr=spread, color=colour, hatch=hatch, label=system, error_kw={"linewidth": 0.8}
-        )
+        look = {"color": colour, "hatch": hatch, "label": system, "error_kw": {"linewidth": 0.8}}
+        axis.bar(places, means, 0.92 * width, yerr=spread, **look)
     axis.set_xticks(range(len(bars)), [task.replace(" (", "\n(") for task in bars], fontsize="x-small")
     axis.grid(axis="y", alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rewards import read_verdict
-from ..rollout.templates import fill
+from ..rollout import fill
 from .templates import RolePrompts, Unit, first_units, read_improved_prompt
 from .types import (
     Failure,

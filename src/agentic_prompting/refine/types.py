@@ -12,7 +12,7 @@ from dataclasses import asdict, astuple, dataclass, field
 from operator import add
 from typing import Any, Literal
 
-from ..llm import LLMError, Message, Reply, Usage, errors as llm_errors
+from ..llm import LLMError, Message, Reply, Usage, types as llm_errors
 
 Role = Literal["task", "feedback", "optimizer", "verifier"]
 StopReason = Literal["verified", "finished", "max_steps", "failed"]

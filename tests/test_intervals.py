@@ -4,15 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.evaluation import (
-    Estimate,
-    bootstrap_interval,
-    mean_of_means,
-    seed_interval,
-    stars,
-    wald_interval,
-    wilson_interval,
-)
+from agentic_prompting.evaluation import Estimate, bootstrap_interval, wilson_interval
+from paper_tables.estimates import mean_of_means, seed_interval, stars, wald_interval
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentic_prompting.evaluation import Estimate, Evaluation, find_metrics, score_records
-from agentic_prompting.evaluation.tables import wald_of
 from agentic_prompting.evolution.lineage import LINES, figure_class
 
 if TYPE_CHECKING:
@@ -45,6 +44,8 @@ def draw_figures(run: TableRun, config: TableConfig, folder: Path) -> None:
 
 def bars_of(evaluation: Evaluation, config: TableConfig, figure: Mapping[str, Any]) -> dict[str, dict[str, Estimate]]:
     """The estimates of a figure, by task and system."""
+    from .estimates import wald_of  # here: as a script this file is in no package
+
     bars: dict[str, dict[str, Estimate]] = {}
     wanted, metric = figure.get("tasks"), figure.get("metric", "first")
     for result in evaluation.results:

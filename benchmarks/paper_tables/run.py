@@ -15,17 +15,16 @@ from agentic_prompting.evaluation import (
     Evaluation,
     EvaluationStopped,
     EvaluationTask,
-    average_results,
     compare_systems,
     evaluate_agent,
     load_evaluation_task,
-    over_seeds,
     save_run,
     write_tables,
 )
 from agentic_prompting.llm import Budget, LLMError, ReplayCache, charge
 
 from .config import TableConfig
+from .estimates import average_results, over_seeds, wald_column
 from .figures import draw_figures, write_case
 from .systems import Lessons, Unavailable, Workshop, connect
 
@@ -171,7 +170,8 @@ def _finish(run: TableRun, config: TableConfig, folder: Path, sandbox: bool, see
     title = f"{config.title}{' (sandbox: says nothing about real models)' if sandbox else ''}"
     if seeds:
         title += f"; means over seeds {', '.join(map(str, seeds))}, intervals over them"
-    run.files = write_tables(folder, run.evaluation, run.comparisons, title, marks)
+    extra = {"extra": wald_column(run.evaluation.results, marks)} if marks else {}
+    run.files = write_tables(folder, run.evaluation, run.comparisons, title, **extra)
     draw_figures(run, config, folder)
     if config.case is not None and config.case in made:
         run.files["case"] = write_case(run.evaluation, config.case, folder / "case.md")

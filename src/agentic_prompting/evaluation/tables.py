@@ -6,15 +6,15 @@ Tables are Markdown, CSV, LaTeX and JSON, from one list of rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from ..records import atomic_write
 from .harness import Evaluation, read_records
-from .metrics import BINARY, Encoder, Metric, find_metrics
-from .scoring import Estimate, PairedDifference, Result, paired_difference, summarise, wald_interval
+from .metrics import Encoder, Metric, find_metrics
+from .scoring import Estimate, PairedDifference, Result, paired_difference, summarise
 
 _SUMMARY = "run.json"
 
@@ -141,18 +141,18 @@ def _compared(pairs: Iterable[tuple[Result, Result, tuple[str, str]]]) -> list[C
 Table = list[dict[str, str]]
 """Rows with the same columns, cells ready to be shown."""
 
+Extra = Callable[[Result], Mapping[str, str]]
 
-def results_table(evaluation: Evaluation, marks: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Table:
+
+def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> Table:
     """One row per task and system: metrics with their intervals, what was left out, what it took.
 
     `answered` is questions times runs without those that `failed`; failed answers are in no mean.
 
     Args:
         evaluation ([`Evaluation`]): The results.
-        marks (`dict`, *optional*): For each system the baselines that it earns a star each from ([`stars`]); then there
-            is a column with the first metric's Wald interval, as ProRefine's Table 1 prints it.
+        extra (`Callable[[Result], dict[str, str]]`, *optional*): Further cells of a row, behind the metrics.
     """
-    found = {(result.system, result.task): result for result in evaluation.results}
     metrics = list(dict.fromkeys(name for result in evaluation.results for name in result.estimates))
     tasks = list(dict.fromkeys(result.task for result in evaluation.results))
     return [
@@ -160,7 +160,7 @@ def results_table(evaluation: Evaluation, marks: Mapping[str, Sequence[str]] = M
             "task": result.task,
             "system": result.system,
             **{metric: _estimate(result.estimates.get(metric)) for metric in metrics},
-            **({"Wald": _wald(result, found, marks.get(result.system, ()))} if marks else {}),
+            **extra(result),
             "answered": str(result.answers - result.failed),
             "failed": str(result.failed),
             "ungraded": str(max(result.ungraded.values(), default=0)),
@@ -172,26 +172,6 @@ def results_table(evaluation: Evaluation, marks: Mapping[str, Sequence[str]] = M
         }
         for result in sorted(evaluation.results, key=lambda result: tasks.index(result.task))
     ]
-
-
-def stars(share: Estimate, baselines: Sequence[Estimate]) -> str:
-    """A star for each baseline whose interval lies below: with Wald's intervals the marks of ProRefine's Table 1."""
-    return "*" * sum(share.low > one.high for one in baselines)
-
-
-def wald_of(result: Result) -> Estimate | None:
-    """The first metric with its Wald interval; `None` where it is no share of right answers, or there is none."""
-    metric = next(iter(result.values), "")
-    scores = result.values.get(metric, {}).values()
-    return wald_interval(round(sum(scores)), len(scores)) if scores and metric in BINARY else None
-
-
-def _wald(result: Result, found: Mapping[tuple[str, str], Result], baselines: Sequence[str]) -> str:
-    share = wald_of(result)
-    others = [wald_of(found[name, result.task]) for name in baselines if (name, result.task) in found]
-    if share is None:
-        return "–"
-    return f"{share.mean:.3f}{stars(share, list(filter(None, others)))} [{share.low:.3f}, {share.high:.3f}]"
 
 
 def differences_table(comparisons: Sequence[Comparison]) -> Table:
@@ -247,14 +227,14 @@ def write_tables(
     evaluation: Evaluation,
     comparisons: Sequence[Comparison] = (),
     title: str = "",
-    marks: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    extra: Extra = lambda result: {},
 ) -> dict[str, Path]:
-    """Write `table.md`, `table.csv`, `table.tex` and `table.json`. `marks`: as in [`results_table`].
+    """Write `table.md`, `table.csv`, `table.tex` and `table.json`. `extra`: as in [`results_table`].
 
     Returns:
         `dict[str, Path]`: The files by kind.
     """
-    results, differences = results_table(evaluation, marks), differences_table(comparisons)
+    results, differences = results_table(evaluation, extra), differences_table(comparisons)
     markdown = f"# {title}\n\n" if title else ""
     markdown += to_markdown(results) + ("\n" + to_markdown(differences) if differences else "")
     texts = {"md": markdown, "json": to_json(evaluation, comparisons), "csv": to_csv(results), "tex": to_latex(results)}

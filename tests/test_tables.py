@@ -1,5 +1,6 @@
 """Tables from configurations: read and checked, run in the sandbox, and through the command."""
 
+import json
 import re
 from pathlib import Path
 
@@ -177,7 +178,7 @@ systems:
 
 def status(*arguments):
     with pytest.raises(SystemExit) as stopped:
-        main(list(arguments))
+        main([str(argument) for argument in arguments])
     return stopped.value.code
 
 
@@ -256,17 +257,37 @@ systems:
 
 def test_three_seeds_are_put_together(tmp_path):
     text = SMALL.replace("  opro: {}\n", "").replace("case: opro\n", "")
-    config = load_config(written(tmp_path, text))
-    run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False, seeds=[1, 2, 3])
+    path = str(written(tmp_path, text))
+    assert status("evaluate", "--config", path, "--sandbox", "--output", tmp_path / "out", "--seeds", 1, 2, 3) == 0
+    run = run_table(load_config(path), sandbox=True, output=tmp_path / "out", progress=False, seeds=[1, 2, 3])
     assert {folder.name for folder in (tmp_path / "out").glob("seed-*")} == {"seed-1", "seed-2", "seed-3"}
     result = run.evaluation.result("cot", "Average")
     assert result.answers == 3 * 2 * 8 and result.estimates["token_f1"].n == 3
     assert "means over seeds 1, 2, 3" in run.files["md"].read_text()
 
 
-def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
-    import json
+def test_a_table_of_local_files_at_an_endpoint(tmp_path):
+    """The released data where they lie; up to the model, which here says A."""
+    row = {"question": "Which?", "options": ["A)1", "B)2", "C)3", "D)4", "E)5"], "rationale": "", "correct": "A"}
+    rows = [{**row, "question": f"Which of {i}?", "correct": "AB"[i % 2]} for i in range(6)]
+    (tmp_path / "aqua.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with MisbehavingServer(say=lambda request: "Answer: A") as server:
+        text = f"""
+title: AQuA
+tasks: [aqua/test]
+data_files: {{aqua/test: {tmp_path / "aqua.jsonl"}}}
+n: null
+runs: 1
+models: {{small: {{base_url: "{server.base_url}"}}}}
+systems: {{cot: {{kind: prompted, model: small, prompt: start}}}}
+"""
+        run = run_table(load_config(written(tmp_path, text)), output=tmp_path / "out", progress=False)
+        assert "with five options" in json.dumps(server.requests[0])
+    (result,) = run.evaluation.results
+    assert (result.task, result.estimates["letter_match"].mean, result.answers) == ("aqua/test", 0.5, 6)
 
+
+def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
     from paper_tables.figures import main as draw
 
     for name in ("a", "b"):

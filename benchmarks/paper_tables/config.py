@@ -50,6 +50,8 @@ class TableConfig:
         title (`str`): What it shows.
         systems (`list[SystemConfig]`): Its rows.
         tasks (`list[str]`): Names that [`load_task`] knows, with a split behind a slash where it matters.
+        data_files (`dict`, *optional*): Local files, such as the released ones, by the task whose rows they hold
+            (those of `train_task`, `validation_task` and `fit_task` too); other sets come from the hub.
         models (`dict`): By the names that systems use: `name` at its endpoint, `base_url`, `budget_usd`, `sampling`.
         each_of (`list[str]`, *optional*): Models; every system that names none of its own (`model`, for an agent its
             `environment`) is made with each of them.
@@ -82,6 +84,7 @@ class TableConfig:
     title: str
     systems: list[SystemConfig]
     tasks: list[str]
+    data_files: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     each_of: Sequence[str] = ()
     metrics: list[str] | Mapping[str, list[str]] | None = None

@@ -182,8 +182,13 @@ Parts = tuple[list[EvaluationTask], Mapping[str, Lessons], Mapping[str, Any]]
 
 def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitStack) -> Parts:
     """Tasks, what is learned from for each, and connected models, as the configuration has them."""
-    load = cache(load_evaluation_task)
     tasks, lessons = [], {}
+
+    @cache
+    def load(name: str, n: int | None, seed: int) -> EvaluationTask:
+        files = {"data_files": config.data_files[name]} if name in config.data_files else {}
+        return load_evaluation_task(name, n, seed, **files)
+
     for name in config.tasks:
         task = load(name, config.n, config.seed)
         tasks.append(replace(task, metrics=tuple(config.metrics_of(name) or task.metrics)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import AgentSystem, EvaluationTask, PromptedSystem, ProRefineSystem, System
@@ -87,6 +87,7 @@ class Workshop:
         seed: int | None = None,
     ):
         self.config, self.models, self.folder, self.cache, self.seed = config, models, folder, cache, seed
+        self._loaded: tuple[str, System | None] = ("", None)  # the last agent: loaded once for all its tasks
 
     def make(self, system: SystemConfig, task: EvaluationTask, lessons: Lessons) -> System:
         """A system for a task.
@@ -112,7 +113,10 @@ class Workshop:
         if system.kind in ("prompted", "self_reflection"):
             chat, sampling = self._model(system.settings)
             return (PromptedSystem if system.kind == "prompted" else SelfReflection)(chat, prompt, **sampling)
-        return self._agent(system, lessons)
+        if self._loaded[0] != system.name:
+            self._loaded = ("", None)  # one model in memory at a time
+            self._loaded = (system.name, self._agent(system, lessons))
+        return cast(System, self._loaded[1])
 
     def _judge(self) -> AccuracyJudge:
         return AccuracyJudge(self._model({"judge": self.config.judge}, "judge")[0])

@@ -38,6 +38,9 @@ def draw_figures(run: TableRun, config: TableConfig, folder: Path) -> None:
             if not bars:
                 raise ValueError("no system and task of it has such a score")
             run.files[name] = draw_bars(bars, folder / f"{name}.png", figure.get("title", name))
+            shown = {task.partition(" (")[0] for task in bars}
+            if missing := [task for task in figure.get("tasks", ()) if task not in shown]:
+                run.left_out[f"{name}, {', '.join(missing)}"] = "no such score there"
         except (ImportError, ValueError) as error:
             run.left_out[name] = f"not drawn: {error}"
 

@@ -261,6 +261,8 @@ def test_three_seeds_are_put_together(tmp_path):
     assert status("evaluate", "--config", path, "--sandbox", "--output", tmp_path / "out", "--seeds", 1, 2, 3) == 0
     run = run_table(load_config(path), sandbox=True, output=tmp_path / "out", progress=False, seeds=[1, 2, 3])
     assert {folder.name for folder in (tmp_path / "out").glob("seed-*")} == {"seed-1", "seed-2", "seed-3"}
+    with pytest.raises(ValueError, match="at least two different seeds"):
+        run_table(load_config(path), sandbox=True, seeds=[1, 1])
     result = run.evaluation.result("cot", "Average")
     assert result.answers == 3 * 2 * 8 and result.estimates["token_f1"].n == 3
     assert "means over seeds 1, 2, 3" in run.files["md"].read_text()

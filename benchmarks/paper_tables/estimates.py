@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from statistics import NormalDist, fmean, stdev
 
 import numpy as np
@@ -100,12 +99,10 @@ def seed_interval(means: Sequence[float], level: float = 0.95) -> Estimate:
     """Student's interval for the mean over seeds: what another training would give, and wide for three.
 
     Args:
-        means (`Sequence[float]`): One figure for each seed. A single one has the interval `[-inf, inf]`.
+        means (`Sequence[float]`): One figure for each seed, at least two.
         level (`float`, *optional*, defaults to `0.95`): The coverage aimed at.
     """
     n = len(means)
-    if n < 2:
-        return Estimate(means[0], -inf, inf, n)
     half = _student(level, n - 1) * stdev(means) / n**0.5
     return Estimate(fmean(means), fmean(means) - half, fmean(means) + half, n)
 

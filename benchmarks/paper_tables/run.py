@@ -69,9 +69,11 @@ def run_table(
             question is asked once. The table has the means over seeds, with Student's interval over them.
 
     Raises:
-        `ValueError`: A task, model or metric does not exist.
+        `ValueError`: A task, model or metric does not exist, or there is one seed alone.
         [`EvaluationStopped`]: A system cannot go on. Run again to go on.
     """
+    if len(set(seeds)) != len(seeds) or len(seeds) == 1:
+        raise ValueError(f"give at least two different seeds for an interval over them, not {list(seeds)}")
     config = config.in_sandbox() if sandbox else config
     folder = Path(output or config.output)
     run = TableRun(Evaluation(), [], left_out=dict(config.left_out))

@@ -45,9 +45,8 @@ def over_seeds(results: Sequence[Result]) -> Result:
         }
         for name in results[0].values
     }
-    return _joined(
-        results, results[0].task, values, {name: seed_interval(of) if of else None for name, of in means.items()}
-    )
+    estimates = {name: seed_interval(of_seeds) if len(of_seeds) > 1 else None for name, of_seeds in means.items()}
+    return _joined(results, results[0].task, values, estimates)
 
 
 def _joined(

@@ -81,7 +81,7 @@ def sandbox_task_for(name: str) -> str:
 def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
     """For each data set of a table different questions of the task that stands in for it, under both names.
 
-    In the table's metrics, without those that need a sentence encoder, and in the task's own.
+    In the task's own metric, which optimisers maximise, and the table's, without those that need a sentence encoder.
     """
     n, tasks = config.n or 32, []
     left = {name: sandbox_task(name, 256, config.seed).rows for name in SANDBOX_TASKS}
@@ -89,7 +89,9 @@ def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
         kind = sandbox_task_for(name)
         rows, left[kind] = left[kind][:n], left[kind][n:]
         wanted = [one for one in config.metrics_of(name) or () if one != "semantic_similarity"]
-        metrics = config.sandbox.get("metrics") or dict.fromkeys([*wanted, _METRICS[kind]])
+        metrics = config.sandbox.get("metrics") or dict.fromkeys(
+            [*(one for one in wanted if one == "judged"), _METRICS[kind], *wanted]
+        )
         tasks.append(EvaluationTask(f"{name} ({kind})", rows, tuple(metrics)))
     return tasks
 

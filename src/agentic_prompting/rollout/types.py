@@ -105,6 +105,8 @@ class Rollout:
         prompt_ids (`list[int]`): The rendered prompt.
         row (`dict`, *optional*): The dataset row it comes from: `question`, `answers`, ...
         seed (`int`, *optional*, defaults to `0`): The rollout's own randomness; also its identity for replay.
+        batch (`str`, *optional*): The training batch it is played for; `""`: it stands alone.
+        group (`int`, *optional*): Which group of the batch: rollouts of one group have the same prompt.
 
     Attributes:
         ids (`list[int]`): Everything after the prompt: the agent's tokens and the observations between them.
@@ -124,6 +126,8 @@ class Rollout:
     prompt_ids: list[int]
     row: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    batch: str = ""
+    group: int | None = None
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None

@@ -107,6 +107,8 @@ class Rollout:
         seed (`int`, *optional*, defaults to `0`): The rollout's own randomness; also its identity for replay.
         batch (`str`, *optional*): The training batch it is played for; `""`: it stands alone.
         group (`int`, *optional*): Which group of the batch: rollouts of one group have the same prompt.
+        weight (`float`, *optional*, defaults to `1.0`): What it counts in the gradient where calls are saved by
+            chance. 0: it was not played, or not to its end, and has no reward.
 
     Attributes:
         ids (`list[int]`): Everything after the prompt: the agent's tokens and the observations between them.
@@ -128,6 +130,7 @@ class Rollout:
     seed: int = 0
     batch: str = ""
     group: int | None = None
+    weight: float = 1.0
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None

@@ -322,15 +322,16 @@ def test_a_record_says_everything(tmp_path):
 def fact(status="answered", **changes):
     zero = {
         "error_kind": None, "error": None, "fatal": False, "turns": 1, "interactions": 0, "agent_tokens": 0,
-        "observation_tokens": 0, "latencies": (), "calls": 0, "cached": 0, "shared": 0, "retries": 0, "tokens": 0, "cost_usd": 0.0,
+        "observation_tokens": 0, "latencies": (), "calls": 0, "cached": 0, "shared": 0, "retries": 0, "tokens": 0,
+        "cost_usd": 0.0,
     }  # fmt: skip
     return RolloutFacts(status=status, **{**zero, **changes})
 
 
 def test_facts_of_a_rollout():
     assert RolloutFacts.of(answered_rollout()) == fact(
-        turns=2, interactions=1, agent_tokens=5, observation_tokens=4, latencies=(0.5,), calls=1, cached=1, shared=0, retries=2,
-        tokens=15, cost_usd=0.25,
+        turns=2, interactions=1, agent_tokens=5, observation_tokens=4, latencies=(0.5,), calls=1, cached=1,
+        shared=0, retries=2, tokens=15, cost_usd=0.25,
     )  # fmt: skip
     failed = RolloutFacts.of(failed_rollout())
     assert (failed.status, failed.error_kind, failed.fatal) == ("failed", "ServerFailed", False)

@@ -3,12 +3,17 @@
 import asyncio
 import itertools
 import random
+from collections import Counter
 
 import pytest
 import torch
 
-from agentic_prompting.rollout import Observation, Rollout, Sample, parse_turn
+from agentic_prompting.llm import Reply, ScriptedChat, Usage
+from agentic_prompting.rewards import CostReward, exact_match_reward
+from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, parse_turn, read_rollouts
+from agentic_prompting.trainers import ESPLConfig
 from agentic_prompting.trainers.saving_calls import Curriculum, EndsHopeless, group_weight, honest_advantages
+from test_trainer import END, arguments, one_batch, trainer_for
 
 # A policy of one decision between three actions with these chances, each with a reward of its own: everything that can
 # happen in a group of four is enumerated, with its exact probability.
@@ -151,3 +156,130 @@ def test_its_state_goes_on_as_it_was():
         one.observe("b", [0.0, 0.0])
     assert [twin.settled(question) for question in "abc"] == [known.settled(question) for question in "abc"]
     assert twin.state_dict() == known.state_dict()
+
+
+# --- in a trainer -------------------------------------------------------------------------------------------------
+
+
+class Plays:
+    """Answers at once, and `right(question, place in the group)` says whether rightly."""
+
+    def __init__(self, trainer, right):
+        self.trainer, self.right, self.played = trainer, right, Counter()
+
+    def __call__(self, requests):
+        return [self._turn(request) for request in requests]
+
+    def _turn(self, request):
+        chat_format = self.trainer.chat_format
+        text = chat_format.tokenizer.decode(request.context)
+        row = next(row for row in self.trainer.train_dataset if row["question"] in text)
+        place = self.played[row["question"]]
+        self.played[row["question"]] += 1
+        return Sample(
+            chat_format.turn_ids(END.format(row["answers"][0] if self.right(row["question"], place) else "x"))
+        )
+
+
+def batch_of(policy, folder, rows, right, questions=(0, 1), **changes):
+    """A batch of groups of four; the trainer, what it was given, and how often each question was played."""
+    changes = {"num_generations": 4, "per_device_train_batch_size": 8, "reward_funcs": exact_match_reward, **changes}
+    funcs = changes.pop("reward_funcs")
+    trainer = trainer_for(policy, folder, rows, options={"reward_funcs": funcs}, **changes)
+    plays = Plays(trainer, right)
+    trainer.policy = BatchEngine(plays, lent=True)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    scored = trainer._generate_and_score_completions([rows[i] for i in questions for _ in range(4)])
+    return trainer, scored, plays.played
+
+
+def test_a_group_whose_first_rollouts_agree_stays_small(tiny_policy, rows, tmp_path):
+    easy, hard = rows[0]["question"], rows[1]["question"]
+    right = lambda question, place: question == easy or place % 2 == 0  # noqa: E731
+    trainer, scored, played = batch_of(tiny_policy, tmp_path, rows, right, group_start=2, group_chance=1e-9)
+    assert played == {easy: 2, hard: 4}
+    in_loss = scored["tool_mask"] * scored["completion_mask"]
+    assert not scored["advantages"][:4].any() and not in_loss[:4].any(), "nothing of it is in the loss"
+    assert (scored["advantages"][4:] > 0).tolist() == [True, False, True, False] and in_loss[4:].any(1).all()
+    logged = trainer._metrics["train"]
+    assert logged["rollout/left_out"] == [0.25] and logged["rollout/answered"] == [1.0]
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    assert [record["status"] for record in records] == ["answered"] * 2 + ["left_out"] * 2 + ["answered"] * 4
+
+
+def test_a_group_that_grows_by_chance_counts_more(tiny_policy, rows, tmp_path):
+    right = lambda question, place: place < 3  # noqa: E731  # the first two agree, the fourth does not
+    _, full, _ = batch_of(tiny_policy, tmp_path / "full", rows, right)
+    _, scored, played = batch_of(tiny_policy, tmp_path, rows, right, group_start=2, group_chance=0.999)
+    assert set(played.values()) == {4}
+    assert torch.allclose(scored["advantages"], full["advantages"] / 0.999)
+
+
+def test_a_group_that_teaches_nothing_gives_its_place_to_another(tiny_policy, rows, tmp_path):
+    first = {rows[i]["question"] for i in (0, 1)}
+    right = lambda question, place: question in first or place % 2 == 0  # noqa: E731
+    _, scored, played = batch_of(tiny_policy, tmp_path, rows, right, refill_rounds=8)
+    assert all(played[question] % 4 == 0 for question in first) and sum(played.values()) >= 16
+    assert (scored["advantages"] != 0).all(), "a whole batch to learn from"
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    kept = [record for record in records if record["mode"] == "train"]
+    assert not first & {record["question"] for record in kept}
+    assert [record["rewards"]["exact_match_reward"] for record in kept] == [1, 0, 1, 0] * 2, "scored by its own gold"
+    assert len(records) == sum(played.values()), "what was paid for is recorded"
+
+
+def test_settled_questions_give_way_and_the_state_is_in_the_checkpoint(tiny_policy, rows, tmp_path):
+    settings = {"curriculum_rare": 1e-9, "curriculum_patience": 1}
+    trainer, _, played = batch_of(tiny_policy, tmp_path, rows, lambda question, place: True, **settings)
+    twin = trainer_for(
+        tiny_policy, tmp_path / "twin", rows, **settings, num_generations=4, per_device_train_batch_size=8
+    )
+    twin.load_resume_state(trainer.resume_state())
+    chosen = [one._saver.choose([rows[0]] * 4 + [rows[5]] * 4, 0, "7.0") for one in (trainer, twin)]
+    assert chosen[0] == chosen[1] and chosen[0][4:] == [rows[5]] * 4
+    instead = chosen[0][:4]
+    assert instead[0] not in (rows[0], rows[1]) and instead == [instead[0]] * 4, "one question for the whole group"
+
+
+@pytest.mark.parametrize(("unit", "weight", "cost"), [("calls", 0.1, 0.1), ("usd", 2.0, 0.5)])
+def test_a_price_in_the_reward(tiny_policy, rows, tmp_path, unit, weight, cost):
+    chat = ScriptedChat(lambda messages: Reply("ok", usage=Usage(1, 1, 0.25)))
+    trainer = trainer_for(tiny_policy, tmp_path, rows, chat=chat, cost_weight=weight, cost_unit=unit)
+    one_batch(trainer)
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    assert [record["rewards"]["cost_reward"] for record in records] == [-cost] * 4
+    assert [round(r["rewards"]["prompt_r1_reward"] - r["reward"], 6) for r in records] == [cost] * 4
+    reply = Reply("ok", saved=Usage(1, 1, 0.25), shared=True)
+    rollout = Rollout([1], observations=[Observation("ok", replies=(reply,))])
+    assert CostReward(2.0)([rollout]) == [-0.5], "as dear to who shares a reply as to who paid"
+
+
+def test_what_makes_no_sense_is_refused(tiny_policy, rows, tmp_path):
+    for wrong in (
+        {"group_start": 1},
+        {"group_start": 3},
+        {"group_chance": 0},
+        {"refill_rounds": -1},
+        {"cost_unit": "x"},
+    ):
+        with pytest.raises(ValueError, match="|".join(wrong)):
+            arguments(tmp_path, **wrong)
+    with pytest.raises(ValueError, match="not for E-SPL"):
+        ESPLConfig(str(tmp_path), refill_rounds=1, bf16=False)
+    with pytest.raises(ValueError, match="hopeless"):
+        trainer_for(tiny_policy, tmp_path, rows, hopeless_share=0.5, options={"reward_funcs": exact_match_reward})
+
+
+def test_form_that_is_lost_ends_the_episode(tiny_policy, rows, tmp_path):
+    """Three turns, two of them requests without a thought: with the last one the form cannot be reached any more."""
+    chat, lost = ScriptedChat(["ok"]), "<interaction_prompt> {} </interaction_prompt>"
+    trainer = trainer_for(tiny_policy, tmp_path, rows, chat=chat, hopeless_share=1e-9)
+    ask = trainer.chat_format.turn_ids(lost.format("what ?"))
+    trainer.policy = BatchEngine(lambda requests: [Sample(ask) for _ in requests], lent=True)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    scored = trainer._generate_and_score_completions([rows[i] for i in (0, 0, 1, 1)])
+    assert len(chat.calls) == 4, "the second request of each is not answered"
+    assert not scored["advantages"].any() and not (scored["tool_mask"] * scored["completion_mask"]).any()
+    assert {record["reward"] for record in read_rollouts(tmp_path / "rollouts")} == {None}

@@ -61,6 +61,11 @@ def honest_advantages(rewards: torch.Tensor, weights: torch.Tensor, scale: bool 
     return advantages
 
 
+def counted(advantages: torch.Tensor, groups: torch.Tensor, ours: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """Advantages times what their groups count; `ours` instead where they are `wanted`."""
+    return groups * torch.where(wanted, ours.to(advantages.dtype), advantages)
+
+
 class EndsHopeless:
     """An [`Environment`] that asks no more for an episode which cannot be saved, a random share of them excepted.
 
@@ -132,3 +137,124 @@ def other_row(rows: Sequence[str], draw: random.Random, unwanted: Callable[[str]
         if not unwanted(rows[position]):
             break
     return position
+
+
+class CallSaver:
+    """What a trainer asks while it plays a batch: which questions, which rollouts, and what each group counts.
+
+    On several processes each has its part of the global batch; groups may straddle processes, and all decide alike,
+    from what was gathered of all and from seeds.
+
+    Args:
+        settings ([`MultiTurnGRPOConfig`]): What is to be saved, and how.
+        rows (`Sequence[Mapping]`): The training rows, for questions that take another's place.
+        n (`int`): Rollouts of a whole group.
+        seed (`int`): Of the run.
+
+    Attributes:
+        group_weights (`dict[int, float]`): What each group of the last batch counts, all processes together.
+        discarded (`list[Rollout]`): Of this process: played in the last batch for questions that taught nothing.
+    """
+
+    def __init__(self, settings: Any, rows: Sequence[Mapping[str, Any]], n: int, seed: int):
+        self.settings, self.rows, self.n, self.seed = settings, rows, n, seed
+        self.start = settings.group_start or n
+        self.curriculum = Curriculum(settings.curriculum_patience, settings.curriculum_rare)
+        self.group_weights: dict[int, float] = {}
+        self.discarded: list[Rollout] = []
+        self._questions: list[str] = []  # of all rows: read when one is first to be replaced
+
+    def choose(self, rows: Sequence[Mapping[str, Any]], first: int, batch: str) -> list[Mapping[str, Any]]:
+        """The rows of a batch, those of settled questions replaced; `first` is the place of the first in all of it."""
+        if self.settings.curriculum_rare == 1:
+            return list(rows)
+        chosen = []
+        for place, row in enumerate(rows, first):
+            draw = self._draw(batch, "curriculum", place // self.n)
+            position = self.curriculum.instead(question_of(row), self._all_questions(), draw)
+            chosen.append(row if position is None else self.rows[position])
+        return chosen
+
+    def play(
+        self,
+        rollouts: list[Rollout],
+        first: int,
+        batch: str,
+        play: Callable[[list[Rollout]], None],
+        earn: Callable[[list[Rollout]], list[float | None]],
+        begin: Callable[[int, Mapping[str, Any]], Rollout],
+        gather: Callable[[list[Any]], list[Any]],
+    ) -> None:
+        """Play a batch, in place: the first of each group, then the rest of those that grow; then other questions in
+        place of those that taught nothing, as often as is allowed.
+
+        Args:
+            rollouts (`list[Rollout]`): Of this process, not played yet; those of another question are new objects.
+            first (`int`): The place of the first of them in the global batch.
+            batch (`str`): Which batch it is.
+            play (`Callable`): Plays some to their end, on every process at once.
+            earn (`Callable`): What some earned; `None` for failed ones.
+            begin (`Callable[[int, Mapping], Rollout]`): A rollout for a place of this process and a row.
+            gather (`Callable[[list], list]`): Puts the lists of all processes together.
+        """
+        self.group_weights, self.discarded = {}, []
+        group_of = {i: (first + i) // self.n for i in range(len(rollouts))}
+        groups = sorted(set(gather(list(group_of.values()))))
+
+        def earned_by(places: list[int]) -> dict[int, list[float | None]]:
+            """Play those at `places`; what each group, of all processes, has earned by it."""
+            some = [rollouts[i] for i in places]
+            play(some)
+            rewards = zip(places, some, earn(some), strict=True)
+            known: dict[int, list[float | None]] = {}
+            for group, question, reward in gather([(group_of[i], question_of(one.row), r) for i, one, r in rewards]):
+                known.setdefault(group, []).append(reward)
+                questions[group] = question
+            return known
+
+        for attempt in range(self.settings.refill_rounds + 1):
+            questions: dict[int, str] = {}
+            mine = [i for i in group_of if group_of[i] in groups]
+            begun = [i for i in mine if (first + i) % self.n < self.start]
+            earned = earned_by(begun)
+            for group in groups:
+                chance, luck = self.settings.group_chance, self._draw(batch, "grow", group, attempt).random()
+                self.group_weights[group] = group_weight(earned[group], chance, luck) if self.start < self.n else 1.0
+            rest = [i for i in mine if i not in begun]
+            if self.start < self.n:
+                for group, more in earned_by([i for i in rest if self.group_weights[group_of[i]]]).items():
+                    earned[group] += more
+            for i in mine:
+                if not self.group_weights[group_of[i]]:
+                    rollouts[i].weight = 0.0
+                    rollouts[i].status = "left_out" if i in rest else rollouts[i].status
+            for group, question in questions.items():
+                self.curriculum.observe(question, [reward for reward in earned[group] if reward is not None])
+            groups = [group for group in groups if no_spread(earned[group])]
+            if not groups or attempt == self.settings.refill_rounds:
+                return
+            for i in mine:
+                if group_of[i] in groups:
+                    draw = self._draw(batch, "refill", group_of[i], attempt)
+                    position = other_row(self._all_questions(), draw, self.curriculum.settled)
+                    self.discarded += [rollouts[i]] if rollouts[i].turns else []
+                    rollouts[i] = begin(i, self.rows[position])
+
+    def _draw(self, *parts: Any) -> random.Random:
+        return random.Random(rollout_seed(self.seed, *parts))
+
+    def _all_questions(self) -> list[str]:
+        if not self._questions:
+            self._questions = [question_of(row) for row in self.rows]
+        return self._questions
+
+
+def question_of(row: Mapping[str, Any]) -> str:
+    """What tells one question from another: its text, or the whole prompt of a row without one."""
+    return str(row["question"] if "question" in row else row.get("prompt"))
+
+
+def no_spread(rewards: Sequence[float | None]) -> bool:
+    """Whether a group teaches nothing: at least two rewards, all the same. Failed rollouts say nothing."""
+    known = {reward for reward in rewards if reward is not None}
+    return len(known) == 1 and sum(reward is not None for reward in rewards) > 1

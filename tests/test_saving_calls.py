@@ -231,10 +231,8 @@ def test_a_group_that_teaches_nothing_gives_its_place_to_another(tiny_policy, ro
 
 def test_settled_questions_give_way_and_the_state_is_in_the_checkpoint(tiny_policy, rows, tmp_path):
     settings = {"curriculum_rare": 1e-9, "curriculum_patience": 1}
-    trainer, _, played = batch_of(tiny_policy, tmp_path, rows, lambda question, place: True, **settings)
-    twin = trainer_for(
-        tiny_policy, tmp_path / "twin", rows, **settings, num_generations=4, per_device_train_batch_size=8
-    )
+    trainer, _, _ = batch_of(tiny_policy, tmp_path, rows, lambda question, place: True, **settings)
+    twin = batch_of(tiny_policy, tmp_path / "twin", rows, lambda question, place: place % 2, **settings)[0]
     twin.load_resume_state(trainer.resume_state())
     chosen = [one._saver.choose([rows[0]] * 4 + [rows[5]] * 4, 0, "7.0") for one in (trainer, twin)]
     assert chosen[0] == chosen[1] and chosen[0][4:] == [rows[5]] * 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,8 +20,8 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 
 from ..data import validate_dataset
-from ..environments import as_environment
-from ..llm import Budget, BudgetExceeded, charge
+from ..interop import environment_of
+from ..llm import Budget, BudgetExceeded, charge, run
 from ..local import context_length
 from ..rewards import CostReward
 from ..rollout import (
@@ -33,6 +33,7 @@ from ..rollout import (
     RolloutFacts,
     RolloutLog,
     TagGrammar,
+    gather,
     play_all,
     rollout_metrics,
     rollout_record,
@@ -65,6 +66,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
             function of the rollout that does. If it has `state_dict()` (plain data) and `load_state_dict(state)`,
             checkpoints keep its state, one per process. `None`: nobody answers, and a request ends the rollout.
+        tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
+        environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
+            its `get_reward`, if it has one, is a reward function beside the others.
         prompt_template (`str`, *optional*, defaults to `"{question}"`): The agent's user message.
         system_prompt (`str`, *optional*): The agent's system message.
         grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
@@ -91,7 +95,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         processing_class: Any = None,
         *,
-        environment: Any,
+        environment: Any = ...,
+        tools: Sequence[Any] | None = None,
+        environment_factory: Callable[[], Any] | None = None,
         prompt_template: str | None = None,
         system_prompt: str | None = None,
         grammar: Grammar | None = None,
@@ -99,17 +105,16 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     ):
         args = self._checked(args)
         reward_funcs = self._rewards(reward_funcs, args)
+        if kwargs.get("rollout_func"):
+            raise ValueError(
+                "rollout_func= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
+                "step(rollout) instead, or use trl.GRPOTrainer"
+            )
+        self.environment, reward_funcs = environment_of(environment, tools, environment_factory, reward_funcs)
         if args.cost_weight:
             functions = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
             reward_funcs = [*functions, CostReward(args.cost_weight, args.cost_unit)]
             args.reward_weights = None if args.reward_weights is None else [*args.reward_weights, 1.0]
-        for name in ("tools", "rollout_func", "environment_factory"):
-            if kwargs.get(name):
-                raise ValueError(
-                    f"{name}= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
-                    "step(rollout) instead, or use trl.GRPOTrainer"
-                )
-        self.environment = as_environment(environment)
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
         self.spec = self._agent_spec(prompt_template, system_prompt, grammar, args)
         if args.hopeless_share < 1:
@@ -162,7 +167,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             system_prompt=system_prompt,
             grammar=grammar,
             limits=args.limits(),
-            chat_template_kwargs=args.chat_template_kwargs or {},
+            chat_template_kwargs={
+                **getattr(self.environment, "chat_template_kwargs", {}),
+                **(args.chat_template_kwargs or {}),
+            },
             stop_at_tags=args.stop_at_tags,
             sampling=asdict(sampling_of(args)),
         )
@@ -272,7 +280,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         saver = self._saver if self.model.training else None
         chosen = inputs if saver is None else saver.choose(inputs, first, self._batch())
-        self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(chosen)]
+        self._rows = self._begun({first + i: row for i, row in enumerate(chosen)})
         if self.backend.reach is not None:  # before TRL pushes the weights: it gives up after a minute, on one process
             unreachable = None
             if self.accelerator.is_main_process:
@@ -297,13 +305,19 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
             def begin(i: int, row: Mapping[str, Any]) -> Rollout:
                 self._rows[i].clear()  # in place: TRL hands these rows to the rewards
-                self._rows[i].update(row, prompt=self.prompt_messages(row, first + i))
+                self._rows[i].update(*self._begun({first + i: row}))
                 return self._rollout(first + i, self._rows[i])
 
             self._saver.play(rollouts, first, self._batch(), self._play_all, self._earned, begin, gather_object)
         handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
         self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
         return handed_over
+
+    def _begun(self, rows: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Rows, by their place in the global batch, with their prompts, and begun by an environment that begins."""
+        begun = [{**row, "prompt": self.prompt_messages(row, index)} for index, row in rows.items()]
+        begin = getattr(self.environment, "begin", None)
+        return run(gather(map(begin, begun))) if begin else begun
 
     def _rollout(self, index: int, row: Mapping[str, Any]) -> Rollout:
         """The rollout at this place of the global batch, to be played."""

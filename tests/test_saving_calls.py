@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import random
+import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from agentic_prompting.llm import Reply, ScriptedChat, Usage
 from agentic_prompting.rewards import CostReward, exact_match_reward
 from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, parse_turn, read_rollouts
 from agentic_prompting.trainers import ESPLConfig
-from agentic_prompting.trainers.saving_calls import Curriculum, EndsHopeless, group_weight, honest_advantages
+from agentic_prompting.trainers.saving_calls import CallSaver, Curriculum, EndsHopeless, group_weight, honest_advantages
 from test_trainer import END, arguments, one_batch, trainer_for
 
 # A policy of one decision between three actions with these chances, each with a reward of its own: everything that can
@@ -281,3 +283,54 @@ def test_form_that_is_lost_ends_the_episode(tiny_policy, rows, tmp_path):
     assert len(chat.calls) == 4, "the second request of each is not answered"
     assert not scored["advantages"].any() and not (scored["tool_mask"] * scored["completion_mask"]).any()
     assert {record["reward"] for record in read_rollouts(tmp_path / "rollouts")} == {None}
+
+
+def test_processes_whose_groups_straddle_decide_alike():
+    """Two processes with six places each, groups of four: what they play together is what one process would play."""
+    rows = [{"question": f"q{i}"} for i in range(9)]
+    settings = SimpleNamespace(
+        group_start=2, group_chance=0.5, refill_rounds=2, curriculum_rare=1.0, curriculum_patience=2
+    )
+
+    def run(processes):
+        size, waiting = 12 // processes, threading.Barrier(processes)
+        given, done = [None] * processes, [None] * processes
+
+        def process(number):
+            saver, first = CallSaver(settings, rows, n=4, seed=3), number * size
+
+            def gather(mine):
+                given[number] = mine
+                waiting.wait(30)
+                together = [one for part in given for one in part]
+                waiting.wait(30)
+                return together
+
+            def begin(i, row):
+                return Rollout([1], dict(row), seed=first + i)
+
+            def play(some):
+                for one in some:
+                    one.sampled(Sample([2]), parse_turn("<answer>a</answer>"))
+                    one.ended("answered")
+
+            def earn(some):  # q0 to q5 teach nothing
+                return [one.seed % 2 * float(int(one.row["question"][1:]) > 5) for one in some]
+
+            rollouts = [begin(i, rows[(first + i) // 4]) for i in range(size)]
+            saver.play(rollouts, first, "1.0", play, earn, begin, gather)
+            told = [(one.row["question"], one.status, one.weight, len(one.turns)) for one in rollouts]
+            done[number] = told, saver.group_weights, saver.curriculum.state_dict(), len(saver.discarded)
+
+        threads = [threading.Thread(target=process, args=(number,)) for number in range(processes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        told, weights, states, discarded = zip(*done, strict=True)
+        assert all(one == weights[0] for one in weights) and all(one == states[0] for one in states)
+        return [one for part in told for one in part], weights[0], states[0], sum(discarded)
+
+    alone = run(1)
+    assert run(2) == alone == run(3)
+    assert {0, 1}.intersection(alone[1].values()) and alone[3] > 0

@@ -4,11 +4,11 @@
     OMP_NUM_THREADS=1 python benchmarks/calls.py --json --quick    # 1 seed, today and all: ten minutes, two free cores
 
 All settings of a seed share one warm start, and are asked the same held-out questions (of countries that no training
-question names) every few steps, until exact match is .85 or the steps are over. Counted are calls of training that were
-made: not those answered by a shared reply. A run that never gets there counts all of its calls, and says so. In the
-guarded world the oracle refuses who does not know its house rules; here they are in the system prompt. The gradient's
-bias is that of the rules alone, in a problem of one decision, with 95 % intervals. It measures the sandbox: a policy of
-390,000 parameters and a scripted oracle, priced like gpt-4o-mini.
+question names) after every step, until exact match is .85 or the steps are over. Counted are the calls of training that
+were made: not those answered by a shared reply. A run that never gets there counts all of its calls, and says so. In
+the guarded world the oracle refuses who does not know its house rules; here they are in the system prompt. The
+gradient's bias is that of the rules alone, in a problem of one decision, with 95 % intervals. It measures the sandbox:
+a policy of 390,000 parameters and a scripted oracle, priced like gpt-4o-mini.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from agentic_prompting.trainers import MultiTurnGRPOConfig
 from agentic_prompting.trainers.saving_calls import group_weight, honest_advantages
 
 SEEDS = (201, 202, 203, 204, 205)  # none that the sandbox was made with
-GOOD, EVERY, QUESTIONS = 0.85, 4, 128  # exact match to reach; steps between two looks; held-out questions of a look
+GOOD, EVERY, QUESTIONS = 0.85, 1, 256  # exact match to reach; steps between two looks; held-out questions of a look
 SETTINGS: dict[str, dict[str, Any]] = {
     "today": {"share_replies": "never"},
     "replies shared": {"share_replies": "step"},
@@ -92,7 +92,7 @@ class Counted:
 
 
 class Looks(TrainerCallback):
-    """Asks held-out questions every few steps, and ends training when enough are answered."""
+    """Asks held-out questions after every step, and ends training when enough are answered."""
 
     def __init__(self, trainer: Any, chat: Counted, test: Sequence[Any], seed: int):
         self.trainer, self.chat, self.test, self.seed = trainer, chat, list(test)[:QUESTIONS], seed
@@ -224,6 +224,7 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", choices=("plain", "guarded"), help="default: both; --quick: plain")
     parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), help="default: all; --quick: today, all")
     parser.add_argument("--max-steps", type=int, help="default: those of the demo, 40")
+    parser.add_argument("--warm-starts", type=Path, help="keep them in this folder, and use those found there")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -238,10 +239,11 @@ def main() -> None:
     for world in worlds:
         results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for seed in seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                prepared = prepare(seed, world, Path(folder))
+            with tempfile.TemporaryDirectory() as temporary:
+                folder = (options.warm_starts or Path(temporary)) / f"{seed}-{world}"
+                prepared = prepare(seed, world, folder)
                 for name in names:
-                    results[name].append(run(name, seed, world, prepared, Path(folder), options.max_steps))
+                    results[name].append(run(name, seed, world, prepared, Path(temporary), options.max_steps))
         found[world] = {"settings": summary(results), "runs": results}
     bias = biases(20_000 if options.quick else 1_000_000, np.random.default_rng(0))
     for world, one in found.items():

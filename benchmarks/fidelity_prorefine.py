@@ -221,6 +221,26 @@ def table_1() -> Iterator[Row]:
 
 def intervals() -> Iterator[Row]:
     """Table 1's are p +- 1.96 sqrt(p (1 - p) / n); Wilson's are the roots of (p - x)^2 = z^2 x (1 - x) / n."""
+    from paper_tables.estimates import stars, wald_interval
+
+    printed = {  # set, method, task model: share, n, the printed interval
+        "object counting, CoT, 1B": (0.48, 100, (0.382, 0.578)),
+        "object counting, CoT, 3B": (0.65, 100, (0.556, 0.744)),
+        "object counting, no verifier, 3B": (0.75, 100, (0.665, 0.835)),
+        "word sorting, CoT, 1B": (0.11, 100, (0.048, 0.172)),
+        "word sorting, optimal verifier, 8B": (0.86, 100, (0.792, 0.928)),
+        "GSM8K, no verifier, 1B": (0.636, 1319, (0.610, 0.662)),
+        "GSM8K, optimal verifier, 3B": (0.904, 1319, (0.888, 0.920)),
+        "SVAMP, CoT, 1B": (0.689, 1000, (0.660, 0.718)),
+        "SVAMP, verifier, 8B": (0.893, 1000, (0.874, 0.912)),
+    }
+    for name, (share, n, interval) in printed.items():
+        got = wald_interval(round(share * n), n)
+        yield Row("Table 1", f"{name}: the printed interval", interval, (got.low, got.high), 0.0011)
+    verifier, cot, textgrad = (wald_interval(round(p * 1000), 1000) for p in (0.808, 0.689, 0.684))
+    yield Row("Table 1", "SVAMP, verifier, 1B: better than both, two stars", "**", stars(verifier, [cot, textgrad]))
+    verifier, cot, textgrad = (wald_interval(round(p * 1000), 1000) for p in (0.893, 0.854, 0.840))
+    yield Row("Table 1", "SVAMP, verifier, 8B: better than one, a star", "*", stars(verifier, [cot, textgrad]))
     z = 1.959963984540054
     for successes, n in ((48, 100), (11, 100), (0, 100), (1, 1)):
         p = successes / n

@@ -63,7 +63,7 @@ class PromptR1Arguments(DataAndEnvironment):
     """What is trained on, and with which large LLM."""
 
     sandbox: bool = setting("Train the tiny policy in the sandbox; no model, no key.", False)
-    warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 350)
+    warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 450)
     task: str = setting("A task of load_task.", "prompt_r1")
     environment_temperature: float | None = setting("Sent with every call.")
     share_replies: str | None = setting("never, group or step: who shares the reply to the same conversation.")

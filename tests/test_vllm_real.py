@@ -19,7 +19,7 @@ from agentic_prompting import OpenAIChat
 from agentic_prompting.llm.loop import background_loop
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import ChatFormat, Limits, Rollout, SampleRequest, TagGrammar, gather, lend, play
-from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, served_by
+from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, servers_of
 from test_trainer import arguments
 from vllm_server import VLLMServer
 
@@ -59,7 +59,7 @@ def policy_for(server, tmp_path):
     def policy(sampling=PLAIN, **changes):
         where = {"vllm_mode": "server", "vllm_server_base_url": server.url, "use_vllm": True}
         args = arguments(tmp_path, **where, **changes)
-        return VLLMServerPolicy(served_by(args), args, sampling)
+        return VLLMServerPolicy(servers_of(args), args, sampling)
 
     return policy
 
@@ -138,8 +138,8 @@ def test_a_stop_text_that_ends_inside_a_token(policy_for, tokenizer):
 
 def test_a_rollout_fills_the_context_to_the_last_token(policy_for, server, tokenizer):
     policy, chat_format = policy_for(), ChatFormat(tokenizer, TagGrammar())
-    limits = Limits(max_turn_tokens=10_000, max_tokens=10_000, max_context=policy.server.max_context)
-    assert policy.server.max_context == 1024
+    limits = Limits(max_turn_tokens=10_000, max_tokens=10_000, max_context=policy.max_context)
+    assert policy.max_context == 1024
     prompts = [[50] * n for n in (1000, 1023, 1024)]
     rollouts = [Rollout(prompt, row={}, seed=3) for prompt in prompts]
     lend(policy, gather(play(rollout, policy, None, chat_format, limits) for rollout in rollouts))
@@ -166,8 +166,8 @@ def test_paused_and_resumed_under_load(policy_for, server, mode):
     undisturbed = ids(sampled(policy, LONG))
     complete = policy._complete
 
-    async def counted(request):
-        choice = await complete(request)
+    async def counted(*asked):
+        choice = await complete(*asked)
         reasons[choice.finish_reason] += 1
         return choice
 

@@ -15,9 +15,13 @@ FLAGS = [
 ]  # fmt: skip
 """What a CPU needs (docs/howto/vllm.md), and the log-probabilities that training needs."""
 
+LORA = ("--enable-lora", "--max-loras", "2")
+"""What adapters need."""
+
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
-    "VLLM_SERVER_DEV_MODE": "1",  # pausing, and TRL's push of weights
+    "VLLM_SERVER_DEV_MODE": "1",  # pausing, and weights from a disk
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }

@@ -38,6 +38,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         vllm_server_calls (`str`, *optional*, defaults to `"direct"`):
             With `vllm_mode="server"`, how rollouts reach the server: `direct`, each process by itself and as soon as a
             rollout is ready; `collective`, by TRL's own path, all processes in step through the first one.
+        vllm_sync (`str`, *optional*, defaults to `"nccl"`):
+            With `vllm_mode="server"`, how the weights get there. `nccl`: TRL's push, which needs vLLM and a GPU in the
+            trainer's environment. `adapter`, for LoRA: as an adapter with a name per version, which running servers
+            load. `disk`: all weights, which the servers load again from `output_dir`. The last two need neither, only a
+            disk that servers and trainer share, and take several servers: `vllm_server_base_url` with commas.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
             Sampling in this process (no vLLM, no continuous batching): MB of keys and values to keep between the turns
             of a rollout, so that a turn reads only what is new. They are freed before the training step.
@@ -65,6 +70,9 @@ class MultiTurnGRPOConfig(GRPOConfig):
     vllm_server_calls: str = field(
         default="direct", metadata={"help": "How rollouts reach a vLLM server: direct or collective (TRL's own path)."}
     )
+    vllm_sync: str = field(
+        default="nccl", metadata={"help": "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk."}
+    )
     prefix_cache_mb: float = field(default=1024.0, metadata={"help": "Keys and values to keep between turns, in MB."})
     check_environment: bool = field(default=True, metadata={"help": "Ask the environment once before training."})
     rollouts_max_mb: float = field(
@@ -81,6 +89,14 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"vllm_server_calls must be direct or collective, got {self.vllm_server_calls!r}")
         if self.vllm_server_calls != "direct" and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError("vllm_server_calls would be ignored: set use_vllm=True and vllm_mode='server' as well")
+        if self.vllm_sync not in ("nccl", "adapter", "disk"):
+            raise ValueError(f"vllm_sync must be nccl, adapter or disk, got {self.vllm_sync!r}")
+        if self.vllm_sync != "nccl" and self.vllm_server_calls != "direct":
+            raise ValueError(f"vllm_sync={self.vllm_sync!r} works with vllm_server_calls='direct' only")
+        if self.vllm_sync != "nccl" and not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError("vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well")
+        if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
+            raise ValueError("several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'")
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

@@ -40,7 +40,7 @@ from ..rollout import (
 from ..rollout.progress import progress
 from .config import MultiTurnGRPOConfig, check_config, datasets_of, reject_other_loops, reject_unused_template
 from .hub import only_the_model, write_card
-from .policies import PolicyUnreachable, sampling_of, trainer_backend
+from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .progress import OneLineProgress
 from .rank_barrier import rank_barrier
 from .resume.skip_empty_batches import SkipEmptyBatchesTrainer
@@ -136,7 +136,7 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
                 "include_stop_str_in_output": True,
                 **(args.generation_kwargs or {}),
             }
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pushed_by(args):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # which is why trl is pinned
             super().__init__(
                 model=model,
@@ -212,7 +212,10 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
         if self._reach is not None:
             self._reach_server(self._reach)
-        return super()._generate_and_score_completions(self._rows)
+        try:
+            return super()._generate_and_score_completions(self._rows)
+        except PolicyUnreachable as error:  # of the push; on every process
+            self._stop(str(error))
 
     def _reach_server(self, reach: Callable[[], Any]) -> None:
         """Before TRL pushes the weights: that gives up after a minute, on the first process alone."""
@@ -357,12 +360,19 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         keeps = getattr(self.environment, "state_dict", None)
-        return {"environment": keeps() if keeps else None, "some_failed": self.some_failed}
+        pushed = getattr(getattr(self, "vllm_generation", None), "state_dict", None)
+        return {
+            "environment": keeps() if keeps else None,
+            "some_failed": self.some_failed,
+            "vllm": pushed() if pushed else None,
+        }
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
         if state["environment"] is not None:
             self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
         self.some_failed = state["some_failed"]
+        if state.get("vllm") is not None and hasattr(self.vllm_generation, "load_state_dict"):
+            self.vllm_generation.load_state_dict(state["vllm"])
 
     def saved_spec(self) -> AgentSpec:
         """How an agent that is loaded later is asked. For subclasses to change."""

@@ -1,8 +1,8 @@
-"""vLLM as the policy: on a server, a request per turn; in this process, a request per turn of the running engine.
+"""vLLM as the policy: on servers, a request per turn; in this process, a request per turn of the running engine.
 
-TRL's own paths gather all prompts of a batch, and give back when the longest is done; TRL keeps pushing the weights, on
-either. With a seed per request, what is sampled depends on context and seed, as far as the engine's arithmetic does not
-depend on who shares a batch.
+TRL's own paths gather all prompts of a batch, and give back when the longest is done. How the weights get there is
+TRL's affair, or that of `adapters.py`. With a seed per request, what is sampled depends on context and seed, as far as
+the engine's arithmetic does not depend on who shares a batch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import asyncio
 import itertools
 import time
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trl import GRPOConfig
@@ -23,15 +25,17 @@ from ...rollout import Engine, Job, Sample, SampleRequest
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+    from .adapters import Adapters
+
 _REQUEST_SECONDS = 1800.0  # so long, because a full server queues requests
-_MAX_ABORTS = 20
+_MAX_REFUSED = 20  # aborted, or asked for an adapter that it does not know
 
 
 class PolicyUnreachable(RuntimeError):
-    """The server that samples does not answer; the message says which, for how long, and what it said last."""
+    """A server that samples does not answer, or not with the weights it was given; the message says which, and why."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Server:
     """A vLLM server that is up.
 
@@ -39,22 +43,40 @@ class Server:
         address (`str`): Where, without `/v1`.
         model (`str`): The name of what it serves.
         max_context (`int`, *optional*): Tokens it can read, prompt and response together.
+        down_until (`float`, *optional*): Others are asked until then, by `time.monotonic`.
     """
 
     address: str
     model: str
     max_context: int | None
+    down_until: float = 0.0
+
+    @cached_property
+    def client(self) -> AsyncOpenAI:
+        """For the background loop."""
+        from openai import AsyncOpenAI
+
+        # A key of the environment is another service's.
+        client = AsyncOpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=_REQUEST_SECONDS)
+        # Left to the garbage collector its sockets would be closed first and taken off the event loop later, under
+        # numbers that another connection has by then: that one would wait for ever.
+        weakref.finalize(self, _close, client).atexit = False
+        return client
 
 
-def served_by(args: GRPOConfig) -> Server:
-    """The server that a `GRPOConfig` names, waited for up to `vllm_server_timeout` seconds.
+def servers_of(args: GRPOConfig) -> list[Server]:
+    """The servers that a `GRPOConfig` names, each waited for up to `vllm_server_timeout` seconds.
 
     Raises:
-        [`PolicyUnreachable`]: If there is none.
+        [`PolicyUnreachable`]: If one does not answer.
     """
+    addresses = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    return [_server_at(address.strip().rstrip("/"), args.vllm_server_timeout) for address in addresses.split(",")]
+
+
+def _server_at(address: str, patience: float) -> Server:
     from openai import APIConnectionError, APIError, InternalServerError, OpenAI  # 0.7 s
 
-    address = (args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}").rstrip("/")
     began = time.monotonic()
     with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=30.0) as client:
         while True:
@@ -64,7 +86,7 @@ def served_by(args: GRPOConfig) -> Server:
             except APIError as error:
                 waited = time.monotonic() - began
                 passing = isinstance(error, (APIConnectionError, InternalServerError))
-                if not passing or waited >= args.vllm_server_timeout:
+                if not passing or waited >= patience:
                     raise PolicyUnreachable(
                         f"no vLLM server at {address} (vllm_server_base_url) after {waited:.0f} s: {error}"
                     ) from None
@@ -72,76 +94,94 @@ def served_by(args: GRPOConfig) -> Server:
 
 
 class VLLMServerPolicy:
-    """A [`Policy`] over a vLLM server: one request per turn, the server does the batching.
+    """A [`Policy`] over vLLM servers: one request per turn, the server does the batching.
 
-    A request that the server drops (it is restarting, or was told to pause) is asked for again: its seed gives the same
-    turn.
+    All turns of a conversation go to one server, which keeps what it computed for them, unless that one is down. A
+    request that is dropped (the server restarts, or was told to pause) is asked again: its seed gives the same turn.
 
     Args:
-        server ([`Server`]): Where.
+        servers (`list[Server]`): All with the same weights.
         args (`GRPOConfig`): `generation_kwargs` are passed on as they are; `vllm_server_timeout` is how many seconds a
-            turn waits for a server that does not answer.
+            turn waits for servers that do not answer.
         sampling ([`Sampling`]): Temperature and the like.
+        adapters ([`Adapters`], *optional*): What is asked for instead of the servers' own model.
 
     Raises:
-        [`PolicyUnreachable`]: From a call, when the server has not answered for so long.
+        [`PolicyUnreachable`]: From a call, when no server has answered for so long.
     """
 
-    def __init__(self, server: Server, args: GRPOConfig, sampling: Sampling):
-        self.server, self.patience = server, args.vllm_server_timeout
+    def __init__(
+        self, servers: Sequence[Server], args: GRPOConfig, sampling: Sampling, adapters: Adapters | None = None
+    ):
+        self.servers, self.patience, self.adapters = servers, args.vllm_server_timeout, adapters
         self.options = {**_options(args, sampling), "return_token_ids": True, "return_tokens_as_token_ids": True}
-        self._client: AsyncOpenAI | None = None
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens that every server can read."""
+        return min((server.max_context for server in self.servers if server.max_context), default=None)
 
     async def __call__(self, request: SampleRequest) -> Sample:
-        from openai import APIConnectionError, InternalServerError
+        if self.adapters is None:
+            return await self._sampled(request, None)
+        with self.adapters.turn() as version:
+            return await self._sampled(request, version)
 
-        aborts, down_since, pause = 0, None, 0.5
-        while True:
+    async def _sampled(self, request: SampleRequest, version: str | None) -> Sample:
+        from openai import APIConnectionError, InternalServerError, NotFoundError
+
+        refused, down_since, pause = 0, None, 0.5
+        while refused <= _MAX_REFUSED:
+            server = self._server_for(request)
             try:
-                choice = await self._complete(request)
+                choice = await self._complete(server, version or server.model, request)
             except (APIConnectionError, InternalServerError) as error:
                 now = time.monotonic()
                 down_since = down_since or now
                 if now + pause - down_since > self.patience:
                     raise PolicyUnreachable(
-                        f"the policy's vLLM server at {self.server.address} has not answered for "
+                        f"the policy's vLLM server at {server.address} has not answered for "
                         f"{self.patience:g} s: {error}"
                     ) from None
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 8.0)
+                server.down_until = now + pause
+                if self._server_for(request).down_until > now:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, 8.0)
                 continue
-            if choice.finish_reason != "abort":
-                return self._sample(choice)
-            aborts, down_since = aborts + 1, None
-            if aborts > _MAX_ABORTS:
-                raise PolicyUnreachable(f"the vLLM server at {self.server.address} aborts every request")
-            await asyncio.sleep(pause)
+            except NotFoundError:
+                if self.adapters is None or version is None:
+                    raise
+                await self.adapters.load(server, version)  # it was started anew, and knows nothing of adapters
+            else:
+                if choice.finish_reason != "abort":
+                    return self._sample(server, choice)
+                await asyncio.sleep(pause)
+            refused, down_since = refused + 1, None
+        raise PolicyUnreachable(f"the vLLM server at {server.address} aborts every request")
 
-    async def _complete(self, request: SampleRequest) -> Any:
-        if self._client is None:
-            from openai import AsyncOpenAI
+    def _server_for(self, request: SampleRequest) -> Server:
+        """The conversation's own, or the next one that is not known to be down, or the one to be up first."""
+        first, now = request.conversation or 0, time.monotonic()
+        in_turn = [self.servers[(first + i) % len(self.servers)] for i in range(len(self.servers))]
+        return min(in_turn, key=lambda server: max(server.down_until, now))
 
-            # A key of the environment is another service's.
-            self._client = AsyncOpenAI(
-                base_url=f"{self.server.address}/v1", api_key="none", max_retries=0, timeout=_REQUEST_SECONDS
-            )
-            # Left to the garbage collector its sockets would be closed first and taken off the event loop later, under
-            # numbers that another connection has by then: that one would wait for ever.
-            weakref.finalize(self, _close, self._client).atexit = False
-        completion = await self._client.completions.create(
-            model=self.server.model,
+    async def _complete(self, server: Server, model: str, request: SampleRequest) -> Any:
+        completion = await server.client.completions.create(
+            model=model,
             prompt=request.context,
             max_tokens=request.max_new_tokens,
             seed=request.seed,
             extra_body=self.options,
         )
+        if completion.model != model:
+            raise PolicyUnreachable(f"the vLLM server at {server.address} answers as {completion.model}, not {model}")
         return completion.choices[0]
 
-    def _sample(self, choice: Any) -> Sample:
+    def _sample(self, server: Server, choice: Any) -> Sample:
         ids = (choice.model_extra or {}).get("token_ids")
         if not ids or choice.logprobs is None:
             raise RuntimeError(
-                f"the server at {self.server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
+                f"the server at {server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
             )
         # NaN, as TRL marks what the server could not score: such a token is left out of the correction.
         logprobs = [float("nan") if value is None else value for value in choice.logprobs.token_logprobs or []]

@@ -40,12 +40,15 @@ USED = {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step",
         "_tag_names", "eos_token_ids", "is_in_train", "reward_func_names", "reward_weights", "use_vllm",
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
-        "_push_from_checkpoint", "_save", "is_world_process_zero",
+        "_push_from_checkpoint", "_save", "is_world_process_zero", "vllm_generation",
     },
     "stopping.py": {"_save_checkpoint"},
     "trl_batch.py": {"trl.trainer.utils.pad"},
     "policies/__init__.py": {
         "_tokenizer", "eos_token_ids", "use_transformers_continuous_batching", "use_vllm", "vllm_generation",
+    },
+    "policies/adapters.py": {
+        "_dist", "processing_class", "trl.generation.vllm_generation.VLLMGeneration", "trl.trainer.grpo_trainer",
     },
     "policies/collective.py": {
         "_generate_single_turn", "continuous_batching_config", "eos_token_ids", "generation_config", "vllm_generation",
@@ -483,6 +486,35 @@ def test_vllm_stops_at_stop_strings_of_generation_kwargs():
     assert "generation_kwargs=args.generation_kwargs" in init
     assert '"generation_kwargs": self.generation_kwargs' in generate  # server
     assert "generation_kwargs.update(self.generation_kwargs)" in generate  # colocate
+
+
+def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, monkeypatch):
+    """`GRPOTrainer` takes the class `VLLMGeneration` from its own module `grpo_trainer`; it asks the client for
+    `get_server_info` and nothing else, and calls `sync_weights` before the rollouts of each step. Of its own the class
+    has `model`, `_dist`, `processing_class`, and `_iter_named_params`, which gathers all weights."""
+    from trl.trainer import grpo_trainer
+
+    class Noting(VLLMGeneration):
+        def _init_vllm(self):
+            self.vllm_client, self.asked, self.synced = self, 0, []
+
+        def get_server_info(self):
+            self.asked += 1
+            return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+        def sync_weights(self):
+            self.synced.append((trainer.state.global_step, len(trainer.seen["prompts"])))
+
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Noting)
+    trainer = grpo(tiny_policy, tmp_path, use_vllm=True, vllm_mode="server")
+    made = trainer.vllm_generation
+    assert type(made) is Noting and made.asked == 1
+    assert made.model is trainer.model and made.processing_class is trainer.processing_class
+    assert hasattr(made._dist, "gather_params")
+    assert dict(made._iter_named_params()).keys() == dict(trainer.model.named_parameters()).keys()
+    trainer.vllm_importance_sampling_correction = False  # the rollouts here have no log-probabilities
+    trainer.train()
+    assert made.synced == [(0, 0), (1, 1)]
 
 
 # --- what E-SPL adds ----------------------------------------------------------------------------------------------

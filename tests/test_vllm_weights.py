@@ -7,16 +7,21 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from agentic_prompting import TrainingStopped
+from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer, TrainingStopped
 from agentic_prompting.llm.loop import run as wait_for
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import SampleRequest, gather
+from agentic_prompting.sandbox import Oracle
+from agentic_prompting.sandbox.results import exact_match_of
+from agentic_prompting.sandbox.setup import prepare_sandbox
 from agentic_prompting.trainers.policies.adapters import Adapters
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, servers_of
 from test_trainer import arguments
@@ -29,6 +34,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"),
 ]
 
+ROOT = Path(__file__).parents[1]
 LORA_CONFIG = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
 BLOCK = 128  # tokens; of the prefix cache, on a CPU
 
@@ -191,6 +197,32 @@ def test_the_other_replica_takes_over(train, servers):
     with pytest.raises(TrainingStopped, match=servers[1].url):
         trainer.train()
     assert_on_policy(trainer, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_sandbox_learns_through_it(tmp_path):
+    sandbox = prepare_sandbox(tmp_path / "sandbox", n_test=128)
+    settings = yaml.safe_load((ROOT / "examples" / "configs" / "sandbox.yaml").read_text()) | {
+        "output_dir": str(tmp_path / "run"), "max_steps": 20, "learning_rate": 5e-3, "disable_tqdm": True,
+        "use_vllm": True, "vllm_mode": "server", "vllm_sync": "adapter",
+    }  # fmt: skip
+    del settings["sandbox"]
+    environment = LLMEnvironment(Oracle())
+    with VLLMServer(sandbox.model, tmp_path, *LORA) as server:
+        trainer = PromptR1Trainer(
+            model=str(sandbox.model),
+            environment=environment,
+            args=PromptR1Config(vllm_server_base_url=server.url, **settings),
+            train_dataset=sandbox.train,
+            prompt_template=sandbox.spec.prompt_template,
+            peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+        )
+        trainer.train()
+    assert_on_policy(trainer, 20)
+    trainer.save_model()
+    agent = PromptAgent.from_pretrained(tmp_path / "run", environment)
+    assert exact_match_of(agent.answer_all(list(sandbox.test))).value >= 0.85
 
 
 # --- whole weights from a disk ------------------------------------------------------------------------------------

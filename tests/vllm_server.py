@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 FLAGS = [
     "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384",
@@ -68,7 +69,8 @@ class VLLMServer:
 
     def kill(self):
         """At once, with its engine, as the kernel does when memory runs out."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # killed before
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def _answers(self):

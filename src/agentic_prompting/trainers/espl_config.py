@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..evolution import ESPLSettings
-from ..evolution.settings import one_of
+from ..evolution.population import one_of
 from .config import MultiTurnGRPOConfig
 
 _MODES = ("joint", "rl", "evolution", "reflection")

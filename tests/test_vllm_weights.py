@@ -222,7 +222,7 @@ def test_the_sandbox_learns_through_it(tmp_path):
     assert_on_policy(trainer, 20)
     trainer.save_model()
     agent = PromptAgent.from_pretrained(tmp_path / "run", environment)
-    assert exact_match_of(agent.answer_all(list(sandbox.test))).value >= 0.85
+    assert exact_match_of(agent.answer_all(list(sandbox.test))).mean >= 0.85
 
 
 # --- whole weights from a disk ------------------------------------------------------------------------------------

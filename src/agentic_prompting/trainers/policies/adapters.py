@@ -276,7 +276,7 @@ class AdapterSync(_Sync):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self.adapters.version = state["version"]
+        self.adapters.version = state.get("version", -1)  # absent after `disk`
 
 
 class DiskSync(_Sync):

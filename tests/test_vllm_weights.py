@@ -132,7 +132,7 @@ def test_training_over_two_replicas(train, servers, tmp_path):
     assert_on_policy(trainer, 6)
     adapters = trainer.vllm_generation.adapters
     assert adapters.version == 5 and all(models_of(server) == ["policy", adapters.current] for server in servers)
-    state = torch.load(tmp_path / "run" / "checkpoint-6" / "exact_resume_0.pt", weights_only=True)["own"]["vllm"]
+    state = torch.load(tmp_path / "run" / "checkpoint-6" / "exact_resume_0.pt", weights_only=True)["own"]["pushed"]
     assert (state["name"], state["version"]) == (adapters.name, 5)
 
     resumed = train(at=servers, max_steps=7)

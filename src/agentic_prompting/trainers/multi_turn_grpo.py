@@ -376,20 +376,18 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         keeps = getattr(self.environment, "state_dict", None)
-        sync = getattr(self, "vllm_generation", None)
         return {
             "environment": keeps() if keeps else None,
             "some_failed": self.some_failed,
-            "vllm": sync.state_dict() if hasattr(sync, "state_dict") else None,
+            "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
         }
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
         if state["environment"] is not None:
             self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
         self.some_failed = state["some_failed"]
-        sync = getattr(self, "vllm_generation", None)
-        if state.get("vllm") is not None and hasattr(sync, "load_state_dict"):
-            sync.load_state_dict(state["vllm"])
+        if self.backend.sync and state.get("pushed"):
+            self.backend.sync.load_state_dict(state["pushed"])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

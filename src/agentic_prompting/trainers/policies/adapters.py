@@ -127,7 +127,7 @@ class Adapters:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Sync(VLLMGeneration):
+class WeightSync(VLLMGeneration):
     """A way of pushing weights in the place of TRL's. Made and called on every process alike."""
 
     def __init__(self, args: MultiTurnGRPOConfig, **of_trl: Any):
@@ -232,7 +232,7 @@ class _Sync(VLLMGeneration):
         self.first_difference = state["first_difference"]
 
 
-class AdapterSync(_Sync):
+class AdapterSync(WeightSync):
     """LoRA weights as an adapter that `vllm serve` loads while it samples: nothing is paused, turns under the version
     before end under it."""
 
@@ -279,7 +279,7 @@ class AdapterSync(_Sync):
         self.adapters.version = state.get("version", -1)  # absent after `disk`
 
 
-class DiskSync(_Sync):
+class DiskSync(WeightSync):
     """All weights as files that the servers load again: they are paused for it, and their prefix caches emptied."""
 
     def _weights(self) -> Mapping[str, Tensor]:

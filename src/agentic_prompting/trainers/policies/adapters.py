@@ -12,7 +12,7 @@ import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from trl.trainer import grpo_trainer
 from ...llm.loop import run
 from ...rollout import gather
 from ..config import MultiTurnGRPOConfig
-from .vllm import PolicyUnreachable, Server, servers_of
+from .vllm import NoAnswer, PolicyUnreachable, Refused, Server, servers_of
 
 FOLDER = "vllm_weights"  # in output_dir
 # Mean difference of a log-probability. The first push tells how far the two differ by arithmetic alone; 16 bits: ~0.01.
@@ -100,13 +100,11 @@ class Adapters:
         Raises:
             [`PolicyUnreachable`]: It does not take it.
         """
-        from openai import APIError, BadRequestError
-
         body = {"lora_name": model, "lora_path": str(self.folder / model)}
         try:
-            await server.client.with_options(max_retries=5).post("/load_lora_adapter", cast_to=str, body=body)
-        except APIError as error:
-            if not (isinstance(error, BadRequestError) and "already" in error.message):
+            await server.ask("/v1/load_lora_adapter", body)
+        except (NoAnswer, Refused) as error:
+            if "has already been loaded" not in str(error):
                 raise PolicyUnreachable(
                     f"the vLLM server at {server.address} does not load {body['lora_path']} (it needs --enable-lora, "
                     f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and to read that folder): {error}"
@@ -114,16 +112,12 @@ class Adapters:
 
     async def keep(self, models: Collection[str]) -> None:
         """Unload all other versions, those that an earlier start has left included, and delete them."""
-        from openai import APIError
-
         for folder in self.folder.glob("*-*"):
             if folder.name in models:
                 continue
             for server in self.servers:
-                try:
-                    await server.client.post("/unload_lora_adapter", cast_to=str, body={"lora_name": folder.name})
-                except APIError:
-                    continue  # restarted since then, or gone: nothing of it is left there
+                with suppress(NoAnswer, Refused):  # restarted since then, or gone: nothing of it is left there
+                    await server.ask("/v1/unload_lora_adapter", {"lora_name": folder.name})
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -146,10 +140,8 @@ class WeightSync(VLLMGeneration):
         own is 0 after processing, and below before."""
 
         async def processed(server: Server) -> bool:
-            completion: Any = await server.client.completions.create(
-                model=server.model, prompt=self.probe, max_tokens=1, logprobs=0, extra_body={"top_k": 1}
-            )
-            return completion.choices[0].logprobs.token_logprobs[0] == 0
+            choice = await server.complete(server.model, prompt=self.probe, max_tokens=1, logprobs=0, top_k=1)
+            return choice["logprobs"]["token_logprobs"][0] == 0
 
         all_processed = all(run(gather(map(processed, self.servers))))
         return {"model_config": {"logprobs_mode": "processed_logprobs" if all_processed else "raw_logprobs"}}
@@ -160,15 +152,13 @@ class WeightSync(VLLMGeneration):
         Raises:
             [`PolicyUnreachable`]: On every process, if one does not.
         """
-        from openai import APIError  # 0.7 s
-
         weights, expected, failed = self._weights(), self._score(), None
         if self.accelerator.is_main_process:
             try:
                 self._write(weights)
                 differences = run(gather(self._push(server, expected) for server in self.servers))
                 self.first_difference = self.first_difference or max(differences)
-            except (PolicyUnreachable, APIError, OSError) as error:
+            except (PolicyUnreachable, NoAnswer, Refused, OSError) as error:
                 failed = str(error)
         if said := [one for one in gather_object([failed]) if one]:
             raise PolicyUnreachable(said[0])
@@ -207,12 +197,8 @@ class WeightSync(VLLMGeneration):
         Raises:
             [`PolicyUnreachable`]: It is more than arithmetic accounts for, or another model has answered.
         """
-        completion: Any = await server.client.completions.create(
-            model=model, prompt=self.probe, max_tokens=1, extra_body={"prompt_logprobs": 0}
-        )
-        if completion.model != model:
-            raise PolicyUnreachable(f"the vLLM server at {server.address} answers as {completion.model}, not {model}")
-        scored = completion.choices[0].model_extra["prompt_logprobs"][1:]
+        choice = await server.complete(model, prompt=self.probe, max_tokens=1, prompt_logprobs=0)
+        scored = choice["prompt_logprobs"][1:]
         found = torch.tensor([at[str(token)]["logprob"] for token, at in zip(self.probe[1:], scored, strict=True)])
         difference = (found - expected).abs().mean().item()
         limit = _MOST if self.first_difference is None else _TIMES_THE_FIRST * self.first_difference + _LEAST
@@ -292,21 +278,18 @@ class DiskSync(WeightSync):
         save_torch_state_dict(dict(weights), self.folder)
 
     async def _push(self, server: Server, expected: Tensor) -> float:
-        from openai import NotFoundError
-
-        async def tell(path: str, **body: Any) -> None:
-            await server.client.post(server.address + path, cast_to=str, body=body)
-
         try:
-            await tell("/pause?mode=wait")
+            await server.ask("/pause?mode=wait", {})
             try:
-                await tell("/collective_rpc", method="reload_weights", kwargs={"weights_path": str(self.folder)})
-                await tell("/reset_prefix_cache")
+                told = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
+                await server.ask("/collective_rpc", told)
+                await server.ask("/reset_prefix_cache", {})
             finally:
-                await tell("/resume")
-        except NotFoundError:
+                await server.ask("/resume", {})
+        except Refused as error:
             raise PolicyUnreachable(
-                f"the vLLM server at {server.address} was started without VLLM_SERVER_DEV_MODE=1: it loads no weights"
+                f"the vLLM server at {server.address} loads no weights: was it started without VLLM_SERVER_DEV_MODE=1? "
+                f"({error})"
             ) from None
         return await self._difference(server, server.model, expected)
 

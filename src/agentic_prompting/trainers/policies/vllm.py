@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 from trl import GRPOConfig
 
-from ...llm.loop import start
+from ...llm.loop import background_loop, run, start
 from ...local import Sampling
-from ...rollout import Engine, Job, Sample, SampleRequest
+from ...rollout import Engine, Job, Sample, SampleRequest, gather
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
     from .adapters import Adapters
 
 _REQUEST_SECONDS = 1800.0  # so long, because a full server queues requests
@@ -35,33 +35,86 @@ class PolicyUnreachable(RuntimeError):
     """A server that samples does not answer, or not with the weights it was given; the message says which, and why."""
 
 
+class NoAnswer(Exception):
+    """Of a server: it is not there, broke off, or failed; asking again may help."""
+
+
+class Refused(Exception):
+    """By a server; asking again would not help. The message is its own.
+
+    Args:
+        status (`int`): Of HTTP.
+        said (`str`): What came with it.
+    """
+
+    def __init__(self, status: int, said: str):
+        super().__init__(f"HTTP {status}: {said}")
+        self.status = status
+
+
 @dataclass(eq=False)
 class Server:
-    """A vLLM server that is up.
+    """A vLLM server. To be asked on the background loop.
 
     Args:
         address (`str`): Where, without `/v1`.
         model (`str`): The name of what it serves.
         max_context (`int`, *optional*): Tokens it can read, prompt and response together.
-        down_until (`float`, *optional*): Others are asked until then, by `time.monotonic`.
+        down_until (`float`): Others are asked until then, by `time.monotonic`.
     """
 
     address: str
-    model: str
-    max_context: int | None
+    model: str = ""
+    max_context: int | None = None
     down_until: float = 0.0
 
     @cached_property
-    def client(self) -> AsyncOpenAI:
-        """For the background loop."""
-        from openai import AsyncOpenAI
-
-        # A key of the environment is another service's.
-        client = AsyncOpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=_REQUEST_SECONDS)
+    def _session(self) -> aiohttp.ClientSession:
+        # aiohttp: a turn costs us half a millisecond of processor time, by the client of `openai` four.
+        session = aiohttp.ClientSession(
+            # Idle connections go before the server closes them (after 5 s), which would look like an outage.
+            connector=aiohttp.TCPConnector(limit=1000, keepalive_timeout=3),
+            timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS),
+        )
+        background_loop(self)  # which closes it at the interpreter's end
         # Left to the garbage collector its sockets would be closed first and taken off the event loop later, under
         # numbers that another connection has by then: that one would wait for ever.
-        weakref.finalize(self, _close, client).atexit = False
-        return client
+        weakref.finalize(self, _close, session).atexit = False
+        return session
+
+    def close(self) -> None:
+        _close(self._session)
+
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """What the server answers, JSON or text; with a body by POST.
+
+        Raises:
+            [`NoAnswer`]: There is no answer, or one that says that the server has failed.
+            [`Refused`]: Of any other error.
+        """
+        try:
+            async with self._session.request(
+                "GET" if body is None else "POST", self.address + path, json=body
+            ) as answer:
+                said = await answer.text()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from None
+        if answer.status >= 500:
+            raise NoAnswer(f"HTTP {answer.status}: {said}")
+        if answer.status >= 400:
+            raise Refused(answer.status, said)
+        return json.loads(said) if answer.content_type == "application/json" else said
+
+    async def complete(self, model: str, **asked: Any) -> dict[str, Any]:
+        """Its continuation of a prompt of token ids, as `choices` has it.
+
+        Raises:
+            [`PolicyUnreachable`]: Another model has answered. And as `ask`.
+        """
+        completion = await self.ask("/v1/completions", {**asked, "model": model})
+        if completion["model"] != model:
+            raise PolicyUnreachable(f"the vLLM server at {self.address} answers as {completion['model']}, not {model}")
+        return completion["choices"][0]
 
 
 def servers_of(args: GRPOConfig) -> list[Server]:
@@ -71,26 +124,25 @@ def servers_of(args: GRPOConfig) -> list[Server]:
         [`PolicyUnreachable`]: If one does not answer.
     """
     addresses = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-    return [_server_at(address.strip().rstrip("/"), args.vllm_server_timeout) for address in addresses.split(",")]
+    servers = [Server(address.strip().rstrip("/")) for address in addresses.split(",")]
+    run(gather(_found(server, args.vllm_server_timeout) for server in servers))
+    return servers
 
 
-def _server_at(address: str, patience: float) -> Server:
-    from openai import APIConnectionError, APIError, InternalServerError, OpenAI  # 0.7 s
-
+async def _found(server: Server, patience: float) -> None:
     began = time.monotonic()
-    with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=30.0) as client:
-        while True:
-            try:
-                (model, *_) = client.models.list().data
-                return Server(address, model.id, (model.model_extra or {}).get("max_model_len"))
-            except APIError as error:
-                waited = time.monotonic() - began
-                passing = isinstance(error, (APIConnectionError, InternalServerError))
-                if not passing or waited >= patience:
-                    raise PolicyUnreachable(
-                        f"no vLLM server at {address} (vllm_server_base_url) after {waited:.0f} s: {error}"
-                    ) from None
-            time.sleep(1.0)
+    while True:
+        try:
+            (model, *_) = (await server.ask("/v1/models"))["data"]
+            server.model, server.max_context = model["id"], model.get("max_model_len")
+            return
+        except (NoAnswer, Refused) as error:
+            waited = time.monotonic() - began
+            if isinstance(error, Refused) or waited >= patience:
+                raise PolicyUnreachable(
+                    f"no vLLM server at {server.address} (vllm_server_base_url) after {waited:.0f} s: {error}"
+                ) from None
+        await asyncio.sleep(1.0)
 
 
 class VLLMServerPolicy:
@@ -128,14 +180,15 @@ class VLLMServerPolicy:
             return await self._sampled(request, version)
 
     async def _sampled(self, request: SampleRequest, version: str | None) -> Sample:
-        from openai import APIConnectionError, InternalServerError, NotFoundError
-
-        refused, down_since, pause = 0, None, 0.5
+        refused, down_since, pause, unknown = 0, None, 0.5, False
         while refused <= _MAX_REFUSED:
             server = self._server_for(request)
             try:
+                if unknown and self.adapters and version:
+                    await self.adapters.load(server, version)  # it was started anew, and knows nothing of adapters
                 choice = await self._complete(server, version or server.model, request)
-            except (APIConnectionError, InternalServerError) as error:
+                unknown = False
+            except NoAnswer as error:
                 now = time.monotonic()
                 down_since = down_since or now
                 if now + pause - down_since > self.patience:
@@ -148,12 +201,12 @@ class VLLMServerPolicy:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, 8.0)
                 continue
-            except NotFoundError:
-                if self.adapters is None or version is None:
+            except Refused as error:
+                unknown = error.status == 404 and version is not None
+                if not unknown:
                     raise
-                await self.adapters.load(server, version)  # it was started anew, and knows nothing of adapters
             else:
-                if choice.finish_reason != "abort":
+                if choice["finish_reason"] != "abort":
                     return self._sample(server, choice)
                 await asyncio.sleep(pause)
             refused, down_since = refused + 1, None
@@ -165,27 +218,19 @@ class VLLMServerPolicy:
         in_turn = [self.servers[(first + i) % len(self.servers)] for i in range(len(self.servers))]
         return min(in_turn, key=lambda server: max(server.down_until, now))
 
-    async def _complete(self, server: Server, model: str, request: SampleRequest) -> Any:
-        completion = await server.client.completions.create(
-            model=model,
-            prompt=request.context,
-            max_tokens=request.max_new_tokens,
-            seed=request.seed,
-            extra_body=self.options,
-        )
-        if completion.model != model:
-            raise PolicyUnreachable(f"the vLLM server at {server.address} answers as {completion.model}, not {model}")
-        return completion.choices[0]
+    async def _complete(self, server: Server, model: str, request: SampleRequest) -> dict[str, Any]:
+        asked = {"prompt": request.context, "max_tokens": request.max_new_tokens, "seed": request.seed}
+        return await server.complete(model, **{**asked, **self.options})
 
-    def _sample(self, server: Server, choice: Any) -> Sample:
-        ids = (choice.model_extra or {}).get("token_ids")
-        if not ids or choice.logprobs is None:
+    def _sample(self, server: Server, choice: Mapping[str, Any]) -> Sample:
+        ids = choice.get("token_ids")
+        if not ids or not choice["logprobs"]:
             raise RuntimeError(
                 f"the server at {server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
             )
         # NaN, as TRL marks what the server could not score: such a token is left out of the correction.
-        logprobs = [float("nan") if value is None else value for value in choice.logprobs.token_logprobs or []]
-        return Sample(list(ids), logprobs, finished=choice.finish_reason != "length")
+        logprobs = [float("nan") if value is None else value for value in choice["logprobs"]["token_logprobs"]]
+        return Sample(ids, logprobs, finished=choice["finish_reason"] != "length")
 
 
 class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
@@ -235,8 +280,8 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
         return Sample(ids, logprobs, finished=output.finish_reason != "length")
 
 
-def _close(client: AsyncOpenAI) -> None:
-    start(client.close())
+def _close(session: aiohttp.ClientSession) -> None:
+    start(session.close())
 
 
 def _options(args: GRPOConfig, sampling: Sampling) -> dict[str, Any]:

@@ -39,6 +39,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         vllm_server_calls (`str`, *optional*, defaults to `"direct"`): With `vllm_mode="server"`, how rollouts reach the
             server: `direct`, each process by itself and as soon as a rollout is ready; `collective`, by TRL's own path,
             all processes in step through the first one.
+        vllm_sync (`str`, *optional*, defaults to `"nccl"`): With `vllm_mode="server"`, how the weights get there.
+            `nccl`: TRL's push, which needs vLLM and a GPU in the trainer's environment. `adapter`, for LoRA: as an
+            adapter with a name per version, which running servers load. `disk`: all weights, which the servers load
+            again from `output_dir`. These two need neither, only a disk that servers and trainer share, and take
+            several servers: `vllm_server_base_url` with commas.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
             batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
             new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
@@ -75,6 +80,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
     budget_usd: float | None = _setting(None, "What the job may spend on large LLMs, in US $.")
     budget_tokens: int | None = _setting(None, "What the job may spend, in tokens.")
     vllm_server_calls: str = _setting("direct", "How rollouts reach a vLLM server: direct or collective (TRL's path).")
+    vllm_sync: str = _setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
     prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     group_start: int | None = _setting(None, "Rollouts of a group played first; others follow if these differ.")
@@ -97,6 +103,14 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"vllm_server_calls must be direct or collective, got {self.vllm_server_calls!r}")
         if self.vllm_server_calls != "direct" and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError("vllm_server_calls would be ignored: set use_vllm=True and vllm_mode='server' as well")
+        if self.vllm_sync not in ("nccl", "adapter", "disk"):
+            raise ValueError(f"vllm_sync must be nccl, adapter or disk, got {self.vllm_sync!r}")
+        if self.vllm_sync != "nccl" and self.vllm_server_calls != "direct":
+            raise ValueError(f"vllm_sync={self.vllm_sync!r} works with vllm_server_calls='direct' only")
+        if self.vllm_sync != "nccl" and not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError("vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well")
+        if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
+            raise ValueError("several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'")
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")

@@ -43,7 +43,7 @@ from ..rollout.progress import progress
 from .callbacks import LiveView, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
-from .policies import PolicyUnreachable, sampling_of, trainer_backend
+from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
 from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
@@ -123,7 +123,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pushed_by(args):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # which is why trl is pinned
             super().__init__(
                 model=model,
@@ -289,7 +289,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 except PolicyUnreachable as error:
                     unreachable = str(error)
             stop_if(self, unreachable)
-        scored = super()._generate_and_score_completions(self._rows)
+        try:
+            scored = super()._generate_and_score_completions(self._rows)
+        except PolicyUnreachable as error:  # of the push; on every process
+            stop(self, str(error))
         if self._counts is not None:
             own = slice(first, first + len(inputs))
             scored["advantages"] = counted(scored["advantages"], *(one[own] for one in self._counts))
@@ -489,8 +492,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         keeps = getattr(self.environment, "state_dict", None)
-        curriculum = self._saver.curriculum.state_dict() if self._saver else None
-        return {"environment": keeps() if keeps else None, "some_failed": self.some_failed, "curriculum": curriculum}
+        return {
+            "environment": keeps() if keeps else None,
+            "some_failed": self.some_failed,
+            "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
+            "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
+        }
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
         if state["environment"] is not None:
@@ -498,6 +505,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.some_failed = state["some_failed"]
         if self._saver is not None and state.get("curriculum"):
             self._saver.curriculum.load_state_dict(state["curriculum"])
+        if self.backend.sync and state.get("pushed"):
+            self.backend.sync.load_state_dict(state["pushed"])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

@@ -89,6 +89,7 @@ class StepLog:
         operators (`list[dict]`): Per operator `operator`, `reason`, `child` (its id or `None`), `counts`.
         ratings (`dict[str, list[float]]`): μ and σ after the step, of those that played and of the children.
         diversity (`float`): See [`Population.diversity`].
+        note (`str`): Why there was nothing to reflect on, if there was nothing, and what to do about it.
     """
 
     step: int
@@ -99,6 +100,7 @@ class StepLog:
     operators: list[dict[str, Any]]
     ratings: dict[str, list[float]]
     diversity: float
+    note: str = ""
 
 
 @dataclass
@@ -132,12 +134,13 @@ class Evolution:
         self,
         policy: ChatModel,
         reference: ChatModel,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Any],
         reward: Reward,
-        prompt: SystemPrompt | Population,
+        prompt: SystemPrompt | Population | str,
         config: EvolveConfig | None = None,
     ):
-        config = config or EvolveConfig()
+        config = EvolveConfig() if config is None else config
+        rows = _checked(policy, reference, rows, reward, config)
         if len(rows) < config.problems_per_step:
             raise ValueError(f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}")
         self.policy, self.reference, self.rows, self.reward, self.config = policy, reference, rows, reward, config
@@ -149,7 +152,7 @@ class Evolution:
             config.check_own_population()
             self.population = prompt
         else:
-            self.population = config.population(prompt, config.seed, window=1 if self.alone else None)
+            self.population = config.population(SystemPrompt.of(prompt), config.seed, window=1 if self.alone else None)
         self.rng = random.Random(f"{config.seed}:crossover")
         self.logs: list[StepLog] = []
         self.attempts: list[dict[str, Any]] = []  # of the latest step: for the journal
@@ -180,7 +183,8 @@ class Evolution:
         results = await self._play(prompts, [self.rows[place] for place in places], epoch)
         values = population.record(prompts, [result.row for result in results])
         crosses = self.rng.random() < (0.0 if self.alone else config.p_crossover)
-        outcomes = await self._reflect(best_result(results, values), results if crosses else None)
+        best = best_result(results, values)
+        outcomes = await self._reflect(best, results if crosses else None)
         children = [population.add(outcome.child) if outcome.child else None for outcome in outcomes]
         self.attempts = attempt_records(len(self.logs), outcomes, children, scores_of(results), population)
         rewards = [attempt.reward for result in results for one in result.problems for attempt in one.attempts]
@@ -198,7 +202,23 @@ class Evolution:
             ],
             ratings={str(name): [rating.mu, rating.sigma] for name, rating in ratings.items()},
             diversity=population.diversity(),
+            note=self._no_evidence(best) if best and outcomes[0].reason == "no_evidence" else "",
         )
+
+    def _no_evidence(self, best: PromptResult) -> str:
+        """Why there was nothing to reflect on, and what to do about it."""
+        n = self.config.num_generations
+        said = [[attempt.text for attempt in problem.attempts] for problem in best.problems]
+        if all(self.spec.grammar.parse(text).kind != "answer" for texts in said for text in texts):
+            return (
+                "no reply had an answer that the grammar finds; with EvolveConfig(grammar=FreeText()) all of it is one"
+            )
+        if n > 1 and all(len(set(texts)) == 1 for texts in said):
+            return (
+                f"the policy said the same in all {n} attempts at every problem: sample it at a temperature above 0 "
+                "(policy_sampling={'temperature': 0.7}), or look at failures as well (reflect_on='imperfect')"
+            )
+        return "all attempts at a problem got the same reward, at every problem: take harder or easier ones"
 
     def _problems(self) -> tuple[int, list[int]]:
         """The pass over the data and the rows of this step: a function of the step alone, each row once a pass."""
@@ -284,9 +304,9 @@ class Evolution:
 def evolve(
     policy: ChatModel,
     reference: ChatModel,
-    rows: Sequence[Mapping[str, Any]],
+    rows: Sequence[Any],
     reward: Reward,
-    prompt: SystemPrompt | Population,
+    prompt: SystemPrompt | Population | str,
     config: EvolveConfig | None = None,
     on_step: Callable[[StepLog], None] | None = None,
     checkpoint: str | Path | None = None,
@@ -295,13 +315,14 @@ def evolve(
     """Evolve a system prompt for a model that is only asked, never trained. Also works in a notebook.
 
     Args:
-        policy ([`ChatModel`]): The model that solves the problems.
-        reference ([`ChatModel`]): The model that reflects and edits; may be the same object.
-        rows (`Sequence[Mapping]`): Problems: `question` (or `prompt`), `answers`, and whatever the reward reads. A
-            `datasets.Dataset` will do.
+        policy ([`ChatModel`] or `Callable`): The model that solves the problems, or a function of the messages that
+            returns a text.
+        reference ([`ChatModel`] or `Callable`): The model that reflects and edits; may be the same object.
+        rows (`Sequence`): Problems: mappings with `question` (or `prompt`), `answers` and whatever the reward reads,
+            `(question, answer)` pairs, or questions. A `datasets.Dataset` will do.
         reward (`Callable`): With TRL's reward signature, like all of `rewards/`. `None` leaves a rollout out.
-        prompt ([`SystemPrompt`] or [`Population`]): Where to start. A population brings its own window and rule:
-            settings that would be ignored with it are an error.
+        prompt ([`SystemPrompt`], `str` or [`Population`]): Where to start; a text as [`SystemPrompt.of`] reads it. A
+            population brings its own window and rule: settings that would be ignored with it are an error.
         config ([`EvolveConfig`], *optional*): The settings.
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
         checkpoint (`str` or `Path`, *optional*): File that holds the state after each step. If it exists, the run
@@ -314,17 +335,17 @@ def evolve(
         `stopped`, and can be continued from its checkpoint.
 
     Raises:
+        `TypeError`: An argument, or what the reward returns, is of a wrong type.
         `ValueError`: There are fewer rows than `problems_per_step`, or the checkpoint is another run's or damaged.
         `RuntimeError`: On the background loop's own thread, which would wait for itself.
 
     Example:
 
         >>> result = evolve(OpenAIChat("gpt-4o-mini"), OpenAIChat("gpt-4o"), rows, exact_match_reward,
-        ...                 SystemPrompt("Answer in <answer></answer>.", ()))  # doctest: +SKIP
+        ...                 prompt="Answer in <answer></answer>.")  # doctest: +SKIP
     """
     if budget is not None:
         charge(budget, policy=policy, reference=reference, judge=reward)
-    config = config or EvolveConfig()
     evolution = Evolution(policy, reference, rows, reward, prompt, config)
     path, stopped = None if checkpoint is None else Path(checkpoint), None
     if path is not None:
@@ -332,7 +353,7 @@ def evolve(
             load_state(path, evolution.load_state_dict)
         journal = EvolutionJournal(journal_beside(path))
         journal.keep_before(len(evolution.logs))
-    while len(evolution.logs) < config.steps:
+    while len(evolution.logs) < evolution.config.steps:
         try:
             ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
         except EvolutionStopped as error:
@@ -342,10 +363,40 @@ def evolve(
         if path is not None:
             journal.append(evolution.attempts)  # first: a step whose state is not there yet is done again
             atomic_write(path, json.dumps(evolution.state_dict(), ensure_ascii=False))
+        if log.note and sum(bool(one.note) for one in evolution.logs) == 1:
+            logger.warning("no evidence at step %d: %s", log.step, log.note)
         if on_step is not None:
             on_step(log)
+    if evolution.logs and all(log.note for log in evolution.logs):
+        logger.warning("no step of %d had evidence: the prompt is as it was", len(evolution.logs))
     population = evolution.population
     return EvolveResult(population.best(), population, evolution.logs, evolution.usage, stopped)
+
+
+def _checked(policy: Any, reference: Any, rows: Any, reward: Any, config: Any) -> list[Mapping[str, Any]]:
+    """The rows as mappings. Raises a `TypeError` that names what cannot be worked with."""
+    for name, model in (("policy", policy), ("reference", reference)):
+        if not callable(model):
+            hint = f"; for an endpoint: OpenAIChat({model!r})" if isinstance(model, str) else ""
+            raise TypeError(f"{name} must be a chat model or a function of the messages, not {model!r}{hint}")
+    if not callable(reward):
+        raise TypeError(f"reward must be a function of lists of completions and columns, not {reward!r}")
+    if not isinstance(config, EvolveConfig):
+        raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")
+    if isinstance(rows, (str, Mapping)) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
+        raise TypeError(f"rows must be a list or a Dataset of problems, not a {type(rows).__name__}")
+    problems: list[Mapping[str, Any]] = []
+    for number, row in enumerate(rows):
+        if isinstance(row, str):
+            row = {"question": row}
+        elif isinstance(row, (tuple, list)) and len(row) == 2:
+            row = {"question": row[0], "answers": row[1] if isinstance(row[1], list) else [row[1]]}
+        if not isinstance(row, Mapping):
+            raise TypeError(f"rows[{number}] must be a mapping, a (question, answer) pair or a question, not {row!r}")
+        if not (row.get("question") or row.get("prompt")):
+            raise TypeError(f"rows[{number}] has neither `question` nor `prompt`: {', '.join(map(str, row))}")
+        problems.append(row)
+    return problems
 
 
 def _bill(budget: Budget | None) -> str:
@@ -369,7 +420,7 @@ async def _score(
         return scores
     shown = [rows[number] for number in answered]
     texts = [replies[number].text for number in answered]
-    columns = {name: [row[name] for row in shown] for name in shown[0] if name not in ("prompt", "completion")}
+    columns = {name: [row.get(name) for row in shown] for name in shown[0] if name not in ("prompt", "completion")}
     columns |= {
         "prompts": [row.get("prompt") or row["question"] for row in shown],
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
@@ -379,8 +430,12 @@ async def _score(
         given = await reward(**columns)
     else:
         given = await asyncio.to_thread(reward, **columns)
-    for number, score in zip(answered, given, strict=True):
-        scores[number] = None if score is None else float(score)
+    try:
+        for number, score in zip(answered, given, strict=True):
+            scores[number] = None if score is None else float(score)
+    except (TypeError, ValueError):
+        wanted = f"one number or None for each of the {len(answered)} completions"
+        raise TypeError(f"the reward must return {wanted}, not {repr(given)[:200]}") from None
     return scores
 
 

@@ -13,8 +13,7 @@ from math import fsum
 from typing import Any, Literal
 
 from ..llm import ChatModel, LLMError, Usage, as_chat
-from ..rollout import gather
-from ..rollout.templates import fill
+from ..rollout import fill, gather
 from . import templates
 from .parsing import RESPONSE_FORMAT, ParsedEdits, final_text, parse_edits
 from .population import ESPLSettings

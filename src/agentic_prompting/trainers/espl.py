@@ -315,6 +315,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             return self.spec
         if self.args.prompt_place == "user":
             return replace(self.spec, prompt_template=f"{prompt.text}\n\n{self.spec.prompt_template}")
+        if self.args.prompt_place == "after":
+            return replace(self.spec, prompt_template=f"{self.spec.prompt_template}\n\n{prompt.text}")
         own = self.spec.system_prompt
         text = f"{prompt.text}\n\n{own}" if own else prompt.text
         return replace(self.spec, system_prompt=text, join_system_prompt=True)

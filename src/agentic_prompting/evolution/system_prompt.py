@@ -31,7 +31,7 @@ class SystemPrompt:
             their place. May be empty. `None` makes it free text.
         id (`int`, *optional*): Given by the [`Population`] it joins; `None` before.
         parents (`tuple[int, ...]`, *optional*): Ids of the prompts it was made from.
-        operator (`str`, *optional*, defaults to `"root"`): What made it: `root`, `mutation`, `crossover`.
+        operator (`str`, *optional*, defaults to `"root"`): What made it: `root`, `mutation`, ...
         born_at (`int`, *optional*, defaults to `0`): The step at which it joined.
 
     Raises:

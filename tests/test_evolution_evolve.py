@@ -112,7 +112,7 @@ def test_every_row_once_a_pass_and_every_sample_new():
     passes = []
     for step in range(4):
         evolution.logs = [None] * step
-        passes.append(evolution._problems())
+        passes.append(evolution._draw())
     assert [epoch for epoch, _ in passes] == [0, 0, 1, 1]
     assert not set(passes[0][1]) & set(passes[1][1])
 
@@ -361,4 +361,37 @@ def test_a_deterministic_policy_is_told(caplog):
     assert "no reply had an answer" in note and "FreeText()" in note
     right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
     note = evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1)).steps[0].note
+    assert "every attempt at every problem got the reward 1" in note
+    half = lambda **columns: [0.5] * len(columns["completions"])  # noqa: E731
+    note = evolve(Policy(), ScriptedChat(reflect), ROWS, half, ROOT, EvolveConfig(steps=1)).steps[0].note
     assert "same reward" in note
+
+
+# Held-out problems ---------------------------------------------------------------------------------------------------
+
+HELD_OUT = [{"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]} for n in (7, 8) for kind in WORDS]
+
+
+def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
+    """Figures 12 and 8: the best prompt as training goes on, and in the end every prompt that played."""
+    slow = {**vars(SETTINGS), "problems_per_step": 1, "steps": 10}
+    config = EvolveConfig(**{**slow, "eval_every": 2, "eval_all": True})
+    policy, path = Policy(), tmp_path / "state.json"
+    result = run(policy, config, eval_rows=HELD_OUT, checkpoint=path)
+    curve = [(log.step, log.held_out) for log in result.steps if log.held_out is not None]
+    assert [step for step, _ in curve] == [1, 3, 5, 7, 9] and curve[-1][1] == 1.0
+    played = [member for member in result.population.members if member.games]
+    assert len(played) > 3 and all(member.held_out["n"] == len(HELD_OUT) * 4 for member in played)
+    for member in played:
+        known = sum(word in member.prompt.text for word in WORDS.values())
+        assert member.held_out["mean"] >= known / 3
+    asked = {(prompt, question) for prompt, question, _ in policy.seen if re.search("number [78]", question)}
+    assert len(asked) == len(HELD_OUT) * len({m.prompt.text for m in result.population.members if m.held_out})
+    plain = run(config=EvolveConfig(**slow))
+    ratings = lambda one: [(member.prompt, member.rating) for member in one.population.members]  # noqa: E731
+    assert ratings(plain) == ratings(result), "nothing is learned from them"
+    idle = Policy()
+    again = run(idle, config, eval_rows=HELD_OUT, checkpoint=path)
+    assert idle.calls == 0 and again.population.state_dict() == result.population.state_dict()
+    with pytest.raises(ValueError, match="eval_every=2.* eval_rows"):
+        run(config=config)

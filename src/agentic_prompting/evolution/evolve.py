@@ -49,6 +49,9 @@ class EvolveConfig(ESPLSettings):
             `FreeText()` the whole reply is the answer.
         policy_sampling (`dict`, *optional*): As `reference_sampling`, for the policy (the paper samples at a
             temperature of .6 to .7 and top-p .95).
+        eval_every (`int`, *optional*, defaults to `0`): Every so many steps the best prompt is tried on `eval_rows`, N
+            times each (Figure 12). 0: never.
+        eval_all (`bool`, *optional*, defaults to `False`): In the end, every prompt that played is (Figure 8).
         max_failed (`float`, *optional*, defaults to `0.5`): If more than this share of a step's policy calls fails, the
             run stops.
         seed (`int`, *optional*, defaults to `0`): Of the order of problems, selection and crossover.
@@ -63,15 +66,17 @@ class EvolveConfig(ESPLSettings):
     prompt_template: str = "{question}"
     grammar: Grammar = field(default_factory=TagGrammar)
     policy_sampling: dict[str, Any] = field(default_factory=dict)
+    eval_every: int = setting(0, "Steps between two looks at held-out problems.")
+    eval_all: bool = setting(False, "In the end, every prompt on held-out problems.")
     max_failed: float = 0.5
     seed: int = setting(0, "Of everything that is drawn.")
 
     def __post_init__(self) -> None:
         one_of("mode", self.mode, ("evolution", "reflection"))
-        if self.problems_per_step < 1 or self.steps < 0 or not 0 <= self.max_failed <= 1:
+        if self.problems_per_step < 1 or min(self.steps, self.eval_every) < 0 or not 0 <= self.max_failed <= 1:
             raise ValueError(
-                f"need problems_per_step >= 1, steps >= 0 and 0 <= max_failed <= 1, got {self.problems_per_step}, "
-                f"{self.steps} and {self.max_failed}"
+                "need problems_per_step >= 1, steps >= 0, eval_every >= 0 and 0 <= max_failed <= 1, got "
+                f"{self.problems_per_step}, {self.steps}, {self.eval_every} and {self.max_failed}"
             )
         super().__post_init__()
 
@@ -89,6 +94,7 @@ class StepLog:
         operators (`list[dict]`): Per operator `operator`, `reason`, `child` (its id or `None`), `counts`.
         ratings (`dict[str, list[float]]`): μ and σ after the step, of those that played and of the children.
         diversity (`float`): See [`Population.diversity`].
+        held_out (`float`, *optional*): The best prompt's mean reward on `eval_rows`, where it was measured.
         note (`str`): Why there was nothing to reflect on, if there was nothing, and what to do about it.
     """
 
@@ -100,6 +106,7 @@ class StepLog:
     operators: list[dict[str, Any]]
     ratings: dict[str, list[float]]
     diversity: float
+    held_out: float | None = None
     note: str = ""
 
 
@@ -138,9 +145,13 @@ class Evolution:
         reward: Reward,
         prompt: SystemPrompt | Population | str,
         config: EvolveConfig | None = None,
+        eval_rows: Sequence[Any] | None = None,
     ):
         config = EvolveConfig() if config is None else config
-        rows = _checked(policy, reference, rows, reward, config)
+        _check_types(policy, reference, reward, config)
+        rows, self.eval_rows = _problems(rows, "rows"), _problems(eval_rows or (), "eval_rows")
+        if (config.eval_every or config.eval_all) and not self.eval_rows:
+            raise ValueError(f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out eval_rows")
         if len(rows) < config.problems_per_step:
             raise ValueError(f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}")
         self.policy, self.reference, self.rows, self.reward, self.config = policy, reference, rows, reward, config
@@ -177,7 +188,7 @@ class Evolution:
 
     async def _step(self) -> StepLog:
         population, config = self.population, self.config
-        epoch, places = self._problems()
+        epoch, places = self._draw()
         drawn = population.select(1 if self.alone else config.prompts_per_step)
         prompts = list({prompt.id: prompt for prompt in drawn}.values())
         results = await self._play(prompts, [self.rows[place] for place in places], epoch)
@@ -187,7 +198,10 @@ class Evolution:
         outcomes = await self._reflect(best, results if crosses else None)
         children = [population.add(outcome.child) if outcome.child else None for outcome in outcomes]
         self.attempts = attempt_records(len(self.logs), outcomes, children, scores_of(results), population)
-        rewards = [attempt.reward for result in results for one in result.problems for attempt in one.attempts]
+        rewards = [attempt.reward for result in results for attempt in result.attempts]
+        held_out = None
+        if config.eval_every and (len(self.logs) + 1) % config.eval_every == 0:
+            (held_out,) = await self.evaluate([population.best()])
         ids, born = [prompt.id or 0 for prompt in prompts], [child.id if child else None for child in children]
         ratings = {name: population.rating(name) for name in [*ids, *born] if name is not None}
         return StepLog(
@@ -202,12 +216,15 @@ class Evolution:
             ],
             ratings={str(name): [rating.mu, rating.sigma] for name, rating in ratings.items()},
             diversity=population.diversity(),
+            held_out=held_out,
             note=self._no_evidence(best) if best and outcomes[0].reason == "no_evidence" else "",
         )
 
     def _no_evidence(self, best: PromptResult) -> str:
         """Why there was nothing to reflect on, and what to do about it."""
         n = self.config.num_generations
+        if all(attempt.reward is not None and attempt.reward >= 1 for attempt in best.attempts):
+            return "every attempt at every problem got the reward 1: take harder problems"
         said = [[attempt.text for attempt in problem.attempts] for problem in best.problems]
         if all(self.spec.grammar.parse(text).kind != "answer" for texts in said for text in texts):
             return (
@@ -218,9 +235,19 @@ class Evolution:
                 f"the policy said the same in all {n} attempts at every problem: sample it at a temperature above 0 "
                 "(policy_sampling={'temperature': 0.7}), or look at failures as well (reflect_on='imperfect')"
             )
-        return "all attempts at a problem got the same reward, at every problem: take harder or easier ones"
+        return "all attempts at a problem got the same reward, at every problem"
 
-    def _problems(self) -> tuple[int, list[int]]:
+    async def evaluate(self, prompts: Sequence[SystemPrompt]) -> list[float | None]:
+        """The mean reward of members on `eval_rows`. Asked once each, as nothing about the policy changes, and kept as
+        `held_out` of the [`Member`]."""
+        members = self.population.members
+        new = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
+        for result in await self._play(new, self.eval_rows, 0) if new else ():
+            rewards = [attempt.reward for attempt in result.attempts if attempt.reward is not None]
+            self.population.note_held_out(result.prompt, rewards)
+        return [(members[prompt.id or 0].held_out or {}).get("mean") for prompt in prompts]
+
+    def _draw(self) -> tuple[int, list[int]]:
         """The pass over the data and the rows of this step: a function of the step alone, each row once a pass."""
         size = self.config.problems_per_step
         epoch, part = divmod(len(self.logs), len(self.rows) // size)
@@ -281,6 +308,10 @@ class Evolution:
             "usage": {name: asdict(usage) for name, usage in self.usage.items()},
         }
 
+    def save(self, path: str | Path) -> None:
+        """Write [`Evolution.state_dict`] to a file, all or nothing."""
+        atomic_write(path, json.dumps(self.state_dict(), ensure_ascii=False))
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`Evolution.state_dict`].
 
@@ -311,6 +342,7 @@ def evolve(
     on_step: Callable[[StepLog], None] | None = None,
     checkpoint: str | Path | None = None,
     budget: Budget | None = None,
+    eval_rows: Sequence[Any] | None = None,
 ) -> EvolveResult:
     """Evolve a system prompt for a model that is only asked, never trained. Also works in a notebook.
 
@@ -329,6 +361,8 @@ def evolve(
             continues from it. What led to each child is kept beside it, see [`journal_beside`].
         budget ([`Budget`], *optional*): What the roles may spend together: `policy`, `reference` and, where the reward
             is a language model with a `charge_to`, `judge`.
+        eval_rows (`Sequence`, *optional*): Held-out problems, from which nothing is learned; see `eval_every` and
+            `eval_all` of the settings.
 
     Returns:
         [`EvolveResult`]. A run that cannot go on (budget spent, too many failures) returns what it has, says why in
@@ -346,35 +380,39 @@ def evolve(
     """
     if budget is not None:
         charge(budget, policy=policy, reference=reference, judge=reward)
-    evolution = Evolution(policy, reference, rows, reward, prompt, config)
+    evolution = Evolution(policy, reference, rows, reward, prompt, config, eval_rows)
     path, stopped = None if checkpoint is None else Path(checkpoint), None
     if path is not None:
         if path.exists():
             load_state(path, evolution.load_state_dict)
         journal = EvolutionJournal(journal_beside(path))
         journal.keep_before(len(evolution.logs))
-    while len(evolution.logs) < evolution.config.steps:
-        try:
+    config, population, logs = evolution.config, evolution.population, evolution.logs
+    try:
+        while len(logs) < config.steps:
             ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
-        except EvolutionStopped as error:
-            stopped = f"{error}{_bill(budget)}"
-            logger.warning("evolution stopped before step %d: %s", len(evolution.logs), stopped)
-            break
-        if path is not None:
-            journal.append(evolution.attempts)  # first: a step whose state is not there yet is done again
-            atomic_write(path, json.dumps(evolution.state_dict(), ensure_ascii=False))
-        if log.note and sum(bool(one.note) for one in evolution.logs) == 1:
-            logger.warning("no evidence at step %d: %s", log.step, log.note)
-        if on_step is not None:
-            on_step(log)
-    if evolution.logs and all(log.note for log in evolution.logs):
-        logger.warning("no step of %d had evidence: the prompt is as it was", len(evolution.logs))
-    population = evolution.population
-    return EvolveResult(population.best(), population, evolution.logs, evolution.usage, stopped)
+            if path is not None:
+                journal.append(evolution.attempts)  # first: a step whose state is not there yet is done again
+                evolution.save(path)
+            if log.note and sum(bool(one.note) for one in logs) == 1:
+                logger.warning("no evidence at step %d: %s", log.step, log.note)
+            if on_step is not None:
+                on_step(log)
+        if config.eval_all:
+            played = [member.prompt for member in population.members if member.games]
+            list(in_parallel([evolution.evaluate(played)], max_in_flight=1))
+            if path is not None:
+                evolution.save(path)
+    except EvolutionStopped as error:
+        stopped = f"{error}{_bill(budget)}"
+        logger.warning("evolution stopped at step %d: %s", len(logs), stopped)
+    if logs and all(log.note for log in logs):
+        logger.warning("no step of %d had evidence: the prompt is as it was", len(logs))
+    return EvolveResult(population.best(), population, logs, evolution.usage, stopped)
 
 
-def _checked(policy: Any, reference: Any, rows: Any, reward: Any, config: Any) -> list[Mapping[str, Any]]:
-    """The rows as mappings. Raises a `TypeError` that names what cannot be worked with."""
+def _check_types(policy: Any, reference: Any, reward: Any, config: Any) -> None:
+    """Raises a `TypeError` that names what cannot be worked with."""
     for name, model in (("policy", policy), ("reference", reference)):
         if not callable(model):
             hint = f"; for an endpoint: OpenAIChat({model!r})" if isinstance(model, str) else ""
@@ -383,8 +421,12 @@ def _checked(policy: Any, reference: Any, rows: Any, reward: Any, config: Any) -
         raise TypeError(f"reward must be a function of lists of completions and columns, not {reward!r}")
     if not isinstance(config, EvolveConfig):
         raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")
+
+
+def _problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
+    """Rows, pairs and questions as mappings. Raises a `TypeError` that names what is none of them."""
     if isinstance(rows, (str, Mapping)) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
-        raise TypeError(f"rows must be a list or a Dataset of problems, not a {type(rows).__name__}")
+        raise TypeError(f"{name} must be a list or a Dataset of problems, not a {type(rows).__name__}")
     problems: list[Mapping[str, Any]] = []
     for number, row in enumerate(rows):
         if isinstance(row, str):
@@ -392,9 +434,9 @@ def _checked(policy: Any, reference: Any, rows: Any, reward: Any, config: Any) -
         elif isinstance(row, (tuple, list)) and len(row) == 2:
             row = {"question": row[0], "answers": row[1] if isinstance(row[1], list) else [row[1]]}
         if not isinstance(row, Mapping):
-            raise TypeError(f"rows[{number}] must be a mapping, a (question, answer) pair or a question, not {row!r}")
+            raise TypeError(f"{name}[{number}] must be a mapping, a (question, answer) pair or a question, not {row!r}")
         if not (row.get("question") or row.get("prompt")):
-            raise TypeError(f"rows[{number}] has neither `question` nor `prompt`: {', '.join(map(str, row))}")
+            raise TypeError(f"{name}[{number}] has neither `question` nor `prompt`: {', '.join(map(str, row))}")
         problems.append(row)
     return problems
 

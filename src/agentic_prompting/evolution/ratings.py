@@ -90,6 +90,11 @@ class PromptResult:
     problems: tuple[ProblemResult, ...]
 
     @property
+    def attempts(self) -> list[Attempt]:
+        """All its rollouts, problem by problem."""
+        return [attempt for problem in self.problems for attempt in problem.attempts]
+
+    @property
     def row(self) -> list[float | None]:
         """The prompt's row of the matrix of mean rewards (eq 9)."""
         return [problem.value for problem in self.problems]

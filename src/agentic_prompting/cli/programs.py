@@ -37,7 +37,7 @@ from ..trainers import (
     TrainingStopped,
     checkpoint_on_interrupt,
 )
-from ..trainers.progress import quiet_libraries
+from ..trainers.callbacks import quiet_libraries
 from .options import EnvironmentModel, ReferenceModel, TaskRows, setting
 from .train import run_script
 

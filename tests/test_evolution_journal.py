@@ -192,6 +192,11 @@ def test_held_out_success_is_the_members(tiny_policy, rows, tmp_path):
     metrics = trainer.evaluate()
     measured = trainer.population.members[0].held_out
     assert measured["mean"] == pytest.approx(metrics["eval_reward"]) and measured["n"] > 0 and measured["deviation"] > 0
+    child = trainer.population.add(SystemPrompt("ask first .", (), parents=(0,), operator="mutation"))
+    scores = trainer.evaluate_prompts([trainer.population.members[0].prompt, child])
+    assert list(scores) == [0, 1] and trainer.population.members[1].held_out["mean"] == scores[1]
+    assert trainer.population.members[0].held_out["n"] == measured["n"]
+    assert trainer.prompt_messages(rows[0], 0)[0]["content"].startswith(trainer.population.best().text)
     trainer.save_model()
-    node = read_lineage(tmp_path / "population.json").nodes[0]
-    assert node.member.held_out == measured
+    node = read_lineage(tmp_path / "population.json").nodes[1]
+    assert node.member.held_out["mean"] == scores[1]

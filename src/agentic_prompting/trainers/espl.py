@@ -111,6 +111,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=100)  # attempts that a full disk has not taken
         self._held_out: list[float] = []  # rewards of the evaluation going on
+        self._tried: SystemPrompt | None = None  # its prompt, if that is not the best one
         super().__init__(
             model=model,
             environment=environment,
@@ -147,7 +148,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return {"system_prompt": self._prompt_at(index).id}
 
     def _prompt_at(self, index: int) -> SystemPrompt:
-        return self._playing[self._slot(index)] if self.model.training else self.population.best()
+        return self._playing[self._slot(index)] if self.model.training else self._tried or self.population.best()
 
     def _slot(self, index: int) -> int:
         return (index // self.args.num_generations) % self.args.prompts_per_step
@@ -174,8 +175,29 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         last one's counts."""
         self._held_out = []
         metrics = super().evaluate(*args, **kwargs)
-        self.population.note_held_out(self.population.best(), self._held_out)
+        self.population.note_held_out(self._tried or self.population.best(), self._held_out)
         return metrics
+
+    def evaluate_prompts(self, prompts: Sequence[SystemPrompt] | None = None, **kwargs: Any) -> dict[int, float]:
+        """Try system prompts on the held-out rows, under the weights as they are (Figure 8).
+
+        Args:
+            prompts (`Sequence[SystemPrompt]`, *optional*): Members of the population; all that were rated by default.
+            **kwargs: Of [`~transformers.Trainer.evaluate`].
+
+        Returns:
+            `dict[int, float]`: The mean reward by id, where there is one; also kept as `held_out` of the [`Member`].
+        """
+        members, scores = self.population.members, {}
+        for prompt in prompts or [member.prompt for member in members if member.games]:
+            self._tried = prompt
+            try:
+                self.evaluate(metric_key_prefix=f"eval_prompt_{prompt.id}", **kwargs)
+            finally:
+                self._tried = None
+            if self._held_out:
+                scores[prompt.id or 0] = sum(self._held_out) / len(self._held_out)
+        return scores
 
     def _evolve(self, rewards: Sequence[float | None], rows: Sequence[Mapping[str, Any]]) -> None:
         """Rate the prompts of the batch, and have the next generation written."""

@@ -15,9 +15,11 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from datasets import Dataset, concatenate_datasets
 from transformers import Trainer
 from trl import ModelConfig, TrlParser, get_peft_config
 
+from ..data import is_own, load_task
 from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
 from ..evolution import SystemPrompt
 from ..llm import ChatModel
@@ -113,6 +115,16 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
     free_text: bool = setting("Edit the prompt by search and replace.", False)
     environment: str = setting("What the policy may ask: none, llm or search.", "none")
     search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
+    eval_task: str | None = setting("Held out: TASK/SPLIT or a file; several with commas.")
+    eval_task_rows: int | None = setting("Sample this many of each; all by default.")
+
+    def held_out(self, seed: int) -> Dataset | None:
+        """The rows that curves are measured on (`eval_strategy`), if any."""
+        parts = []
+        for name in self.eval_task.split(",") if self.eval_task else ():
+            task, _, split = (name, "", "") if is_own(name) else name.partition("/")
+            parts.append(load_task(task, split or "test", self.eval_task_rows, seed))
+        return concatenate_datasets(parts) if parts else None
 
     def check(self, args: ESPLConfig) -> None:
         """Raises what can be seen of the arguments before anything is loaded."""
@@ -145,6 +157,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
                 model=model.model_name_or_path,
                 reward_funcs=REWARDS[self.reward],
                 train_dataset=self.load(self.task, args.seed),
+                eval_dataset=self.held_out(args.seed),
                 initial_prompt=SystemPrompt(self.initial_prompt) if self.free_text else self.initial_prompt,
                 environment=self.asked(stack),
                 prompt_template=prompt_r1_template() if self.environment == "llm" else "{question}",
@@ -155,6 +168,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             model=str(sandbox.model),
             reward_funcs=PromptR1Reward(),
             train_dataset=sandbox.train,
+            eval_dataset=sandbox.test if args.eval_strategy != "no" else None,
             initial_prompt=ROOT,
             environment=LLMEnvironment(sandbox.oracle),
             prompt_template=sandbox.spec.prompt_template,

@@ -51,7 +51,6 @@ class EvolveConfig(ESPLSettings):
             temperature of .6 to .7 and top-p .95).
         eval_every (`int`, *optional*, defaults to `0`): Every so many steps the best prompt is tried on `eval_rows`, N
             times each (Figure 12). 0: never.
-        eval_all (`bool`, *optional*, defaults to `False`): In the end, every prompt that played is (Figure 8).
         max_failed (`float`, *optional*, defaults to `0.5`): If more than this share of a step's policy calls fails, the
             run stops.
         seed (`int`, *optional*, defaults to `0`): Of the order of problems, selection and crossover.
@@ -67,7 +66,6 @@ class EvolveConfig(ESPLSettings):
     grammar: Grammar = field(default_factory=TagGrammar)
     policy_sampling: dict[str, Any] = field(default_factory=dict)
     eval_every: int = setting(0, "Steps between two looks at held-out problems.")
-    eval_all: bool = setting(False, "In the end, every prompt on held-out problems.")
     max_failed: float = 0.5
     seed: int = setting(0, "Of everything that is drawn.")
 

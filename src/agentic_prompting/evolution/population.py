@@ -350,6 +350,8 @@ class ESPLSettings:
             front of the first user message (the paper's maths template); `after`: behind it (the released one).
         reference_sampling (`dict` or `str`, *optional*): Passed on with every call of the reference LLM: `temperature`,
             `top_p`, `max_tokens`, ...; on a command line as JSON. The model's own defaults if it is not set.
+        eval_all (`bool`, *optional*, defaults to `False`): In the end, try every prompt that played on the held-out
+            rows, under the final weights (Figure 8).
 
     Raises:
         `ValueError`: A value is out of range.
@@ -372,6 +374,7 @@ class ESPLSettings:
     structured_edits: bool = setting(False, "Ask for edits by a JSON schema.")
     prompt_place: str = setting("system", f"One of {', '.join(PLACES)}.")
     reference_sampling: dict[str, Any] | str | None = setting(None, "Of the reference's calls: JSON.")
+    eval_all: bool = setting(False, "In the end, every prompt on held-out rows.")
 
     def __post_init__(self) -> None:
         one_of("selection", self.selection, RULES)

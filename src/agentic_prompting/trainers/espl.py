@@ -178,6 +178,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self.population.note_held_out(self._tried or self.population.best(), self._held_out)
         return metrics
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~trl.GRPOTrainer`]'s; with `eval_all` every prompt that played is tried in the end."""
+        output = super().train(*args, **kwargs)
+        if self.args.eval_all:
+            self.evaluate_prompts()
+            self.state.save_to_json(str(Path(self.args.output_dir) / "trainer_state.json"))
+        return output
+
     def evaluate_prompts(self, prompts: Sequence[SystemPrompt] | None = None, **kwargs: Any) -> dict[int, float]:
         """Try system prompts on the held-out rows, under the weights as they are (Figure 8).
 

@@ -53,7 +53,7 @@ def test_the_papers_configurations_are_sound(path):
 def test_there_is_a_configuration_for_every_table():
     names = {path.stem for path in CONFIGS}
     assert {"eval_prompt_r1_table2", "eval_prompt_r1_table4", "eval_prompt_r1_table5"} < names
-    assert {"eval_prorefine_table1", "eval_espl_figures"} < names
+    assert {"eval_prorefine_table1", "eval_espl_aime25", "eval_espl_hmmt", "eval_espl_beyondaime"} < names
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,17 @@ def test_uniform():
     assert frequencies(selection_rule("uniform"), 2)[0] == close([0.4] * 5)
 
 
+def test_fitness_sharing():
+    """Niching (4.4): prompts that are alike share what they are worth; p ∝ score / Σ of likeness (Goldberg 1987)."""
+    texts = ["check every step", "check every step", "search twice", "check every case"]
+    given = [Member(SystemPrompt(text, id=number), Rating(20, 5)) for number, text in enumerate(texts)]
+    # Likeness in words: 1 with itself and its double, 2 of 4 words in common with the last, none with the third.
+    weights = [1 / 2.5, 1 / 2.5, 1.0, 1 / 2]
+    _, first = frequencies(selection_rule("fitness_sharing"), 2, given=given)
+    assert first == close([weight / sum(weights) for weight in weights])
+    assert Population(SystemPrompt("a"), rule="fitness_sharing").select(1)[0].id == 0
+
+
 def test_the_top_one_is_the_youngest_of_equals():
     rng = random.Random(0)
     assert select(members(), 1, selection_rule("top_plus_random"), rng) == [2]

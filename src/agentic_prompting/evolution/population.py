@@ -20,6 +20,7 @@ from .ratings import (
     Rating,
     Row,
     SelectionRule,
+    apart,
     cell_means,
     common_means,
     crossover_rating,
@@ -212,10 +213,9 @@ class Population:
         """How much the prompts in play differ: the mean share of words that two of them do not have in common, over
         all pairs; 0.0 where all are the same, 1.0 where no two share a word. Crossover is known to wash it out (4.4).
         """
-        words = [set(member.prompt.text.casefold().split()) for member in self.alive()]
-        pairs = [(one, other) for place, one in enumerate(words) for other in words[:place]]
-        apart = [len(one ^ other) / len(one | other) if one != other else 0.0 for one, other in pairs]
-        return statistics.fmean(apart) if apart else 0.0
+        words = [frozenset(member.prompt.text.casefold().split()) for member in self.alive()]
+        distances = [apart(one, other) for place, one in enumerate(words) for other in words[:place]]
+        return statistics.fmean(distances) if distances else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes during a run, as plain JSON; and what decides who is in play and who is best."""
@@ -330,7 +330,8 @@ class ESPLSettings:
         num_generations (`int`, *optional*, defaults to `5`): N: rollouts of each problem under each prompt.
         window (`int`, *optional*, defaults to `10`): K: only the latest so many prompts are drawn.
         selection (`str`, *optional*, defaults to `"top_plus_random"`): How the M prompts are drawn: `top_plus_random`
-            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own pass a [`Population`].
+            (the paper's own runs), `softmax` (eq 3), `uniform`, `fitness_sharing` (against the loss of diversity). For
+            a rule of your own pass a [`Population`].
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3.
         selection_temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts independently, as Algorithm 1

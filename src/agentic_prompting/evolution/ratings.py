@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -320,8 +321,10 @@ def _cdf(x: float) -> float:
 
 
 class Rated(Protocol):
-    """What a rule may look at: the current belief."""
+    """What a rule may look at: a [`Member`]'s prompt and the current belief."""
 
+    @property
+    def prompt(self) -> SystemPrompt: ...
     @property
     def rating(self) -> Rating: ...
 
@@ -348,15 +351,34 @@ def top_plus_random(
 def softmax(
     members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
 ) -> list[int]:
-    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1).
+    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1)."""
+    return _draw([score / temperature for score in optimistic_scores(members, exploration)], k, rng)
 
-    That is: the k highest of score / T plus Gumbel noise, minus the logarithm of an exponential variable.
-    """
-    noisy = [
-        score / temperature - math.log(rng.expovariate(1.0) or 5e-324)
-        for score in optimistic_scores(members, exploration)
-    ]
+
+def _draw(logits: Sequence[float], k: int, rng: random.Random) -> list[int]:
+    """k different positions, one after another with p ∝ exp(logit): the k highest after Gumbel noise is added."""
+    noisy = [logit - math.log(rng.expovariate(1.0) or 5e-324) for logit in logits]
     return sorted(range(len(noisy)), key=lambda position: -noisy[position])[:k]
+
+
+def fitness_sharing(
+    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
+) -> list[int]:
+    """One after another with p ∝ score / niche count among those not drawn yet: prompts that are alike share what they
+    are worth. Not the paper's, which leaves niching to the future (4.4); Goldberg and Richardson's of 1987.
+
+    The niche count of a prompt is the sum over all, itself included, of the share of words in common.
+    """
+    words = [frozenset(member.prompt.text.casefold().split()) for member in members]
+    kinds = Counter(words)
+    niche = {one: sum(count * (1 - apart(one, other)) for other, count in kinds.items()) for one in kinds}
+    scores = optimistic_scores(members, exploration)
+    return _draw([math.log(max(s, 1e-9) / niche[one]) for s, one in zip(scores, words, strict=True)], k, rng)
+
+
+def apart(one: frozenset[str], other: frozenset[str]) -> float:
+    """The share of words that two prompts do not have in common."""
+    return len(one ^ other) / len(one | other) if one != other else 0.0
 
 
 def uniform(
@@ -370,6 +392,7 @@ RULES: dict[str, Callable[..., list[int]]] = {
     "top_plus_random": top_plus_random,
     "softmax": softmax,
     "uniform": uniform,
+    "fitness_sharing": fitness_sharing,
 }
 """The shipped rules by name."""
 
@@ -380,7 +403,7 @@ def selection_rule(
     """A rule by name with its parameters set; a function of one's own comes back as it is.
 
     Args:
-        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
+        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`, `fitness_sharing`.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has one.
         independent (`bool`, *optional*, defaults to `False`): It is for independent draws.

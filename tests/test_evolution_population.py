@@ -73,11 +73,11 @@ def test_uniform():
 
 
 def test_fitness_sharing():
-    """Niching (4.4): prompts that are alike share what they are worth; p ∝ score / Σ of likeness (Goldberg 1987)."""
+    """Niching (4.4): prompts that are alike share what they are worth; p ∝ score / niche count (Goldberg 1987)."""
     texts = ["check every step", "check every step", "search twice", "check every case"]
     given = [Member(SystemPrompt(text, id=number), Rating(20, 5)) for number, text in enumerate(texts)]
-    # Likeness in words: 1 with itself and its double, 2 of 4 words in common with the last, none with the third.
-    weights = [1 / 2.5, 1 / 2.5, 1.0, 1 / 2]
+    # Words in common, as a share of its own: the first has 3/3 with itself and its double, 2/3 with the last.
+    weights = [1 / (1 + 1 + 2 / 3)] * 2 + [1.0, 1 / (2 / 3 + 2 / 3 + 1)]
     _, first = frequencies(selection_rule("fitness_sharing"), 2, given=given)
     assert first == close([weight / sum(weights) for weight in weights])
     assert Population(SystemPrompt("a"), rule="fitness_sharing").select(1)[0].id == 0

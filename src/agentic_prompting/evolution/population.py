@@ -20,7 +20,6 @@ from .ratings import (
     Rating,
     Row,
     SelectionRule,
-    apart,
     cell_means,
     common_means,
     crossover_rating,
@@ -213,9 +212,10 @@ class Population:
         """How much the prompts in play differ: the mean share of words that two of them do not have in common, over
         all pairs; 0.0 where all are the same, 1.0 where no two share a word. Crossover is known to wash it out (4.4).
         """
-        words = [frozenset(member.prompt.text.casefold().split()) for member in self.alive()]
-        distances = [apart(one, other) for place, one in enumerate(words) for other in words[:place]]
-        return statistics.fmean(distances) if distances else 0.0
+        words = [set(member.prompt.text.casefold().split()) for member in self.alive()]
+        pairs = [(one, other) for place, one in enumerate(words) for other in words[:place]]
+        apart = [len(one ^ other) / len(one | other) if one != other else 0.0 for one, other in pairs]
+        return statistics.fmean(apart) if apart else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes during a run, as plain JSON; and what decides who is in play and who is best."""

@@ -367,18 +367,13 @@ def fitness_sharing(
     """One after another with p ∝ score / niche count among those not drawn yet: prompts that are alike share what they
     are worth. Not the paper's, which leaves niching to the future (4.4); Goldberg and Richardson's of 1987.
 
-    The niche count of a prompt is the sum over all, itself included, of the share of words in common.
+    The niche count of a prompt is the sum over all, itself included, of the share of its words that they have too.
     """
-    words = [frozenset(member.prompt.text.casefold().split()) for member in members]
-    kinds = Counter(words)
-    niche = {one: sum(count * (1 - apart(one, other)) for other, count in kinds.items()) for one in kinds}
+    words = [set(member.prompt.text.casefold().split()) for member in members]
+    common = Counter(word for one in words for word in one)
+    niches = [sum(common[word] for word in one) / len(one) if one else 1.0 for one in words]
     scores = optimistic_scores(members, exploration)
-    return _draw([math.log(max(s, 1e-9) / niche[one]) for s, one in zip(scores, words, strict=True)], k, rng)
-
-
-def apart(one: frozenset[str], other: frozenset[str]) -> float:
-    """The share of words that two prompts do not have in common."""
-    return len(one ^ other) / len(one | other) if one != other else 0.0
+    return _draw([math.log(max(s, 1e-9) / niche) for s, niche in zip(scores, niches, strict=True)], k, rng)
 
 
 def uniform(

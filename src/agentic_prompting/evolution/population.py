@@ -330,8 +330,8 @@ class ESPLSettings:
         num_generations (`int`, *optional*, defaults to `5`): N: rollouts of each problem under each prompt.
         window (`int`, *optional*, defaults to `10`): K: only the latest so many prompts are drawn.
         selection (`str`, *optional*, defaults to `"top_plus_random"`): How the M prompts are drawn: `top_plus_random`
-            (the paper's own runs), `softmax` (eq 3), `uniform`, `fitness_sharing` (against the loss of diversity). For
-            a rule of your own pass a [`Population`].
+            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own, or
+            [`fitness_sharing`], pass a [`Population`].
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3.
         selection_temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts independently, as Algorithm 1

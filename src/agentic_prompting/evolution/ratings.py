@@ -356,23 +356,29 @@ def softmax(
 
 
 def _draw(logits: Sequence[float], k: int, rng: random.Random) -> list[int]:
-    """k different positions, one after another with p ∝ exp(logit): the k highest after Gumbel noise is added."""
-    noisy = [logit - math.log(rng.expovariate(1.0) or 5e-324) for logit in logits]
-    return sorted(range(len(noisy)), key=lambda position: -noisy[position])[:k]
+    """k different positions, one after another with p ∝ exp(logit); uniformly where only weights of 0 are left."""
+    top = max(logits)
+    weights = [math.exp(logit - top) for logit in logits]
+    chosen: list[int] = []
+    for _ in range(k):
+        if not any(weights):
+            weights = [float(place not in chosen) for place in range(len(logits))]
+        chosen += rng.choices(range(len(weights)), weights)
+        weights[chosen[-1]] = 0.0
+    return chosen
 
 
-def fitness_sharing(
-    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
-) -> list[int]:
+def fitness_sharing(members: Sequence[Rated], k: int, rng: random.Random) -> list[int]:
     """One after another with p ∝ score / niche count among those not drawn yet: prompts that are alike share what they
-    are worth. Not the paper's, which leaves niching to the future (4.4); Goldberg and Richardson's of 1987.
+    are worth. Not the paper's, which leaves niching to the future (4.4); Goldberg and Richardson's of 1987. To be
+    passed in: `Population(root, rule=fitness_sharing)`.
 
     The niche count of a prompt is the sum over all, itself included, of the share of its words that they have too.
     """
     words = [set(member.prompt.text.casefold().split()) for member in members]
     common = Counter(word for one in words for word in one)
     niches = [sum(common[word] for word in one) / len(one) if one else 1.0 for one in words]
-    scores = optimistic_scores(members, exploration)
+    scores = optimistic_scores(members)
     return _draw([math.log(max(s, 1e-9) / niche) for s, niche in zip(scores, niches, strict=True)], k, rng)
 
 
@@ -387,7 +393,6 @@ RULES: dict[str, Callable[..., list[int]]] = {
     "top_plus_random": top_plus_random,
     "softmax": softmax,
     "uniform": uniform,
-    "fitness_sharing": fitness_sharing,
 }
 """The shipped rules by name."""
 
@@ -398,7 +403,7 @@ def selection_rule(
     """A rule by name with its parameters set; a function of one's own comes back as it is.
 
     Args:
-        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`, `fitness_sharing`.
+        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has one.
         independent (`bool`, *optional*, defaults to `False`): It is for independent draws.

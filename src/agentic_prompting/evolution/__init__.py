@@ -44,7 +44,7 @@ __all__ = [
     "RULES", "Attempt", "Draft", "ESPLSettings", "Edit", "Evolution", "EvolutionJournal", "EvolutionStopped",
     "EvolveConfig", "EvolveResult", "Lineage", "Member", "Outcome", "Population", "ProblemResult", "PromptResult",
     "ProposedEdits", "Rating", "StepLog", "SystemPrompt", "attempt_records", "best_result", "breed", "common_means",
-    "correct", "crossover", "crossover_rating", "evolve", "fitness_sharing", "journal_beside", "lineage_of", "load_state", "mutate",
-    "mutation_rating", "optimistic_scores", "parse_edits", "plot_lineage", "question_of", "ranks", "rate",
-    "read_journal", "read_lineage", "scores_of", "select", "selection_rule", "sole_wins", "truth_of",
+    "correct", "crossover", "crossover_rating", "evolve", "fitness_sharing", "journal_beside", "lineage_of",
+    "load_state", "mutate", "mutation_rating", "optimistic_scores", "parse_edits", "plot_lineage", "question_of",
+    "ranks", "rate", "read_journal", "read_lineage", "scores_of", "select", "selection_rule", "sole_wins", "truth_of",
 ]  # fmt: skip

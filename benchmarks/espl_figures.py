@@ -143,7 +143,7 @@ def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> No
 
 # The sandbox, and the command line -----------------------------------------------------------------------------------
 
-SANDBOX = ["--seed", "0", "--eval_strategy", "steps", "--per_device_eval_batch_size", "64", "--n_test", "64", "--eval_all", "true"]
+SANDBOX = shlex.split("--seed 0 --n_test 64 --eval_strategy steps --per_device_eval_batch_size 64 --eval_all true")
 
 
 def train(pair: str, variant: str, runs: Path, options: Sequence[str]) -> None:

@@ -117,9 +117,9 @@ def test_bad_input_is_said(tmp_path, arguments, message):
 
 def test_a_closed_model_in_the_sandbox_and_its_resume(warm, capsys):
     options = ["--sandbox", "--output_dir", warm, "--problems_per_step", 2, "--num_generations", 2]
-    assert evolve(*options, "--steps", 2) == 0
+    assert evolve(*options, "--steps", 2, "--eval_every", 2, "--eval_task_rows", 2) == 0
     first = capsys.readouterr().out
-    assert "step 1" in first and "written to" in first
+    assert "step 1" in first and "; held out: " in first and "written to" in first
     assert evolve(*options, "--steps", 3) == 0
     shown = capsys.readouterr().out
     assert "step 2" in shown and "step 1:" not in shown, "it goes on where it was stopped"

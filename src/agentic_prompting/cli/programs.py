@@ -15,11 +15,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets
 from transformers import Trainer
 from trl import ModelConfig, TrlParser, get_peft_config
 
-from ..data import is_own, load_task
 from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
 from ..evolution import SystemPrompt
 from ..llm import ChatModel
@@ -40,7 +38,7 @@ from ..trainers import (
     checkpoint_on_interrupt,
 )
 from ..trainers.callbacks import quiet_libraries
-from .options import EnvironmentModel, ReferenceModel, TaskRows, setting
+from .options import EnvironmentModel, HeldOutRows, ReferenceModel, TaskRows, setting
 from .train import run_script
 
 REWARDS = {
@@ -105,7 +103,7 @@ class PromptR1Arguments(DataAndEnvironment):
 
 
 @dataclass
-class ESPLArguments(DataAndEnvironment, ReferenceModel):
+class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
     """What is trained on, with which reward, and which LLMs take part."""
 
     task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
@@ -115,16 +113,6 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
     free_text: bool = setting("Edit the prompt by search and replace.", False)
     environment: str = setting("What the policy may ask: none, llm or search.", "none")
     search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
-    eval_task: str | None = setting("Held out: TASK/SPLIT or a file; several with commas.")
-    eval_task_rows: int | None = setting("Sample this many of each; all by default.")
-
-    def held_out(self, seed: int) -> Dataset | None:
-        """The rows that curves are measured on (`eval_strategy`), if any."""
-        parts = []
-        for name in self.eval_task.split(",") if self.eval_task else ():
-            task, _, split = (name, "", "") if is_own(name) else name.partition("/")
-            parts.append(load_task(task, split or "test", self.eval_task_rows, seed))
-        return concatenate_datasets(parts) if parts else None
 
     def check(self, args: ESPLConfig) -> None:
         """Raises what can be seen of the arguments before anything is loaded."""

@@ -365,7 +365,4 @@ def _population(population: Population | None, initial_prompt: SystemPrompt | st
             raise ValueError("mode='reflection' needs a Population with window=1")
         args.check_own_population()
         return population
-    root = initial_prompt
-    if not isinstance(root, SystemPrompt):
-        root = SystemPrompt.parse(root) if "[G0]" in root else SystemPrompt(root, ())
-    return args.population(root, args.seed, window=1 if args.mode == "reflection" else None)
+    return args.population(SystemPrompt.of(initial_prompt), args.seed, window=1 if args.mode == "reflection" else None)

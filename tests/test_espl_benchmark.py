@@ -126,7 +126,6 @@ def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
     for name, values in (("joint", [0.2, 0.6, 0.7, 0.8]), ("rl_grpo", [0.1, 0.4])):
         (pair / name).mkdir(parents=True)
         log = [{"step": 5 * step, "eval_reward": value} for step, value in enumerate(values)]
-        log.append({"step": 20, "eval_prompt_3_reward": 0.1})  # of one prompt: no point of the curve
         (pair / name / "trainer_state.json").write_text(json.dumps({"log_history": log}))
     wise = lambda messages: "b" if "Learn" in messages[0]["content"] else f"{sum(map(ord, str(messages))) % 2}"  # noqa: E731
     teach = lambda messages: json.dumps([{"op": "add", "text": "Learn."}])  # noqa: E731

@@ -103,6 +103,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             )
         if args.evolves and reference is not None and args.reflector == "policy":
             raise ValueError("with reflector='policy' the reference LLM would never be asked: pass reference=None")
+        if args.eval_all and eval_dataset is None:
+            raise ValueError("eval_all=True needs an eval_dataset: the rows that every prompt is tried on in the end")
         self.reference = reference
         self.population = _population(population, initial_prompt, args)
         self._playing = [self.population.best()]  # until the first batch draws its own
@@ -183,8 +185,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         output = super().train(*args, **kwargs)
         if self.args.eval_all:
             self.evaluate_prompts()
-            self.state.save_to_json(str(Path(self.args.output_dir) / "trainer_state.json"))
         return output
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As TRL's, but for a prompt that is only tried, which is no point of the run's curve."""
+        if self._tried is None:
+            super().log(logs, *args, **kwargs)
+        else:
+            self._metrics["eval"].clear()
 
     def evaluate_prompts(self, prompts: Sequence[SystemPrompt] | None = None, **kwargs: Any) -> dict[int, float]:
         """Try system prompts on the held-out rows, under the weights as they are (Figure 8).
@@ -200,7 +208,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         for prompt in prompts or [member.prompt for member in members if member.games]:
             self._tried = prompt
             try:
-                self.evaluate(metric_key_prefix=f"eval_prompt_{prompt.id}", **kwargs)
+                self.evaluate(**kwargs)
             finally:
                 self._tried = None
             if self._held_out:

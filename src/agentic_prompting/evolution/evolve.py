@@ -28,6 +28,8 @@ from .system_prompt import SystemPrompt
 
 logger = logging.getLogger(__name__)
 
+Chat = ChatModel | Callable[..., Any]
+"""A chat model, or a function of the messages that returns a text."""
 Reward = Callable[..., Any]
 """TRL's reward signature: called with `prompts`, `completions`, `rollout` and the columns of the rows, all lists; plain
 (then on a thread of its own, as it may block) or `async`."""
@@ -137,8 +139,8 @@ class Evolution:
 
     def __init__(
         self,
-        policy: ChatModel,
-        reference: ChatModel,
+        policy: Chat,
+        reference: Chat,
         rows: Sequence[Any],
         reward: Reward,
         prompt: SystemPrompt | Population | str,
@@ -152,7 +154,8 @@ class Evolution:
             raise ValueError(f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out eval_rows")
         if len(rows) < config.problems_per_step:
             raise ValueError(f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}")
-        self.policy, self.reference, self.rows, self.reward, self.config = policy, reference, rows, reward, config
+        self.policy, self.reference = as_chat(policy), as_chat(reference)
+        self.rows, self.reward, self.config = rows, reward, config
         self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=config.grammar)
         self.alone = config.mode == "reflection"
         if isinstance(prompt, Population):
@@ -261,7 +264,7 @@ class Evolution:
         # The number of a sample: a pass later the same conversation is asked for other samples, not for recorded ones.
         repeats = range(epoch * n, (epoch + 1) * n)
         replies = await gather(
-            as_chat(self.policy)(conversation, repeat=repeat, **self.config.policy_sampling)
+            self.policy(conversation, repeat=repeat, **self.config.policy_sampling)
             for prompt in prompts
             for row in rows
             for conversation in [prompt.messages(self.spec.messages(row), place)]  # type: ignore[arg-type]
@@ -331,8 +334,8 @@ class Evolution:
 
 
 def evolve(
-    policy: ChatModel,
-    reference: ChatModel,
+    policy: Chat,
+    reference: Chat,
     rows: Sequence[Any],
     reward: Reward,
     prompt: SystemPrompt | Population | str,
@@ -411,12 +414,15 @@ def evolve(
 
 def _check_types(policy: Any, reference: Any, reward: Any, config: Any) -> None:
     """Raises a `TypeError` that names what cannot be worked with."""
-    for name, model in (("policy", policy), ("reference", reference)):
-        if not callable(model):
-            hint = f"; for an endpoint: OpenAIChat({model!r})" if isinstance(model, str) else ""
-            raise TypeError(f"{name} must be a chat model or a function of the messages, not {model!r}{hint}")
-    if not callable(reward):
-        raise TypeError(f"reward must be a function of lists of completions and columns, not {reward!r}")
+    chat = "a chat model or a function of the messages"
+    for name, given, wanted in (
+        ("policy", policy, chat),
+        ("reference", reference, chat),
+        ("reward", reward, "a function of lists of completions and columns"),
+    ):
+        if not callable(given):
+            hint = f"; for an endpoint: OpenAIChat({given!r})" if wanted == chat and isinstance(given, str) else ""
+            raise TypeError(f"{name} must be {wanted}, not {given!r}{hint}")
     if not isinstance(config, EvolveConfig):
         raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")
 

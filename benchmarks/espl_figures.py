@@ -21,6 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from espl_sandbox import spearman
+
 from agentic_prompting.evolution import read_lineage
 from agentic_prompting.evolution.lineage import LINES, figure_class
 
@@ -111,7 +113,16 @@ def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
     if figure.kind == "bars":  # the mean of the last three looks, so that no lucky one is chosen
         shown = {name: fmean(value for _, value in points[-3:]) for name, points in shown.items()}
     why = "no prompt has a held-out score" if figure.kind == "ratings" else "no held-out rewards"
-    return {"shown": shown, "missing": {name: f"{runs[name]}: {why}" for name in found if not found[name]}}
+    data = {"shown": shown, "missing": {name: f"{runs[name]}: {why}" for name in found if not found[name]}}
+    if figure.kind == "ratings":
+        data["spearman"] = {name: _spearman(points) for name, points in shown.items()}
+    return data
+
+
+def _spearman(points: Sequence[Mapping[str, Any]]) -> float | None:
+    """Of rating and held-out score; `None` where one of them does not vary."""
+    value = spearman([one["mu"] for one in points], [one["held_out"] for one in points])
+    return None if value != value else round(value, 3)
 
 
 def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> None:

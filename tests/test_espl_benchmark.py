@@ -148,4 +148,5 @@ def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
         assert Path(drawn[name]["picture"]).read_bytes().startswith(b"\x89PNG"), name
     state.rename(pair / "joint" / "population.json")
     figures.main(["--pair", "hmmt", "--runs", str(tmp_path), "--draw", str(tmp_path / "png"), "--figures", "8"])
-    assert Path(json.loads(capsys.readouterr().out)["figures"]["8"]["picture"]).exists()
+    drawn = json.loads(capsys.readouterr().out)["figures"]["8"]
+    assert Path(drawn["picture"]).exists() and drawn["spearman"]["joint"] > 0

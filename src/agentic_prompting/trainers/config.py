@@ -203,6 +203,7 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
     reflection_timeout: float = _setting(1800.0, "Seconds that the reference LLM may take for one batch.")
 
     learning_rate: float = _setting(4e-5, "Appendix A, with LoRA of rank 32.")
+    lr_scheduler_type: str = _setting("constant", "Algorithm 1's step size does not change.")
     adam_beta2: float = _setting(0.95, "Appendix A.")
     beta: float = _setting(0.0, "No KL term with LoRA.")
     scale_rewards: str = _setting("none", "eq 1-2 do not divide by a deviation.")

@@ -423,3 +423,82 @@ def test_evolve_through_endpoints(run, tmp_path):
 def test_evolve_needs_models(run):
     status, _, err = run("evolve")
     assert status == 2 and "--policy-model NAME --reference-model NAME, or --sandbox" in err
+
+
+# --- said at once -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_key(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def nothing_is_fetched(monkeypatch):
+    """A test that comes to the hub has loaded too much."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("data were loaded"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "RUN", "--sandbox", "--port", "80800"], "port must be from 0 to 65535, got 80800"),
+        (["serve", "nowhere", "--sandbox"], "nowhere does not exist"),
+        (["serve", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
+        (["ask", QUESTION, "--run", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
+        (["ask", QUESTION, "--run", "ADAPTER", "--sandbox"], "belongs to the base model in runs/base"),
+    ],
+)
+def test_what_cannot_be_served_or_asked(run, asking_policy, nothing_is_fetched, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "runs" / "base").mkdir(parents=True)
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "runs/base"}')
+    places = {"RUN": str(asking_policy), "EMPTY": str(tmp_path / "empty"), "ADAPTER": str(tmp_path / "adapter")}
+    status, out, err = run(*[places.get(word, word) for word in arguments])
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert message.replace("EMPTY", places["EMPTY"]) in err
+
+
+def refused(method, *arguments):
+    """The line with which a training program ends."""
+    from agentic_prompting.cli import programs
+
+    with pytest.raises(SystemExit) as ended:
+        programs.run_script(lambda: programs.main(method, [str(word) for word in arguments]))
+    assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
+    return ended.value.code
+
+
+ON_A_CPU = ["--use_cpu", "true", "--bf16", "false"]
+
+
+def test_a_typo_is_said_before_bf16_is_asked_for(tmp_path, nothing_is_fetched):
+    config = tmp_path / "run.yaml"
+    config.write_text("learning_rat: 0.1\nmodel_name_or_path: x/y\n")
+    said = refused("prompt-r1", "--config", config, "--environment_model", "m")
+    assert "'learning_rat' is no option" in said and "learning_rate" in said and "bf16" not in said
+
+
+def test_programs_look_at_the_endpoint_then_the_model_then_the_data(no_key, nothing_is_fetched, tmp_path):
+    """As `doctor` does, each in one line: 82 s of retries named neither of two mistakes."""
+    out = ["--output_dir", tmp_path, *ON_A_CPU]
+    wrong = ["--model_name_or_path", tmp_path / "nowhere", "--task", "gsm8k", *out]
+    assert "OPENAI_API_KEY" in refused("prompt-r1", "--environment_model", "gpt-4o-mini", *wrong)
+    assert "OPENAI_API_KEY" in refused("espl", "--reference_model", "gpt-4o-mini", *wrong)
+    with LoopbackServer(lambda body, n: "ok") as server:
+        asked = ["--environment_model", "m", "--environment_base_url", server.base_url]
+        assert f"{tmp_path / 'nowhere'} does not exist" in refused("prompt-r1", *asked, *wrong)
+        assert "say which model" in refused("prompt-r1", *asked, "--task", "gsm8k", *out)
+
+
+def test_a_missing_extra_is_said_before_anything_is_loaded(monkeypatch, nothing_is_fetched, tmp_path):
+    from agentic_prompting.cli import doctor
+
+    here = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name))
+    common = ["--output_dir", tmp_path, "--task", "gsm8k", "--reflector", "policy", "--model_name_or_path", "x/y"]
+    assert "pip install 'agentic-prompting[math]'" in refused("espl", "--reward", "math", *common, *ON_A_CPU)
+    assert "pip install 'agentic-prompting[vllm]'" in refused("espl", "--use_vllm", "true", *common, *ON_A_CPU)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, busy, option, say
+from .options import AsJson, LargeLLM, OutputDir, busy, check_agent, option, say
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout, Turn
@@ -35,8 +35,7 @@ def ask(
             "say which trained agent to ask: --run FOLDER. `agentic-prompting demo` trains one, in runs/demo"
         )
     llm.check()
-    if not run.is_dir():
-        raise ValueError(f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there")
+    check_agent(run)
     if llm.sandbox:
         question = _in_the_sandbox(question)
     with ExitStack() as stack:

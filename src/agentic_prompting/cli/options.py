@@ -6,6 +6,7 @@ TRL's parser for the training programs. Light to import: heavy imports are in th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -133,6 +134,37 @@ class TaskRows:
         from ..data import load_task
 
         return load_task(task, self.task_split, self.task_rows, seed, data_files=self.data_files)
+
+
+# --- folders, looked at before anything is loaded --------------------------------------------------------------------
+
+
+def check_agent(run: str | Path) -> None:
+    """Raise `ValueError` for a folder that is not there or holds no model. A hub id (`user/name`) passes."""
+    folder = Path(run)
+    if not folder.exists() and ("/" not in str(run) or _only_a_folder(str(run))):
+        raise ValueError(f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there")
+    if folder.is_dir() and not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+        raise ValueError(f"{run} holds no model (no config.json); give the folder that a trainer saved")
+    check_model(run)
+
+
+def check_model(name: str | Path) -> None:
+    """Raise `ValueError` for what can only be a folder and is not there, or for an adapter without its base model."""
+    if not Path(name).exists() and _only_a_folder(str(name)):
+        raise ValueError(f"{name} does not exist: give the folder of a model, or its name on the hub")
+    adapter = Path(name) / "adapter_config.json"
+    if adapter.is_file():
+        base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+        near = next((above for above in adapter.resolve().parents if (above / base).is_dir()), None)
+        if not Path(base).exists() and (near or _only_a_folder(base)):
+            there = f"start the command in {near}, or" if near else "it is not there:"
+            raise ValueError(f"{name} belongs to the base model in {base}: {there} write the full path into {adapter}")
+
+
+def _only_a_folder(name: str) -> bool:
+    """Whether a name can be no hub id: those have one slash, and nobody has a folder of the user's name here."""
+    return "/" in name and (name[0] in "./~" or name.count("/") > 1 or Path(name).parent.is_dir())
 
 
 # --- what a terminal shows -------------------------------------------------------------------------------------------

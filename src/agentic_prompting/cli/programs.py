@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from transformers import Trainer
@@ -33,6 +35,7 @@ from ..sandbox.setup import prepare_sandbox
 from ..trainers import (
     ESPLConfig,
     ESPLTrainer,
+    MultiTurnGRPOConfig,
     PromptR1Config,
     PromptR1Trainer,
     TrainingInterrupted,
@@ -40,7 +43,8 @@ from ..trainers import (
     checkpoint_on_interrupt,
 )
 from ..trainers.progress import quiet_libraries
-from .options import EnvironmentModel, ReferenceModel, TaskRows, setting
+from .doctor import missing_extras, misspelt, read_yaml
+from .options import EnvironmentModel, ReferenceModel, TaskRows, check_model, setting
 from .train import run_script
 
 REWARDS = {
@@ -88,6 +92,7 @@ class PromptR1Arguments(DataAndEnvironment):
         environment, peft = self.large_llm(args.seed, stack), get_peft_config(model)
         common: dict[str, Any] = {"environment": environment, "args": args, "peft_config": peft}
         if not self.sandbox:
+            check_first(args, model, environment)
             rows = self.load(self.task, args.seed)
             return PromptR1Trainer(model=model.model_name_or_path, train_dataset=rows, **common), None
         environment.check()  # a wrong address or key is found before the warm start, not after it
@@ -143,12 +148,14 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             reference = GuardedReflector(seed=args.seed) if scripted else self.reference(stack)
         common: dict[str, Any] = {"reference": reference, "args": args, "peft_config": get_peft_config(model)}
         if not in_sandbox:
+            environment = self.asked(stack)
+            check_first(args, model, *(one for one in (environment, reference) if hasattr(one, "check")))
             return ESPLTrainer(
                 model=model.model_name_or_path,
                 reward_funcs=REWARDS[self.reward],
                 train_dataset=self.load(self.task, args.seed),
                 initial_prompt=SystemPrompt(self.initial_prompt) if self.free_text else self.initial_prompt,
-                environment=self.asked(stack),
+                environment=environment,
                 prompt_template=prompt_r1_template() if self.environment == "llm" else "{question}",
                 **common,
             ), None
@@ -181,6 +188,9 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     script, args, model = parse(PROGRAMS[method], arguments)
     script.check(args)
+    for missing in missing_extras({**vars(args), **vars(script)}):
+        if missing.level == "problem":
+            raise ValueError(f"{missing.says}: {missing.fix}")
     with ExitStack() as stack:
         trainer, report = script.trainer(args, model, stack)
         run_training(trainer)
@@ -190,8 +200,28 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
         trainer.accelerator.end_training()  # without it gloo may abort at exit
 
 
+def check_first(args: MultiTurnGRPOConfig, model: ModelConfig, *asked: Any) -> None:
+    """In the order of `doctor`: whoever is asked answers, the model is there. Before data or weights are loaded."""
+    if args.check_environment and args.process_index == 0:
+        for one in asked:
+            one.check()
+    if not model.model_name_or_path:
+        raise ValueError("say which model to train: --model_name_or_path FOLDER or a name on the hub")
+    check_model(model.model_name_or_path)
+
+
 def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, ...]:
-    """One object of each kind, from the command line or from `arguments`, and from the file of `--config`."""
+    """One object of each kind, from the command line or from `arguments`, and from the file of `--config`.
+
+    Raises:
+        `ValueError`: A name in the file is no option: said before anything is made of the values.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for file in [after for word, after in pairwise(words) if word == "--config"]:
+        values = read_yaml(Path(file))
+        fields = {"env", *(name for kind in kinds for name in vars(kind)["__dataclass_fields__"])}
+        for wrong in misspelt(values if isinstance(values, dict) else {}, fields, f"{file}: ", "this program"):
+            raise ValueError(f"{wrong.says}: {wrong.fix}")
     # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     quiet_libraries()

@@ -200,8 +200,8 @@ def run_script(main: Callable[[], object]) -> None:
 
     try:
         main()
-    except (ValueError, FileNotFoundError, LLMError) as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except (ValueError, OSError, LLMError) as error:
+        raise SystemExit(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
     except KeyboardInterrupt as interrupted:
         if os.environ.get("RANK", "0") == "0":  # the first process of the job speaks for all
             print(str(interrupted) or "interrupted; what is not in a checkpoint is lost", file=sys.stderr, flush=True)

@@ -502,3 +502,50 @@ def test_a_missing_extra_is_said_before_anything_is_loaded(monkeypatch, nothing_
     common = ["--output_dir", tmp_path, "--task", "gsm8k", "--reflector", "policy", "--model_name_or_path", "x/y"]
     assert "pip install 'agentic-prompting[math]'" in refused("espl", "--reward", "math", *common, *ON_A_CPU)
     assert "pip install 'agentic-prompting[vllm]'" in refused("espl", "--use_vllm", "true", *common, *ON_A_CPU)
+
+
+# --- rows of one's own --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_rows(tmp_path):
+    file = tmp_path / "support.csv"
+    file.write_text("nr,request,reply\n1,Where is Rome?,Italy\n2,What is 2 + 2?,4\n")
+    return ["--dataset", file, "--columns", "question=request,answer=reply,id=nr"]
+
+
+def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
+    with LoopbackServer(lambda body, number: "<answer>4</answer>") as server:
+        urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
+        models = ["--policy-model", "small", "--reference-model", "large", "--steps", 1, "--num-generations", 1]
+        where = ["--problems-per-step", 2, "--output-dir", tmp_path / "out", "--json"]
+        status, _, err = run("evolve", *urls, *models, *own_rows, *where)
+        assert status == 0, err
+        questions = {body["messages"][-1]["content"] for body in server.requests if body["model"] == "small"}
+    assert questions == {"Where is Rome?", "What is 2 + 2?"}
+
+
+def test_training_takes_them_too(own_rows, tmp_path):
+    from agentic_prompting.cli.programs import PROGRAMS, parse
+
+    common = [*own_rows, "--output_dir", tmp_path, *ON_A_CPU, "--model_name_or_path", "x/y"]
+    for method, asked in (("prompt-r1", ["--environment_model", "m"]), ("espl", ["--reflector", "policy"])):
+        script, args, _ = parse(PROGRAMS[method], [str(word) for word in [*common, *asked]])
+        script.check(args)
+        rows = script.load(script.task, 0)
+        assert rows["question"] == ["Where is Rome?", "What is 2 + 2?"] and rows["answers"] == [["Italy"], ["4"]]
+    asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--check_environment", "false"]
+    wrong = [word if word != own_rows[3] else "request" for word in common]
+    assert "columns=request is not of the form" in refused("prompt-r1", *wrong, *asked)
+    assert "leave one of them out" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
+
+
+def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
+    def fails(*_, **__):
+        raise RuntimeError("gsm8k: no source could be loaded. Tried:\n  a: b\n  c: d")
+
+    monkeypatch.setattr("agentic_prompting.data.load_task", fails)
+    monkeypatch.setattr("agentic_prompting.cli.programs.check_first", lambda *_: None)
+    asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--task", "gsm8k"]
+    said = refused("prompt-r1", *asked, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU)
+    assert said.endswith("no source could be loaded. Tried: a: b c: d")

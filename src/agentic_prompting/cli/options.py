@@ -129,11 +129,21 @@ class TaskRows:
     task_split: str = setting("Its split.", "train")
     task_rows: int | None = setting("Sample this many rows; all by default.")
     data_files: str | None = setting("Local files instead of the hub.")
+    dataset: str | None = setting("Your own rows instead of a task: a file (.jsonl, .json, .csv, .tsv, .parquet).")
+    columns: str | None = setting("Which of its columns is which: question=q,answers=a.")
 
     def load(self, task: str, seed: int) -> Dataset:
+        """The rows. Raises `ValueError`, in one line, for what cannot be had."""
         from ..data import load_task
 
-        return load_task(task, self.task_split, self.task_rows, seed, data_files=self.data_files)
+        pairs = [pair.partition("=") for pair in (self.columns or "").split(",") if pair]
+        if not all(ours and theirs for ours, _, theirs in pairs):
+            raise ValueError(f"columns={self.columns} is not of the form question=q,answers=a")
+        options: dict[str, Any] = {"data_files": self.data_files, "columns": {a: b for a, _, b in pairs} or None}
+        try:
+            return load_task(self.dataset or task, self.task_split, self.task_rows, seed, **options)
+        except RuntimeError as error:
+            raise ValueError(" ".join(str(error).split())) from error
 
 
 # --- folders, looked at before anything is loaded --------------------------------------------------------------------

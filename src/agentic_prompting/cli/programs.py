@@ -75,6 +75,8 @@ class PromptR1Arguments(DataAndEnvironment):
 
     def check(self, args: PromptR1Config) -> None:
         """Raises what can be seen of the arguments before anything is loaded."""
+        if self.sandbox and self.dataset:
+            raise ValueError("--sandbox has rows of its own, and --dataset are yours: leave one of them out")
         if not self.environment_model and (not self.sandbox or self.environment_base_url):
             raise ValueError("say which large LLM the agent talks to: --environment_model NAME")
 
@@ -121,6 +123,10 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
     environment: str = setting("What the policy may ask: none, llm or search.", "none")
     search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
 
+    @property
+    def in_sandbox(self) -> bool:
+        return self.task == "sandbox" and not self.dataset
+
     def check(self, args: ESPLConfig) -> None:
         """Raises what can be seen of the arguments before anything is loaded."""
         for name, known in (("reward", tuple(REWARDS)), ("environment", ("none", "llm", "search"))):
@@ -130,7 +136,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             raise ValueError("say which large LLM the policy may ask: --environment_model NAME")
         if self.environment == "search" and not self.search_url:
             raise ValueError("say where to search: --search_url http://host:port/retrieve")
-        if self.task != "sandbox" and args.evolves and args.reflector == "reference" and not self.reference_model:
+        if not self.in_sandbox and args.evolves and args.reflector == "reference" and not self.reference_model:
             raise ValueError("say which LLM reflects: --reference_model NAME, or --reflector policy")
 
     def asked(self, stack: ExitStack) -> Environment | None:
@@ -141,13 +147,12 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
 
     def trainer(self, args: ESPLConfig, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
-        in_sandbox, asks = self.task == "sandbox", args.evolves and args.reflector == "reference"
         reference: ChatModel | None = None
-        if asks:
-            scripted = in_sandbox and not self.reference_model
+        if args.evolves and args.reflector == "reference":
+            scripted = self.in_sandbox and not self.reference_model
             reference = GuardedReflector(seed=args.seed) if scripted else self.reference(stack)
         common: dict[str, Any] = {"reference": reference, "args": args, "peft_config": get_peft_config(model)}
-        if not in_sandbox:
+        if not self.in_sandbox:
             environment = self.asked(stack)
             check_first(args, model, *(one for one in (environment, reference) if hasattr(one, "check")))
             return ESPLTrainer(

@@ -271,15 +271,15 @@ def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict
     from agentic_prompting.trainers import multi_turn_grpo
 
     captured: dict[str, Any] = {}
-    hand_over = multi_turn_grpo.for_trl
+    hand_over = multi_turn_grpo.to_trl_batch
 
     def capturing(*args: Any, **kwargs: Any) -> dict[str, Any]:
         captured.update(hand_over(*args, **kwargs))
         return dict(captured)
 
-    multi_turn_grpo.for_trl = capturing
+    multi_turn_grpo.to_trl_batch = capturing
     make_batch(our_trainer(folder / "first", layers))
-    multi_turn_grpo.for_trl = hand_over
+    multi_turn_grpo.to_trl_batch = hand_over
     captured.pop("rollout")
     if not torch.cuda.is_available():
         skip_unlabelled(False)

@@ -18,7 +18,7 @@ from agentic_prompting import ESPLTrainer, LLMEnvironment, PromptR1Reward, Promp
 from agentic_prompting.rollout import Sample
 from agentic_prompting.sandbox import Oracle, as_rows, make_split
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers.rank_barrier import PeerFailed
+from agentic_prompting.trainers.stopping import PeerFailed
 from test_espl_trainer import EDIT, Reference, arguments as espl_arguments
 from test_trainer import arguments as prompt_r1_arguments
 

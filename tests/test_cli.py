@@ -40,7 +40,7 @@ def all_commands():
 
 def test_the_commands_are_those_of_the_table():
     assert set(COMMANDS) == {
-        "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor",
+        "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor", "check-env",
     }  # fmt: skip
     assert {"train prompt-r1", "train espl"} <= set(all_commands())
 
@@ -549,3 +549,69 @@ def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
     asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--task", "gsm8k"]
     said = refused("prompt-r1", *asked, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU)
     assert said.endswith("no source could be loaded. Tried: a: b c: d")
+
+
+# --- an environment of one's own ----------------------------------------------------------------------------------
+
+SUMS = '''
+class Calculator:
+    """Answers sums."""
+
+    def step(self, rollout):
+        numbers = [int(word) for word in rollout.turns[-1].request.split() if word.isdigit()]
+        return f"the sum is {sum(numbers)} ." if numbers else None
+
+
+def broken(rollout):
+    raise KeyError("no such tool")
+
+
+def wrong(rollout):
+    return 42
+
+
+def made():
+    return Calculator()
+
+
+twelve = 12
+'''
+
+
+@pytest.fixture
+def sums(tmp_path, monkeypatch):
+    (tmp_path / "own_sums.py").write_text(SUMS)
+    (tmp_path / "rows.jsonl").write_text('{"question": "what is 17 plus 4 ?", "answers": ["21"]}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_sums", raising=False)
+
+
+@pytest.mark.parametrize("name", ["own_sums:Calculator", "own_sums.py:made"])
+def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
+    status, out, err = run("check-env", name, "--dataset", "rows.jsonl")
+    assert (status, err) == (0, "")
+    assert out.count("agent asks     what is 17 plus 4 ?") == 3 and out.count("environment    the sum is 21 .") == 3
+    assert "3 episodes: 3 answered" in out and "what training would show the agent" in out
+    found = json.loads(run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1])
+    assert [one["observations"][0]["text"] for one in found["episodes"]] == ["the sum is 3 ."] * 3
+
+
+def test_check_env_with_a_model(run, sums, asking_policy):
+    status, out, _ = run("check-env", "own_sums:Calculator", "--model", asking_policy, "--dataset", "rows.jsonl")
+    assert status == 0 and out.count("episode ") == 3 and "3 episodes: " in out
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "message"),
+    [
+        ("own_sums:broken", 1, "KeyError: 'no such tool'"),
+        ("own_sums:wrong", 1, "step must return an Observation, a str or None, not int"),
+        ("own_sums:twelve", 2, "environment has no step(rollout) to call: int"),
+        ("own_sums:Calculatr", 2, "own_sums has no Calculatr; did you mean Calculator?"),
+        ("nowhere_at_all:x", 2, "no module nowhere_at_all"),
+        ("own_sums", 2, "module:name"),
+    ],
+)
+def test_check_env_says_what_is_wrong(run, sums, name, status, message):
+    found, out, err = run("check-env", name)
+    assert found == status and message in err and err.count("\n") == 1 and "Traceback" not in out, err

@@ -101,7 +101,7 @@ def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backe
     assert "[rank1]: ArithmeticError: planted in the sampler" in done.stderr
     assert "process 1 of 2" in done.stderr and "failed in the rollouts of step 1; the other processes" in done.stderr
     if backend == "ddp":  # under ZeRO-3 the launcher may end it before it has heard; without an end the launch fails
-        assert "[rank0]: agentic_prompting.trainers.rank_barrier.PeerFailed: process 1 of 2 " in done.stderr
+        assert "[rank0]: agentic_prompting.trainers.stopping.PeerFailed: process 1 of 2 " in done.stderr
 
 
 def test_on_another_number_of_processes_it_goes_on(play, tiny_policy, tmp_path, caplog):

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from agentic_prompting.cli import main, programs
-from agentic_prompting.sandbox.guarded.setup import prepare_guarded
+from agentic_prompting.sandbox.setup import prepare_guarded
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "examples" / "configs" / "espl").glob("*.yaml"))
@@ -105,7 +105,7 @@ def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
     from agentic_prompting import LLMEnvironment, PromptAgent
     from agentic_prompting.llm import complete
     from agentic_prompting.rollout import gather, lend
-    from agentic_prompting.sandbox.guarded.setup import ROOT as PROMPT, AgentChat, Transcript
+    from agentic_prompting.sandbox.setup import ROOT as PROMPT, AgentChat, Transcript
 
     sandbox = prepare_guarded(warm, 0, 8)
     agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(sandbox.oracle))

@@ -25,11 +25,10 @@ from agentic_prompting import (
     RoutedChat,
     ScriptedChat,
 )
-from agentic_prompting.sandbox import Oracle
-from agentic_prompting.sandbox.guarded import GuardedReflector
+from agentic_prompting.sandbox import GuardedReflector, Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers.hub import SHARED, card as card_module
-from agentic_prompting.trainers.hub.card import asked, evaluation_of, fenced, host_of
+from agentic_prompting.trainers import hub as card_module
+from agentic_prompting.trainers.hub import SHARED, asked, evaluation_of, fenced, host_of
 from test_trainer import vars_for
 
 SECRET = "sk-very-secret"
@@ -152,7 +151,7 @@ def cited(text):
 
 def test_citations_are_those_of_the_repository():
     cff = (Path(__file__).parents[1] / "CITATION.cff").read_text(encoding="utf-8")
-    papers = cited(Path(card_module.__file__).with_suffix(".md").read_text(encoding="utf-8"))
+    papers = cited(Path(card_module.__file__).with_name("card.md").read_text(encoding="utf-8"))
     assert len(papers) == 3
     for arxiv, bibtex in papers:
         title = re.search(r"title   = \{\{(.*)\}\}", bibtex).group(1)

@@ -118,7 +118,7 @@ def test_what_is_in_them(built):
     ours = {str(path.relative_to(SOURCE.parent)) for path in SOURCE.rglob("*") if _belongs(path)}
     assert {name for name in inside if ".dist-info/" not in name} == ours
     assert "agentic_prompting/py.typed" in ours and "agentic_prompting/report/page/stories.js" in ours
-    assert "agentic_prompting/trainers/hub/card.md" in ours
+    assert "agentic_prompting/trainers/card.md" in ours
     assert [name for name in inside if name.endswith("licenses/LICENSE")]
     assert told["License-Expression"] == "Apache-2.0" and told["Requires-Python"] == PROJECT["requires-python"]
     assert set(told.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])

@@ -15,7 +15,7 @@ from agentic_prompting import LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import Misconfigured
 from agentic_prompting.rollout import Observation
 from agentic_prompting.sandbox import Oracle
-from agentic_prompting.trainers.resume.checkpoints import LOCK_FILE, damaged
+from agentic_prompting.trainers.checkpoints import LOCK_FILE, damaged
 from distributed_runs import uneven
 from test_trainer import trainer_for
 

@@ -15,7 +15,7 @@ from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rewards import PromptR1Reward
 from agentic_prompting.rollout import BatchEngine
-from agentic_prompting.trainers.tracking import MAX_CHARS, MEMBERS, TRAJECTORIES, LiveView, TensorBoard
+from agentic_prompting.trainers.callbacks import MAX_CHARS, MEMBERS, TRAJECTORIES, LiveView, TensorBoard
 from browser import evolved
 from test_espl_trainer import Reference, WritesBySeed, reward_by_word
 from test_trainer import vars_for

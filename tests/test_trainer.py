@@ -36,7 +36,7 @@ from agentic_prompting.llm import Misconfigured, ServerFailed
 from agentic_prompting.rollout import BatchEngine, ChatFormat, Sample, read_rollouts, rollout_from_trace
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers import progress, warm_start
+from agentic_prompting.trainers import callbacks, warm_start
 
 ASK = "<think> first find the country </think> <interaction_prompt> which country ? </interaction_prompt>"
 END = "<think> done </think> <answer> {} </answer>"
@@ -490,7 +490,7 @@ def test_a_folder_that_is_no_agent(tmp_path):
 
 @pytest.fixture
 def quiet_libraries():
-    progress.quiet_libraries()
+    callbacks.quiet_libraries()
     yield
     for library in (datasets, huggingface_hub.utils):
         library.enable_progress_bars()
@@ -515,8 +515,8 @@ def test_where_nobody_looks_on_there_are_no_bars_and_few_lines(tiny_policy, rows
 
 def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(progress, "Seldom", partial(progress.Seldom, clock=lambda: now[0]))
-    callback, state = progress.OneLineProgress(), TrainerState(max_steps=10)
+    monkeypatch.setattr(callbacks, "Seldom", partial(callbacks.Seldom, clock=lambda: now[0]))
+    callback, state = callbacks.OneLineProgress(), TrainerState(max_steps=10)
     callback.on_train_begin(None, state, None)
     for step in range(1, 11):
         now[0] += 25

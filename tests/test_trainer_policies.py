@@ -10,10 +10,9 @@ import torch
 from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, gather, lend
-from agentic_prompting.trainers.policies.collective import CollectivePolicy, ContinuousBatchingSampler, TRLSampler
-from agentic_prompting.trainers.policies.gathered import GatheredPolicy
+from agentic_prompting.trainers.policies import CollectivePolicy, ContinuousBatchingSampler, GatheredPolicy, TRLSampler
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, served_by
-from agentic_prompting.trainers.rank_barrier import PeerFailed, rank_barrier
+from agentic_prompting.trainers.stopping import PeerFailed, rank_barrier
 from test_trainer import arguments, trainer_for
 from vllm_stand_in import Server
 
@@ -61,7 +60,7 @@ class Others:
 
     def __init__(self, monkeypatch, *words):
         self.words, self.told = list(words), []
-        monkeypatch.setattr("agentic_prompting.trainers.policies.collective.gather_object", self.gather)
+        monkeypatch.setattr("agentic_prompting.trainers.policies.gather_object", self.gather)
 
     def gather(self, own):
         self.told += own

@@ -38,31 +38,27 @@ ROOT = Path(__file__).parents[1]
 USED = {
     "multi_turn_grpo.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step",
-        "_tag_names", "eos_token_ids", "is_in_train", "reward_func_names", "reward_weights", "use_vllm",
+        "_tag_names", "eos_token_ids", "reward_func_names", "reward_weights", "use_vllm",
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
         "_push_from_checkpoint", "_save", "is_world_process_zero",
     },
-    "stopping.py": {"_save_checkpoint"},
+    "stopping.py": {"_save_checkpoint", "is_in_train"},
     "trl_batch.py": {"trl.trainer.utils.pad"},
     "policies/__init__.py": {
         "_tokenizer", "eos_token_ids", "use_transformers_continuous_batching", "use_vllm", "vllm_generation",
+        "_generate_single_turn", "continuous_batching_config", "generation_config", "_dist", "model_wrapped",
+        "trl.models.unwrap_model_for_generation",
     },
-    "policies/collective.py": {
-        "_generate_single_turn", "continuous_batching_config", "eos_token_ids", "generation_config", "vllm_generation",
-    },
-    "policies/gathered.py": {"_dist", "model_wrapped", "trl.models.unwrap_model_for_generation"},
-    "resume/__init__.py": {
+    "resumable.py": {
         "_buffered_inputs", "_get_output_dir", "_get_train_sampler", "_globalstep_last_logged",
         "_load_optimizer_and_scheduler", "_metrics", "_run_epoch", "_save_checkpoint", "_step", "_tr_loss", "control",
         "is_deepspeed_enabled", "num_generations", "num_iterations", "shuffle_dataset",
-        "trl.trainer.utils.RepeatSampler",
+        "trl.trainer.utils.RepeatSampler", "_current_train_step_time", "_prepare_inputs",
+        "current_gradient_accumulation_steps",
     },
-    "resume/checkpoints.py": {"_get_output_dir", "_push_from_checkpoint"},
-    "resume/skip_empty_batches.py": {
-        "_current_train_step_time", "_metrics", "_prepare_inputs", "_step", "current_gradient_accumulation_steps",
-    },
-    "hub/card.py": {"_name", "_tag_names", "hub_model_id", "reward_func_names", "reward_funcs"},
-    "tracking.py": {"callback_handler", "reward_func_names", "reward_funcs"},
+    "checkpoints.py": {"_get_output_dir", "_push_from_checkpoint"},
+    "hub.py": {"_name", "_tag_names", "hub_model_id", "reward_func_names", "reward_funcs"},
+    "callbacks.py": {"callback_handler", "reward_func_names", "reward_funcs"},
     "prompt_r1.py": {"_name"},
     "espl.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_save", "_name",
@@ -268,7 +264,7 @@ def test_calculate_rewards(trained):
 
 
 def test_a_row_without_any_reward_is_warned_of_in_these_words():
-    """Silenced where the rollout failed (`not_the_rewards_fault`): by these words, from this module's logger."""
+    """Silenced where the rollout failed (`quiet_about_missing_rewards`): by these words, from this module's logger."""
     source = inspect.getsource(GRPOTrainer._calculate_rewards)
     assert source.count("logger.warning(") == 1 and 'f"All reward functions returned None' in source
     assert "logger = get_logger(__name__)" in inspect.getsource(inspect.getmodule(GRPOTrainer))

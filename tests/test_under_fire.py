@@ -85,9 +85,7 @@ def test_a_step_of_failures_alone_changes_nothing(tiny_policy, rows, tmp_path, o
 
 def test_without_the_guard_decay_and_momentum_would_move_weights(tiny_policy, rows, tmp_path, monkeypatch):
     """That the test above can fail: zero gradients are not enough."""
-    monkeypatch.setattr(
-        "agentic_prompting.trainers.resume.skip_empty_batches.SkipEmptyBatchesTrainer._is_empty", lambda *_: False
-    )
+    monkeypatch.setattr("agentic_prompting.trainers.resumable.ResumableGRPOTrainer._is_empty", lambda *_: False)
     _, watch = watched_run(tiny_policy, tmp_path, rows, {1}, **{**HEAVY, "max_steps": 2})
     assert not same(*watch.weights)
 

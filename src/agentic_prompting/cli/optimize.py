@@ -308,8 +308,8 @@ class Evolving(TaskRows, Spending, ReferenceModel):
         from ..agent import PromptAgent
         from ..environments import LLMEnvironment
         from ..rewards import exact_match_reward
-        from ..sandbox.guarded import GuardedReflector
-        from ..sandbox.guarded.setup import ROOT, AgentChat, Transcript, prepare_guarded
+        from ..sandbox import GuardedReflector
+        from ..sandbox.setup import ROOT, AgentChat, Transcript, prepare_guarded
 
         sandbox = prepare_guarded(self.output_dir, config.seed, warm_start_steps=self.warm_start_steps)
         agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(sandbox.oracle), max_batch_size=256)

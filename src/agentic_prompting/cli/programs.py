@@ -26,12 +26,10 @@ from ..llm import ChatModel
 from ..report import plot_reward
 from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
 from ..rollout import Environment, prompt_r1_template
-from ..sandbox import Oracle
-from ..sandbox.guarded import GuardedReflector
-from ..sandbox.guarded.setup import ROOT, prepare_guarded
+from ..sandbox import GuardedReflector, Oracle
 from ..sandbox.results import report_guarded_run, report_sandbox_run
 from ..sandbox.server import MODEL, OracleServer
-from ..sandbox.setup import prepare_sandbox
+from ..sandbox.setup import ROOT, prepare_guarded, prepare_sandbox
 from ..trainers import (
     ESPLConfig,
     ESPLTrainer,
@@ -42,7 +40,7 @@ from ..trainers import (
     TrainingStopped,
     checkpoint_on_interrupt,
 )
-from ..trainers.progress import quiet_libraries
+from ..trainers.callbacks import quiet_libraries
 from .doctor import missing_extras, misspelt, read_yaml
 from .options import EnvironmentModel, ReferenceModel, TaskRows, check_model, setting
 from .train import run_script

@@ -1,12 +1,11 @@
 """The trainers. The only room that imports trl."""
 
-from .config import MultiTurnGRPOConfig, PromptR1Config
+from .config import ESPLConfig, MultiTurnGRPOConfig, PromptR1Config
 from .espl import ESPLTrainer
-from .espl_config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .prompt_r1 import PromptR1Trainer
 from .stopping import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
-from .supervised import warm_start
+from .trl_batch import warm_start
 
 __all__ = [
     "ESPLConfig",

@@ -1,15 +1,19 @@
-"""Training arguments: TRL's `GRPOConfig` plus what a conversation needs; and what is checked of them."""
+"""Training arguments: TRL's `GRPOConfig` plus what a conversation, Prompt-R1 and E-SPL need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from datasets import Dataset
 from trl import GRPOConfig
 
+from ..evolution import ESPLSettings
+from ..evolution.population import one_of
 from ..rollout import Limits
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
@@ -18,58 +22,44 @@ class MultiTurnGRPOConfig(GRPOConfig):
     length of the whole response in tokens, observations included.
 
     Args:
-        max_turns (`int`, *optional*, defaults to `5`):
-            Turns of the agent, the answering one included.
-        max_turn_tokens (`int`, *optional*, defaults to `1024`):
-            Tokens of one turn.
-        stop_at_tags (`bool`, *optional*, defaults to `True`):
-            End a turn right after a closing request or answer tag, whatever the model would write next.
-        max_failed_share (`float`, *optional*, defaults to `0.5`):
-            If more than this share of the rollouts of the last `failure_window` batches failed (the environment's
-            fault, not the agent's), training saves a checkpoint and stops with an error that names the cause.
-        failure_window (`int`, *optional*, defaults to `3`):
-            Batches that `max_failed_share` looks at.
-        budget_usd (`float`, *optional*):
-            US dollars that the job may spend on large LLMs, all roles, processes and restarts together; what was spent
-            is kept in `output_dir/spending.sqlite`. When it is reached, calls on their way end, training saves a
-            checkpoint and stops. A role's own limit is its model's `budget_usd`.
-        budget_tokens (`int`, *optional*):
-            The same in tokens, for models whose price is not known.
-        vllm_server_calls (`str`, *optional*, defaults to `"direct"`):
-            With `vllm_mode="server"`, how rollouts reach the server: `direct`, each process by itself and as soon as a
-            rollout is ready; `collective`, by TRL's own path, all processes in step through the first one.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
-            Sampling in this process (no vLLM, no continuous batching): MB of keys and values to keep between the turns
-            of a rollout, so that a turn reads only what is new. They are freed before the training step.
-            147 KB a token for Qwen3-4B in bf16. 0 keeps none.
-        check_environment (`bool`, *optional*, defaults to `True`):
-            Ask the environment once before training starts, so that a wrong key or address is found at once.
-        rollouts_max_mb (`float`, *optional*, defaults to `1024`):
-            Size of `output_dir/rollouts` per process, in MB; the oldest part is dropped above it. 0 keeps none.
+        max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included.
+        max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn.
+        stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
+            whatever the model would write next.
+        max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
+            `failure_window` batches failed (the environment's fault, not the agent's), training saves a checkpoint and
+            stops with an error that names the cause.
+        failure_window (`int`, *optional*, defaults to `3`): Batches that `max_failed_share` looks at.
+        budget_usd (`float`, *optional*): US dollars that the job may spend on large LLMs, all roles, processes and
+            restarts together; what was spent is kept in `output_dir/spending.sqlite`. When it is reached, calls on
+            their way end, training saves a checkpoint and stops. A role's own limit is its model's `budget_usd`.
+        budget_tokens (`int`, *optional*): The same in tokens, for models whose price is not known.
+        vllm_server_calls (`str`, *optional*, defaults to `"direct"`): With `vllm_mode="server"`, how rollouts reach the
+            server: `direct`, each process by itself and as soon as a rollout is ready; `collective`, by TRL's own path,
+            all processes in step through the first one.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
+            batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
+            new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
+        check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
+            that a wrong key or address is found at once.
+        rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
+            oldest part is dropped above it. 0 keeps none.
 
     Raises:
         `ValueError`: If a limit is below 1, a share is outside [0, 1], or a value would be ignored.
     """
 
-    max_turns: int = field(default=5, metadata={"help": "Turns of the agent, the answering one included."})
-    max_turn_tokens: int = field(default=1024, metadata={"help": "Tokens of one turn."})
-    stop_at_tags: bool = field(
-        default=True, metadata={"help": "End a turn right after a closing request or answer tag."}
-    )
-    max_failed_share: float = field(
-        default=0.5, metadata={"help": "Stop when more than this share of recent rollouts failed."}
-    )
-    failure_window: int = field(default=3, metadata={"help": "Batches that max_failed_share looks at."})
-    budget_usd: float | None = field(default=None, metadata={"help": "What the job may spend on large LLMs, in US $."})
-    budget_tokens: int | None = field(default=None, metadata={"help": "What the job may spend, in tokens."})
-    vllm_server_calls: str = field(
-        default="direct", metadata={"help": "How rollouts reach a vLLM server: direct or collective (TRL's own path)."}
-    )
-    prefix_cache_mb: float = field(default=1024.0, metadata={"help": "Keys and values to keep between turns, in MB."})
-    check_environment: bool = field(default=True, metadata={"help": "Ask the environment once before training."})
-    rollouts_max_mb: float = field(
-        default=1024.0, metadata={"help": "Size limit of output_dir/rollouts in MB; 0: none."}
-    )
+    max_turns: int = _setting(5, "Turns of the agent, the answering one included.")
+    max_turn_tokens: int = _setting(1024, "Tokens of one turn.")
+    stop_at_tags: bool = _setting(True, "End a turn right after a closing request or answer tag.")
+    max_failed_share: float = _setting(0.5, "Stop when more than this share of recent rollouts failed.")
+    failure_window: int = _setting(3, "Batches that max_failed_share looks at.")
+    budget_usd: float | None = _setting(None, "What the job may spend on large LLMs, in US $.")
+    budget_tokens: int | None = _setting(None, "What the job may spend, in tokens.")
+    vllm_server_calls: str = _setting("direct", "How rollouts reach a vLLM server: direct or collective (TRL's path).")
+    prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
+    check_environment: bool = _setting(True, "Ask the environment once before training.")
+    rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
 
     def __post_init__(self):
         self.limits()  # raises for a limit below 1, before TRL looks at anything
@@ -103,69 +93,93 @@ class PromptR1Config(MultiTurnGRPOConfig):
     The batch sizes are not the paper's, which needs eight GPUs: `examples/configs/qwen3_4b.yaml` has those.
 
     Args:
-        gate (`str`, *optional*, defaults to `"paper"`):
-            How the format reward is capped: `"paper"` (eq 10) or `"strict"`; see [`prompt_r1_score`].
+        gate (`str`, *optional*, defaults to `"paper"`): How the format reward is capped: `"paper"` (eq 10) or
+            `"strict"`; see [`prompt_r1_score`].
     """
 
-    gate: str = field(default="paper", metadata={"help": "Format reward: 'paper' (eq 10) or 'strict'."})
-    learning_rate: float = field(default=1e-6, metadata={"help": "Table 6."})
-    beta: float = field(default=0.001, metadata={"help": "KL coefficient (eq 15; value from the released script)."})
-    use_bias_correction_kl: bool = field(default=False, metadata={"help": "eq 15 has the KL term without a ratio."})
-    epsilon: float = field(default=0.2, metadata={"help": "Clip range (eq 15)."})
-    loss_type: str = field(default="grpo", metadata={"help": "Mean over a trajectory's own tokens (eq 15)."})
-    scale_rewards: str = field(default="group", metadata={"help": "Advantages standardised in the group (eq 14)."})
-    num_generations: int = field(default=5, metadata={"help": "Rollouts per question (Table 6)."})
-    num_train_epochs: float = field(default=1.0, metadata={"help": "Table 6."})
-    max_completion_length: int | None = field(default=8192, metadata={"help": "Whole response, tokens (Table 6)."})
+    gate: str = _setting("paper", "Format reward: 'paper' (eq 10) or 'strict'.")
+    learning_rate: float = _setting(1e-6, "Table 6.")
+    beta: float = _setting(0.001, "KL coefficient (eq 15; value from the released script).")
+    use_bias_correction_kl: bool = _setting(False, "eq 15 has the KL term without a ratio.")
+    epsilon: float = _setting(0.2, "Clip range (eq 15).")
+    loss_type: str = _setting("grpo", "Mean over a trajectory's own tokens (eq 15).")
+    scale_rewards: str = _setting("group", "Advantages standardised in the group (eq 14).")
+    num_generations: int = _setting(5, "Rollouts per question (Table 6).")
+    num_train_epochs: float = _setting(1.0, "Table 6.")
+    max_completion_length: int | None = _setting(8192, "Whole response, tokens (Table 6).")
     # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
-    per_device_train_batch_size: int = field(default=10, metadata={"help": "Rollouts per device and backward pass."})
-    per_device_eval_batch_size: int = field(default=10, metadata={"help": "Rollouts per device in evaluation."})
+    per_device_train_batch_size: int = _setting(10, "Rollouts per device and backward pass.")
+    per_device_eval_batch_size: int = _setting(10, "Rollouts per device in evaluation.")
 
 
-# --- what is checked of a trainer's arguments before anything is loaded -----------------------------------------------
+@dataclass
+class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
+    """Arguments of [`ESPLTrainer`]: the settings of [`ESPLSettings`], those of [`MultiTurnGRPOConfig`] with the paper's
+    values (Appendix A) as defaults, and these.
 
+    Args:
+        mode (`str`, *optional*, defaults to `"joint"`): `joint`: prompts evolve and weights learn. `rl`: weights only,
+            under the initial prompt. `evolution`: prompts only. `reflection`: prompts only, a population of one, no
+            crossover.
+        baseline (`str`, *optional*, defaults to `"normal"`): What is subtracted from a rollout's reward: `normal`, the
+            mean over the N rollouts of the same problem under the same prompt (eq 1-2); `marginalize`, the mean over
+            all M·N rollouts of the problem.
+        reflector (`str`, *optional*, defaults to `"reference"`): Who reflects: `reference`, the fixed LLM passed to the
+            trainer (better, by Figure 15); or `policy`, the model being trained, in turns of `max_turn_tokens`, when
+            its children are due: nothing overlaps then.
+        evolution_lag (`int`, *optional*, defaults to `1`): A child joins so many batches later than in Algorithm 1, so
+            that the reference LLM works while the weights are updated. 0 is the exact algorithm: each batch waits for
+            the children of the last one.
+        reflection_timeout (`float`, *optional*, defaults to `1800`): Seconds that the reference LLM may take for one
+            batch, all its stages together. What is not there by then counts as a failed call: the batch has no child,
+            which is logged, and training goes on. A model's own timeouts end a call earlier; this is for models that
+            have none.
 
-def check_config(args: Any, kind: type[MultiTurnGRPOConfig]) -> None:
-    """Raises `TypeError` for arguments of another kind, TRL's own among them."""
-    if not isinstance(args, kind):
-        raise TypeError(
-            f"args is a {type(args).__name__}, and this trainer takes a {kind.__name__}: it has the same fields as "
-            "GRPOConfig, and those of its method"
-        )
+    Raises:
+        `ValueError`: If a value is out of range, or M·N does not divide the generation batch; says what would work.
+    """
 
+    mode: str = _setting("joint", "joint, rl, evolution or reflection.")
+    baseline: str = _setting("normal", "normal (eq 1-2) or marginalize.")
+    reflector: str = _setting("reference", "Who reflects: reference, or policy.")
+    evolution_lag: int = _setting(1, "Batches that a child joins later; 0: exact algorithm.")
+    reflection_timeout: float = _setting(1800.0, "Seconds that the reference LLM may take for one batch.")
 
-def reject_other_loops(kwargs: Mapping[str, Any]) -> None:
-    """Raises `ValueError` for TRL arguments that bring a generation loop of their own."""
-    for name in ("tools", "rollout_func", "environment_factory"):
-        if kwargs.get(name):
+    learning_rate: float = _setting(4e-5, "Appendix A, with LoRA of rank 32.")
+    adam_beta2: float = _setting(0.95, "Appendix A.")
+    beta: float = _setting(0.0, "No KL term with LoRA.")
+    scale_rewards: str = _setting("none", "eq 1-2 do not divide by a deviation.")
+    # The sum over a rollout's tokens, as Algorithm 1's log-likelihood, up to the constant factor of its length limit.
+    loss_type: str = _setting("dr_grpo", "Sum over tokens, divided by a constant.")
+    per_device_train_batch_size: int = _setting(15, "One problem: M·N rollouts.")
+    gradient_accumulation_steps: int = _setting(10, "b = 10 problems a batch.")
+
+    def __post_init__(self):
+        one_of("mode", self.mode, ("joint", "rl", "evolution", "reflection"))
+        one_of("baseline", self.baseline, ("normal", "marginalize"))
+        one_of("reflector", self.reflector, ("reference", "policy"))
+        if self.evolution_lag < 0:
+            raise ValueError(f"evolution_lag must be at least 0, got {self.evolution_lag}")
+        if not self.reflection_timeout > 0:
+            raise ValueError(f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}")
+        ESPLSettings.__post_init__(self)
+        MultiTurnGRPOConfig.__post_init__(self)
+        group = self.prompts_per_step * self.num_generations
+        if self.generation_batch_size % group:
+            below = self.generation_batch_size // group * group
+            near = " or ".join(str(size) for size in (below, below + group) if size)
             raise ValueError(
-                f"{name}= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
-                "step(rollout) instead, or use trl.GRPOTrainer"
+                f"each problem takes prompts_per_step x num_generations = {self.prompts_per_step} x "
+                f"{self.num_generations} = {group} rollouts, which does not divide the generation batch of "
+                f"{self.generation_batch_size}: make that {near} (per_device_train_batch_size x processes x "
+                "steps_per_generation)"
             )
 
+    @property
+    def evolves(self) -> bool:
+        """Whether prompts have children."""
+        return self.mode != "rl"
 
-def reject_unused_template(template: str | None, datasets: Iterable[Any]) -> None:
-    """Raises `ValueError` for a template that nothing would be filled into, as the rows bring their own `prompt`."""
-    if template is not None and any("prompt" in (getattr(rows, "column_names", None) or ()) for rows in datasets):
-        raise ValueError(
-            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: leave one "
-            "of them out"
-        )
-
-
-def datasets_of(dataset: Dataset | Mapping[str, Dataset] | None) -> list[Dataset]:
-    """The data sets in an `eval_dataset` argument."""
-    if dataset is None:
-        return []
-    return list(dataset.values()) if isinstance(dataset, Mapping) else [dataset]
-
-
-def check_rows(dataset: Any, args: GRPOConfig, rollouts_per_row: int) -> None:
-    """Raises `ValueError` if a data set is too small for a single step, of which TRL would make a run of no steps."""
-    needed = args.generation_batch_size // rollouts_per_row
-    if hasattr(dataset, "__len__") and len(dataset) < needed:
-        raise ValueError(
-            f"train_dataset has {len(dataset)} rows, and a batch of {args.generation_batch_size} rollouts takes "
-            f"{needed} ({rollouts_per_row} of each row): nothing would be trained; add rows, or make the batch smaller "
-            "(per_device_train_batch_size x processes x steps_per_generation)"
-        )
+    @property
+    def trains_weights(self) -> bool:
+        return self.mode in ("joint", "rl")

@@ -33,15 +33,17 @@ from ..evolution import (
     best_result,
     journal_beside,
     load_state,
+    question_of,
     scores_of,
+    truth_of,
 )
 from ..llm import ChatModel
 from ..records import atomic_write
 from ..rollout import AgentSpec, Environment, FreeText, Grammar
-from .checks import check_reflector, population_of
-from .espl_config import ESPLConfig
+from .config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
-from .reflecting import PolicyReflector, ReferenceReflector, ReflectionJob, Reflector, told_of
+from .reflecting import PolicyReflector, ReferenceReflector, ReflectionJob, transcript
+from .stopping import stop
 
 logger = logging.getLogger(__name__)
 
@@ -52,30 +54,21 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     """[`MultiTurnGRPOTrainer`] under an evolving population of system prompts.
 
     Args:
-        model (`str` or `PreTrainedModel`):
-            The policy.
-        reward_funcs (`Callable` or `list[Callable]`):
-            As in [`MultiTurnGRPOTrainer`].
-        args ([`ESPLConfig`], *optional*):
-            Training arguments.
-        train_dataset (`Dataset`):
-            Columns `question` and `answers`.
-        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
-            The same, held out.
-        reference ([`ChatModel`], *optional*):
-            π_ref: summarises, criticises and edits. Not needed in mode `rl` and with `reflector="policy"`.
-        initial_prompt ([`SystemPrompt`] or `str`, *optional*, defaults to `""`):
-            The root of the evolution. A text with lines `[G0]. ...` is read as principles, any other as a preamble
-            that principles are added to; for free text pass `SystemPrompt(text)`.
-        population ([`Population`], *optional*):
-            Instead of `initial_prompt`: a population of your own, with your own selection rule. The settings that make
-            one (`window`, `selection`, ...) must then be left as they are.
-        environment ([`Environment`], *optional*):
-            What the policy may ask. Without one each rollout is a single turn, whose text is the answer.
-        grammar ([`Grammar`], *optional*):
-            Defaults to the environment's, else to Prompt-R1's tags; without an environment to free text.
-        **kwargs:
-            As in [`MultiTurnGRPOTrainer`].
+        model (`str` or `PreTrainedModel`): The policy.
+        reward_funcs (`Callable` or `list[Callable]`): As in [`MultiTurnGRPOTrainer`].
+        args ([`ESPLConfig`], *optional*): Training arguments.
+        train_dataset (`Dataset`): Columns `question` and `answers`.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same, held out.
+        reference ([`ChatModel`], *optional*): π_ref: summarises, criticises and edits. Not needed in mode `rl` and with
+            `reflector="policy"`.
+        initial_prompt ([`SystemPrompt`] or `str`, *optional*, defaults to `""`): The root of the evolution. A text with
+            lines `[G0]. ...` is read as principles, any other as a preamble that principles are added to; for free text
+            pass `SystemPrompt(text)`.
+        population ([`Population`], *optional*): Instead of `initial_prompt`: a population of your own, with your own
+            selection rule. The settings that make one (`window`, `selection`, ...) must then be left as they are.
+        environment ([`Environment`], *optional*): What the policy may ask. Without one each rollout is a single turn,
+            whose text is the answer.
+        **kwargs: As in [`MultiTurnGRPOTrainer`]; `grammar` defaults to free text without an environment.
 
     Attributes:
         population ([`Population`]): Every system prompt that ever lived.
@@ -85,6 +78,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     """
 
     _name = "E-SPL"
+    _config = ESPLConfig
+    _default_output = "espl_output"
 
     def __init__(
         self,
@@ -98,13 +93,18 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         initial_prompt: SystemPrompt | str = "",
         population: Population | None = None,
         environment: Environment | None = None,
-        grammar: Grammar | None = None,
         **kwargs: Any,
     ):
-        args = args if args is not None else ESPLConfig("espl_output")
-        check_reflector(reference, args)
-        self.population = population_of(population, initial_prompt, args)
+        args = self._checked(args)
+        if args.evolves and reference is None and args.reflector == "reference":
+            raise ValueError(
+                f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl', or "
+                "reflector='policy' to let the policy do it"
+            )
+        if args.evolves and reference is not None and args.reflector == "policy":
+            raise ValueError("with reflector='policy' the reference LLM would never be asked: pass reference=None")
         self.reference = reference
+        self.population = _population(population, initial_prompt, args)
         self._playing = [self.population.best()]  # until the first batch draws its own
         self._pending: list[ReflectionJob] = []
         self._batches = 0  # training batches generated so far: the clock of the evolution
@@ -118,15 +118,16 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             args=args,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
-            grammar=grammar if grammar is not None else FreeText() if environment is None else None,
             **kwargs,
         )
-        self._reflector: Reflector | None = None
-        if args.evolves:
-            self._reflector = PolicyReflector(self) if reference is None else ReferenceReflector(reference, self)
+        self._reflector = ReferenceReflector(self) if args.reflector == "reference" else PolicyReflector(self)
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations
+
+    @staticmethod
+    def _default_grammar(environment: Any) -> Grammar:
+        return FreeText() if environment is None else MultiTurnGRPOTrainer._default_grammar(environment)
 
     def roles(self, environment: Environment | None, reward_funcs: Any) -> dict[str, Any]:
         return {**super().roles(environment, reward_funcs), "reference": self.reference}
@@ -181,7 +182,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if self._batches == 0 and self.accelerator.is_main_process:
             self._journal.keep_before(0)  # of another run in the same folder
         # In mode `rl` nobody reads them, and the texts of a batch are megabytes.
-        told = gather_object([told_of(row) for row in rows]) if self.args.evolves else [("", "", "")] * len(rewards)
+        told = [("", "", "")] * len(rewards)
+        if self.args.evolves:
+            told = gather_object([(question_of(row), truth_of(row), transcript(row["rollout"])) for row in rows])
         results = self._results(rewards, told)
         values = self.population.record(self._playing, [result.row for result in results])
         best = best_result(results, values)
@@ -191,7 +194,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             crosses = self.args.mode != "reflection" and self.population.rng.random() < self.args.p_crossover
             ratings = {prompt.id or 0: self.population.rating(prompt) for prompt in self._playing}
             crossing = results if crosses else None
-            self._reflect(ReflectionJob(self._batches, best, crossing, scores_of(results), ratings))
+            self._pending.append(ReflectionJob(self._batches, best, crossing, scores_of(results), ratings))
+            self._reflector.begin(self._pending[-1])
         self._batches += 1
 
     def _results(self, rewards: Sequence[float | None], told: Sequence[tuple[str, str, str]]) -> list[PromptResult]:
@@ -205,24 +209,19 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             cells[self._slot(start)].append(ProblemResult(question, truth, attempts))
         return [PromptResult(prompt, tuple(row)) for prompt, row in zip(self._playing, cells, strict=True)]
 
-    def _reflect(self, job: ReflectionJob) -> None:
-        self._pending.append(job)
-        if self._reflector is not None:
-            self._reflector.begin(job)
-
     def _let_children_join(self) -> None:
         """Add the children that are due: those of the batch `evolution_lag` before the last one, and older.
 
         Due by the clock, not by the wall: a run does not depend on how fast the reference LLM is, and training waits
         where it is slower than `evolution_lag` steps.
         """
-        while self._reflector and self._pending and self._pending[0].batch < self._batches - self.args.evolution_lag:
+        while self.args.evolves and self._pending and self._pending[0].batch < self._batches - self.args.evolution_lag:
             job = self._pending.pop(0)
             outcomes = self._reflector.finish(job)
             fatal = next((o.error for o in outcomes if o.error is not None and o.error.fatal), None)
             if fatal is not None and self.args.reflector == "reference":
                 self._pending.insert(0, job)  # asked for again when training goes on
-                self._stop(f"the reference LLM failed for good with {fatal.kind}: {fatal}")
+                stop(self, f"the reference LLM failed for good with {fatal.kind}: {fatal}")
             self._join(job, outcomes)
 
     def _join(self, job: ReflectionJob, outcomes: Sequence[Outcome]) -> None:
@@ -293,12 +292,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._batches = state["batches"]
         self._pending = [ReflectionJob.from_json(saved) for saved in state["pending"]]
 
-    def _load_population(self, path: Path) -> None:
-        load_state(path, self.load_state_dict)
-        if self._reflector is not None and self.state.global_step < self.state.max_steps:
-            for job in self._pending:
-                self._reflector.begin(job)
-
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
         folder = Path(output_dir or self.args.output_dir)
@@ -323,6 +316,24 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         path = Path(checkpoint or "") / POPULATION_FILE
         if checkpoint is not None and path.exists():
-            self._load_population(path)
+            load_state(path, self.load_state_dict)
+            if self.args.evolves and self.state.global_step < self.state.max_steps:
+                for job in self._pending:
+                    self._reflector.begin(job)
         if self.accelerator.is_main_process:  # what a life that was lost did after this will be done again
             self._journal.keep_before(self._pending[0].batch if self._pending else self._batches)
+
+
+def _population(population: Population | None, initial_prompt: SystemPrompt | str, args: ESPLConfig) -> Population:
+    """The population to train with: the given one, or a new one from the root that `initial_prompt` is."""
+    if population is not None:
+        if initial_prompt:
+            raise ValueError("initial_prompt would be ignored: population= brings its own prompts")
+        if args.mode == "reflection" and population.window != 1:
+            raise ValueError("mode='reflection' needs a Population with window=1")
+        args.check_own_population()
+        return population
+    root = initial_prompt
+    if not isinstance(root, SystemPrompt):
+        root = SystemPrompt.parse(root) if "[G0]" in root else SystemPrompt(root, ())
+    return args.population(root, args.seed, window=1 if args.mode == "reflection" else None)

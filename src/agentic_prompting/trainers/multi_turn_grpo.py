@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import ProgressCallback
 
 from ..data import validate_dataset
 from ..environments import as_environment
@@ -38,47 +37,36 @@ from ..rollout import (
     rollout_seed,
 )
 from ..rollout.progress import progress
-from .config import MultiTurnGRPOConfig, check_config, datasets_of, reject_other_loops, reject_unused_template
+from .callbacks import LiveView, one_line_progress
+from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, sampling_of, trainer_backend
-from .progress import OneLineProgress
-from .rank_barrier import rank_barrier
-from .resume.skip_empty_batches import SkipEmptyBatchesTrainer
-from .stopping import FailureWatch, TrainingStopped, not_the_rewards_fault, save_before_stopping, spent_so_far
-from .tracking import LiveView
+from .resumable import ResumableGRPOTrainer
+from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
 from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
 
-class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
+class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     """Trains an agent that talks to an environment.
 
     Args:
-        model (`str` or `PreTrainedModel`):
-            As in [`~trl.GRPOTrainer`].
-        reward_funcs (`Callable` or `list[Callable]`):
-            TRL reward functions. They get the rollouts as the keyword argument `rollout` (`list[Rollout]`) beside the
-            dataset's columns. What they make of a failed rollout is not used: it has no reward.
-        args ([`MultiTurnGRPOConfig`], *optional*):
-            Training arguments.
-        train_dataset (`Dataset`):
-            Columns `question` and `answers` (`list[str]`), as [`load_task`] gives; or `prompt` (messages or text),
-            which is then used as it is.
-        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
-            The same for evaluation.
-        processing_class (`PreTrainedTokenizerBase`, *optional*):
-            The agent's tokenizer. Defaults to the model's.
-        environment ([`Environment`] or `Callable`):
-            Answers the agent's requests, for example [`LLMEnvironment`]; or a function of the rollout that does. If it
-            has `state_dict()` (plain data) and `load_state_dict(state)`, checkpoints keep its state, one per process.
-            `None`: nobody answers, and a request ends the rollout.
-        prompt_template (`str`, *optional*, defaults to `"{question}"`):
-            The agent's user message.
-        system_prompt (`str`, *optional*):
-            The agent's system message.
-        grammar ([`Grammar`], *optional*):
-            What turns look like. Defaults to the environment's `grammar` where it has one, else Prompt-R1's tags.
-        **kwargs:
-            Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
+        model (`str` or `PreTrainedModel`): As in [`~trl.GRPOTrainer`].
+        reward_funcs (`Callable` or `list[Callable]`): TRL reward functions. They get the rollouts as the keyword
+            argument `rollout` (`list[Rollout]`) beside the dataset's columns. What they make of a failed rollout is not
+            used: it has no reward.
+        args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
+        train_dataset (`Dataset`): Columns `question` and `answers` (`list[str]`), as [`load_task`] gives; or `prompt`
+            (messages or text), which is then used as it is.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
+        environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
+            function of the rollout that does. If it has `state_dict()` (plain data) and `load_state_dict(state)`,
+            checkpoints keep its state, one per process. `None`: nobody answers, and a request ends the rollout.
+        prompt_template (`str`, *optional*, defaults to `"{question}"`): The agent's user message.
+        system_prompt (`str`, *optional*): The agent's system message.
+        grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
+            one, else Prompt-R1's tags.
+        **kwargs: Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
 
     Raises:
         `TypeError`: If `args` is not of this library's kind, or the environment has no `step(rollout)` to call.
@@ -88,6 +76,8 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
     """
 
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "agentic-prompting"]
+    _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
+    _default_output = "trainer_output"
 
     def __init__(
         self,
@@ -104,38 +94,21 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         grammar: Grammar | None = None,
         **kwargs: Any,
     ):
-        args = args if args is not None else MultiTurnGRPOConfig("trainer_output")
-        check_config(args, MultiTurnGRPOConfig)
-        reject_other_loops(kwargs)
-        datasets = [train_dataset, *datasets_of(eval_dataset)]
-        reject_unused_template(prompt_template, datasets)
-        environment = as_environment(environment)
-        grammar = grammar or getattr(environment, "grammar", None) or TagGrammar()
-        spec = AgentSpec(
-            prompt_template=self._default_template(grammar) if prompt_template is None else prompt_template,
-            system_prompt=system_prompt,
-            grammar=grammar,
-            limits=args.limits(),
-            chat_template_kwargs=args.chat_template_kwargs or {},
-            stop_at_tags=args.stop_at_tags,
-            sampling=asdict(sampling_of(args)),
-        )
-        for dataset in datasets:
-            self._validate(dataset)
-        # One book for all processes of the job and for its restarts.
-        self.spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
-        roles = self.roles(environment, reward_funcs)
-        charge(self.spending, **roles)
-        if args.check_environment and args.process_index == 0:
-            for spender in roles.values():
-                if hasattr(spender, "check"):
-                    spender.check()
+        args = self._checked(args)
+        reward_funcs = self._rewards(reward_funcs, args)
+        for name in ("tools", "rollout_func", "environment_factory"):
+            if kwargs.get(name):
+                raise ValueError(
+                    f"{name}= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
+                    "step(rollout) instead, or use trl.GRPOTrainer"
+                )
+        self.environment = as_environment(environment)
+        self._check_datasets(train_dataset, eval_dataset, prompt_template)
+        self.spec = self._agent_spec(prompt_template, system_prompt, grammar, args)
+        self._open_book(reward_funcs, args)
         if args.use_vllm and args.stop_at_tags:
-            args.generation_kwargs = {
-                "stop": list(spec.stop_texts),
-                "include_stop_str_in_output": True,
-                **(args.generation_kwargs or {}),
-            }
+            stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
+            args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # which is why trl is pinned
             super().__init__(
@@ -148,15 +121,60 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
                 rollout_func=lambda prompts, trainer: trainer._play(prompts),
                 **kwargs,
             )
-        if self.pop_callback(ProgressCallback) is not None:  # absent with disable_tqdm
-            self.add_callback(OneLineProgress)
-        self.environment, self.spec = environment, spec
-        self.chat_format = ChatFormat(
-            self._tokenizer, spec.grammar, spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
+        self._set_up_rollouts(args)
+
+    @classmethod
+    def _checked(cls, args: Any) -> Any:
+        """Training arguments of this trainer's kind, which TRL's own are not."""
+        if args is not None and not isinstance(args, cls._config):
+            raise TypeError(
+                f"args is a {type(args).__name__}, and this trainer takes a {cls._config.__name__}: it has the same "
+                "fields as GRPOConfig, and those of its method"
+            )
+        return args if args is not None else cls._config(cls._default_output)
+
+    def _check_datasets(self, train: Any, evaluation: Any, template: str | None) -> None:
+        for dataset in [train, *(evaluation.values() if isinstance(evaluation, Mapping) else [evaluation])]:
+            if dataset is None and dataset is not train:
+                continue
+            self._validate(dataset)
+            if template is not None and "prompt" in (getattr(dataset, "column_names", None) or ()):
+                raise ValueError(
+                    "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "
+                    "leave one of them out"
+                )
+
+    def _agent_spec(
+        self, template: str | None, system_prompt: str | None, grammar: Grammar | None, args: MultiTurnGRPOConfig
+    ) -> AgentSpec:
+        grammar = grammar or self._default_grammar(self.environment)
+        return AgentSpec(
+            prompt_template=self._default_template(grammar) if template is None else template,
+            system_prompt=system_prompt,
+            grammar=grammar,
+            limits=args.limits(),
+            chat_template_kwargs=args.chat_template_kwargs or {},
+            stop_at_tags=args.stop_at_tags,
+            sampling=asdict(sampling_of(args)),
         )
-        backend = trainer_backend(self, spec.stop_texts)
-        self.policy, self._session, self._reach = backend.policy, backend.session, backend.reach
-        readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
+
+    def _open_book(self, reward_funcs: Any, args: MultiTurnGRPOConfig) -> None:
+        """One book for all processes of the job and for its restarts; and who spends is asked whether it can."""
+        self.spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
+        roles = self.roles(self.environment, reward_funcs)
+        charge(self.spending, **roles)
+        if args.check_environment and args.process_index == 0:
+            for spender in roles.values():
+                if hasattr(spender, "check"):
+                    spender.check()
+
+    def _set_up_rollouts(self, args: MultiTurnGRPOConfig) -> None:
+        self.chat_format = ChatFormat(
+            self._tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
+        )
+        self.backend = trainer_backend(self, self.spec.stop_texts)
+        self.policy = self.backend.policy
+        readable = min(filter(None, (self.backend.max_context, context_length(self.model))), default=None)
         self.limits = args.limits(readable)
         self.rollout_log = RolloutLog(
             Path(args.output_dir) / "rollouts", self.accelerator.process_index, args.rollouts_max_mb
@@ -167,12 +185,24 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
         self._failures = FailureWatch(args.failure_window, args.max_failed_share)
         self._eval_batches = 0
+        one_line_progress(self)
         self.live = LiveView(self)
         self.add_callback(self.live)
 
+    # --- for subclasses ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _rewards(reward_funcs: Any, args: Any) -> Any:
+        """The reward functions, where some are given."""
+        return reward_funcs
+
+    @staticmethod
+    def _default_grammar(environment: Any) -> Grammar:
+        return getattr(environment, "grammar", None) or TagGrammar()
+
     @staticmethod
     def _default_template(grammar: Grammar) -> str:
-        """The agent's user message where none is given. For subclasses to change."""
+        """The agent's user message where none is given."""
         return "{question}"
 
     @staticmethod
@@ -182,7 +212,7 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         validate_dataset(dataset, columns=("prompt",) if own_prompt else ("question",))
 
     def roles(self, environment: Environment | None, reward_funcs: Any) -> dict[str, Any]:
-        """Who may spend the job's budget, by the name it is booked under. For subclasses to add.
+        """Who may spend the job's budget, by the name it is booked under.
 
         A reward function takes part if it has a `charge_to(budget, account)`, as clients have: a language model that
         judges.
@@ -192,10 +222,8 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         named = {f"judge_{number + 1}" if len(judges) > 1 else "judge": one for number, one in enumerate(judges)}
         return {"environment": environment, **named}
 
-    # --- row -> prompt -> rollouts -------------------------------------------------------------------------------
-
     def prompt_messages(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
-        """The conversation that a row begins with. For subclasses to change.
+        """The conversation that a row begins with.
 
         Args:
             row (`Mapping`): The dataset's row.
@@ -204,25 +232,27 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         return [dict(message) for message in self.spec.messages(row)]
 
     def record_notes(self, index: int) -> dict[str, Any]:
-        """What else the record of the rollout at this place of the global batch should say. For subclasses to add."""
+        """What else the record of the rollout at this place of the global batch should say."""
         return {}
+
+    def saved_spec(self) -> AgentSpec:
+        """How an agent that is loaded later is asked."""
+        return self.spec
+
+    # --- row -> prompt -> rollouts -------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         first = self.accelerator.process_index * len(inputs)
         self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
-        if self._reach is not None:
-            self._reach_server(self._reach)
+        if self.backend.reach is not None:  # before TRL pushes the weights: it gives up after a minute, on one process
+            unreachable = None
+            if self.accelerator.is_main_process:
+                try:
+                    self.backend.reach()
+                except PolicyUnreachable as error:
+                    unreachable = str(error)
+            stop_if(self, unreachable)
         return super()._generate_and_score_completions(self._rows)
-
-    def _reach_server(self, reach: Callable[[], Any]) -> None:
-        """Before TRL pushes the weights: that gives up after a minute, on the first process alone."""
-        unreachable = None
-        if self.accelerator.is_main_process:
-            try:
-                reach()
-            except PolicyUnreachable as error:
-                unreachable = str(error)
-        self._stop_if(unreachable)
 
     def _play(self, prompts: list[Any]) -> dict[str, Any]:
         """TRL's `rollout_func`: one rollout per prompt; prompts come already repeated `num_generations` times."""
@@ -235,7 +265,7 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         with (
             progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar,
             rank_barrier(f"the rollouts of step {self.state.global_step}") as listen,
-            self._session(),
+            self.backend.session(),
         ):
             try:
                 play_all(
@@ -251,7 +281,7 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
             except PolicyUnreachable as error:  # every process has the same server, and stops with the others
                 unreachable = str(error)
         if self.use_vllm:
-            self._stop_if(unreachable)
+            stop_if(self, unreachable)
         handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
         self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
         return handed_over
@@ -280,7 +310,7 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rollouts = [row["rollout"] for row in inputs]
-        with not_the_rewards_fault(rollouts):
+        with quiet_about_missing_rewards(any(rollout.status == "failed" for rollout in rollouts)):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"
         facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
@@ -296,10 +326,10 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
             self._eval_batches += 1
         why = self._failures.why_stop(facts, speaks=self.accelerator.is_main_process)
         unscored = rewards.isnan().all(1) & ~failed
-        if not why and unscored.any():  # a judge gave no score; the same on every process
-            why = next(filter(None, gather_object([self._out_of_budget()])), "")
         if why:
-            self._stop(why)
+            stop(self, why)
+        if unscored.any():  # a judge gave no score; the same on every process
+            stop_if(self, self._out_of_budget())
         return rewards
 
     def _record(self, mode: str, rollouts: Sequence[Rollout], rewards: torch.Tensor) -> None:
@@ -335,20 +365,6 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
             return str(error)
         return ""
 
-    def _stop_if(self, why: str | None) -> None:
-        """Stop on every process if there is a reason to on one."""
-        if said := [one for one in gather_object([why]) if one]:
-            self._stop(said[0])
-
-    def _stop(self, why: str) -> NoReturn:
-        """End training so that it can be resumed later. Must be called on every process alike.
-
-        The checkpoint comes first: nothing else that goes wrong may take its place.
-        """
-        saved = save_before_stopping(self) if self.is_in_train else ""
-        why = f"stopped at step {self.state.global_step}: {why}. {spent_so_far(self.spending)}{saved}"
-        raise TrainingStopped(why)
-
     # --- evaluation, resuming, saving and sharing ----------------------------------------------------------------
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -363,10 +379,6 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
         if state["environment"] is not None:
             self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
         self.some_failed = state["some_failed"]
-
-    def saved_spec(self) -> AgentSpec:
-        """How an agent that is loaded later is asked. For subclasses to change."""
-        return self.spec
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -385,8 +397,8 @@ class MultiTurnGRPOTrainer(SkipEmptyBatchesTrainer):
             tags (`str` or `list[str]`, *optional*): Further tags.
         """
         if self.is_world_process_zero():
-            tags = [tags] if isinstance(tags, str) else tags
-            write_card(self, Path(self.args.output_dir), model_name, dataset_name, tags or ())
+            tags = [tags] if isinstance(tags, str) else tags or []
+            write_card(self, Path(self.args.output_dir), model_name, dataset_name, tags)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s, of the model alone: no rollouts, no records of spending, no recorded replies, no

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-from datasets import Dataset
 
 from ..data import validate_dataset
 from ..rewards import PromptR1Reward
 from ..rollout import TagGrammar, prompt_r1_template
-from .config import PromptR1Config, check_config
+from .config import PromptR1Config
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 
 
@@ -18,26 +15,17 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     """[`MultiTurnGRPOTrainer`] with the paper's template, grammar, reward and values filled in.
 
     Args:
-        model (`str` or `PreTrainedModel`):
-            The agent S, for example `"Qwen/Qwen3-4B"`.
-        reward_funcs (`Callable` or `list[Callable]`, *optional*):
-            Defaults to the double-constrained reward of eq 10-13 with `args.gate`.
-        args ([`PromptR1Config`], *optional*):
-            Training arguments; Table 6 by default.
-        train_dataset (`Dataset`):
-            Columns `question` and `answers`, as [`load_task`] gives.
-        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*):
-            The same for evaluation.
-        processing_class (`PreTrainedTokenizerBase`, *optional*):
-            The agent's tokenizer. Defaults to the model's.
-        environment ([`Environment`]):
-            The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
-        prompt_template (`str`, *optional*):
-            Defaults to our wording of the role of Table 1, with the grammar's tags.
-        grammar ([`TagGrammar`], *optional*):
-            Defaults to the paper's tags.
-        **kwargs:
-            As in [`MultiTurnGRPOTrainer`].
+        model (`str` or `PreTrainedModel`): The agent S, for example `"Qwen/Qwen3-4B"`.
+        reward_funcs (`Callable` or `list[Callable]`, *optional*): Defaults to the double-constrained reward of eq 10-13
+            with `args.gate`.
+        args ([`PromptR1Config`], *optional*): Training arguments; Table 6 by default.
+        train_dataset (`Dataset`): Columns `question` and `answers`, as [`load_task`] gives.
+        eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
+        environment ([`Environment`]): The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
+        prompt_template (`str`, *optional*): Defaults to our wording of the role of Table 1, with the grammar's tags.
+        grammar ([`TagGrammar`], *optional*): Defaults to the paper's tags.
+        **kwargs: As in [`MultiTurnGRPOTrainer`].
 
     Raises:
         `ValueError`: Beside what [`MultiTurnGRPOTrainer`] raises: if `args.gate` is set and would be ignored, as
@@ -57,40 +45,23 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     """
 
     _name = "Prompt-R1"
+    _config = PromptR1Config
+    _default_output = "prompt_r1_output"
 
-    def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: PromptR1Config | None = None,
-        train_dataset: Dataset | None = None,
-        eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
-        processing_class: Any = None,
-        *,
-        environment: Any,
-        prompt_template: str | None = None,
-        grammar: TagGrammar | None = None,
-        **kwargs: Any,
-    ):
-        args = args if args is not None else PromptR1Config("prompt_r1_output")
-        check_config(args, PromptR1Config)
-        if reward_funcs is not None and args.gate != PromptR1Config.gate:
+    @staticmethod
+    def _rewards(reward_funcs: Any, args: PromptR1Config) -> Any:
+        if reward_funcs is None:
+            return PromptR1Reward(gate=args.gate)
+        if args.gate != PromptR1Config.gate:
             raise ValueError(
                 f"gate={args.gate!r} in args would be ignored beside reward_funcs: leave one of them out, or pass "
                 f"PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
             )
-        super().__init__(
-            model,
-            reward_funcs if reward_funcs is not None else PromptR1Reward(gate=args.gate),
-            args,
-            train_dataset,
-            eval_dataset,
-            processing_class,
-            environment=environment,
-            prompt_template=prompt_template,
-            grammar=grammar or TagGrammar(),
-            **kwargs,
-        )
+        return reward_funcs
+
+    @staticmethod
+    def _default_grammar(environment: Any) -> TagGrammar:
+        return TagGrammar()
 
     @staticmethod
     def _default_template(grammar: Any) -> str:

@@ -11,13 +11,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 
-from ..evolution import Outcome, PromptResult, Rating, breed, question_of, scores_of, truth_of
-from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat
-from ..llm.loop import background_loop
+from ..evolution import Outcome, PromptResult, Rating, breed
+from ..llm import BadRequest, Message, Reply, TimedOut, Usage, as_chat, start
 from ..rollout import Rollout, SampleRequest, lend, rollout_seed
 
 if TYPE_CHECKING:
@@ -28,21 +27,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ReflectionJob:
-    """One batch's work, and where its outcomes will be.
+    """One batch's work, and where its outcomes will be."""
 
-    Args:
-        batch (`int`): Where it comes from.
-        best ([`PromptResult`]): The parent of the mutation.
-        crossing (`Sequence[PromptResult]`, *optional*): The whole batch, if it crosses.
-        scores (`Mapping[int, Sequence[float | None]]`, *optional*): [`scores_of`] the batch, for the journal.
-        ratings (`Mapping[int, Rating]`, *optional*): Of the prompts of the batch as it left them, by id: what the
-            children inherit, although their parents may have played again when they join.
-    """
-
-    batch: int
-    best: PromptResult
-    crossing: Sequence[PromptResult] | None
-    scores: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
+    batch: int  # where it comes from
+    best: PromptResult  # the parent of the mutation
+    crossing: Sequence[PromptResult] | None  # the whole batch, if it crosses
+    scores: Mapping[int, Sequence[float | None]] = field(default_factory=dict)  # `scores_of` the batch, for the journal
+    # Of the prompts of the batch as it left them, by id: what the children inherit, although their parents may have
+    # played again when they join.
     ratings: Mapping[int, Rating] = field(default_factory=dict)
     outcomes: Future[list[Outcome]] | None = field(default=None, repr=False)
 
@@ -59,40 +51,24 @@ class ReflectionJob:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> ReflectionJob:
         crossing = None if saved["trials"] is None else [PromptResult.from_json(one) for one in saved["trials"]]
-        ratings = {
-            name: Rating(mu, sigma) for name, mu, sigma in saved.get("ratings", [])
-        }  # older checkpoints have none
-        best = PromptResult.from_json(saved["best"])
-        scores = dict(saved["scores"]) if "scores" in saved else scores_of([best])
-        return cls(saved["batch"], best, crossing, scores, ratings)
-
-
-class Reflector(Protocol):
-    """Does the work: is told of it as early as can be, and asked for the outcomes when they are due."""
-
-    def begin(self, job: ReflectionJob) -> None: ...
-    def finish(self, job: ReflectionJob) -> list[Outcome]:
-        """The outcomes, the same on every process. Called on every process alike."""
-        ...
+        ratings = {name: Rating(mu, sigma) for name, mu, sigma in saved["ratings"]}
+        return cls(saved["batch"], PromptResult.from_json(saved["best"]), crossing, dict(saved["scores"]), ratings)
 
 
 class ReferenceReflector:
-    """A reference LLM, asked by the first process alone while the weights are updated.
+    """A reference LLM, asked by the first process alone while the weights are updated."""
 
-    Args:
-        reference ([`ChatModel`]): π_ref.
-        trainer ([`ESPLTrainer`]): Whose settings count.
-    """
-
-    def __init__(self, reference: ChatModel, trainer: ESPLTrainer):
-        self.reference, self.args = reference, trainer.args
+    def __init__(self, trainer: ESPLTrainer):
+        self.reference, self.args = trainer.reference, trainer.args
         self.asks = trainer.accelerator.is_main_process
 
     def begin(self, job: ReflectionJob) -> None:
+        """Start the work, as early as can be."""
         if self.asks:
-            job.outcomes = asyncio.run_coroutine_threadsafe(self._run(job), background_loop())
+            job.outcomes = start(self._run(job))
 
     def finish(self, job: ReflectionJob) -> list[Outcome]:
+        """The outcomes, the same on every process. Called on every process alike."""
         if self.asks and job.outcomes is None:
             self.begin(job)
         results: list[Any] = [job.outcomes.result() if job.outcomes is not None else []]
@@ -129,9 +105,6 @@ class PolicyReflector:
 
     A reply is one turn of it, as long as `max_turn_tokens` allows. The first process writes, inside a session that all
     enter, and its outcomes are broadcast.
-
-    Args:
-        trainer ([`ESPLTrainer`]): Whose policy, template and limits are used.
     """
 
     def __init__(self, trainer: ESPLTrainer):
@@ -143,7 +116,7 @@ class PolicyReflector:
     def finish(self, job: ReflectionJob) -> list[Outcome]:
         results: list[Any] = [[]]
         trainer = self.trainer
-        with trainer._session():
+        with trainer.backend.session():
             if trainer.accelerator.is_main_process:
                 work = breed(self.write, job.best, job.crossing, trainer.args, repeat=job.batch)
                 results = [lend(trainer.policy, work)]
@@ -162,11 +135,6 @@ class PolicyReflector:
         seed = rollout_seed(self.trainer.args.seed, "reflect", repeat, messages[-1]["content"])
         sample = await self.trainer.policy(SampleRequest(context, room, seed))
         return Reply(chat_format.parse(sample.ids).text, usage=Usage(len(context), len(sample.ids)))
-
-
-def told_of(row: Mapping[str, Any]) -> tuple[str, str, str]:
-    """What is reflected on of a rollout: question, accepted answers, the conversation."""
-    return question_of(row), truth_of(row), transcript(row["rollout"])
 
 
 def transcript(rollout: Rollout) -> str:

@@ -1,26 +1,29 @@
-"""How training ends before its time, always with a checkpoint: the environment is gone, or somebody pressed Ctrl-C."""
+"""How training ends before its time, on every process and always with a checkpoint: the environment is gone, a process
+failed, or somebody pressed Ctrl-C."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from accelerate.utils import reduce
+import torch.distributed as dist
+from accelerate.utils import gather_object, reduce
+from torch.distributed.distributed_c10d import _get_default_store
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from ..llm import Budget
-from ..rollout import Rollout, RolloutFacts
+from ..rollout import RolloutFacts
 
 if TYPE_CHECKING:
     from .multi_turn_grpo import MultiTurnGRPOTrainer
@@ -29,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 # A launcher passes on the signal that the terminal has already delivered: within this time two are one.
 SAME_SECONDS = 1.0
+_STORE = "agentic_prompting/rank_barrier"
 
 
 class TrainingStopped(RuntimeError):
@@ -40,6 +44,10 @@ class TrainingInterrupted(KeyboardInterrupt):
 
     Not an `Exception`: what handles errors on the way must not take it for one.
     """
+
+
+class PeerFailed(RuntimeError):
+    """Another process of the job failed in its rollouts; the message says which, and with what."""
 
 
 # --- because of the environment --------------------------------------------------------------------------------------
@@ -59,15 +67,8 @@ class FailureWatch:
         self._warned = False
 
     def why_stop(self, facts: Sequence[RolloutFacts], speaks: bool = True) -> str:
-        """Take note of a batch of all processes, and warn of the first failure of all with its cause.
-
-        Args:
-            facts (`Sequence[RolloutFacts]`): Of the batch.
-            speaks (`bool`, *optional*, defaults to `True`): Whether this process warns.
-
-        Returns:
-            `str`: Why to stop after it; empty: there is no reason.
-        """
+        """Take note of a batch of all processes; why to stop after it, or an empty text. The first failure of all is
+        warned of with its cause, by the process that `speaks`."""
         failed = [fact for fact in facts if fact.status == "failed"]
         self._recent.append((len(failed), len(facts)))
         if failed and speaks and not self._warned:
@@ -87,14 +88,13 @@ class FailureWatch:
 
 
 @contextmanager
-def not_the_rewards_fault(rollouts: Sequence[Rollout]) -> Iterator[None]:
-    """Around TRL's rewards: where rollouts failed, its warning that "all reward functions returned None" would point
+def quiet_about_missing_rewards(quiet: bool) -> Iterator[None]:
+    """Around TRL's rewards: where rollouts failed, its warning that "All reward functions returned None" would point
     the wrong way, and print the row. What failed is said by [`FailureWatch`]."""
     log = logging.getLogger(GRPOTrainer.__module__)
-    failed = any(rollout.status == "failed" for rollout in rollouts)
 
     def keep(record: logging.LogRecord) -> bool:
-        return not (failed and "All reward functions returned None" in record.getMessage())
+        return not (quiet and "All reward functions returned None" in record.getMessage())
 
     log.addFilter(keep)
     try:
@@ -103,27 +103,86 @@ def not_the_rewards_fault(rollouts: Sequence[Rollout]) -> Iterator[None]:
         log.removeFilter(keep)
 
 
-def save_before_stopping(trainer: MultiTurnGRPOTrainer) -> str:
-    """Save a checkpoint, if it can be, and say where it is. On every process alike."""
-    try:
-        trainer._save_checkpoint(trainer.model, trial=None)
-    except Exception as error:  # of any kind: the reason to stop must still be reported
-        return f" And no checkpoint could be saved: {_line(error)}"
-    return (
-        f" A checkpoint is in {trainer.args.output_dir}; mend the cause and continue with resume_from_checkpoint=True."
-    )
+def stop_if(trainer: MultiTurnGRPOTrainer, why: str | None) -> None:
+    """[`stop`] on every process if there is a reason to on one."""
+    if said := next(filter(None, gather_object([why])), None):
+        stop(trainer, said)
 
 
-def spent_so_far(spending: Budget) -> str:
-    """What was spent, if the book can be read."""
+def stop(trainer: MultiTurnGRPOTrainer, why: str) -> NoReturn:
+    """End training so that it can be resumed later. Must be called on every process alike.
+
+    The checkpoint comes first: nothing else that goes wrong may take its place.
+    """
+    saved = ""
+    if trainer.is_in_train:
+        try:
+            trainer._save_checkpoint(trainer.model, trial=None)
+            folder = trainer.args.output_dir
+            saved = f" A checkpoint is in {folder}; mend the cause and continue with resume_from_checkpoint=True."
+        except Exception as error:  # of any kind: the reason to stop must still be reported
+            saved = f" And no checkpoint could be saved: {_line(error)}"
+    spending = trainer.spending
     try:
-        return f"Spent so far: {spending}."
+        spent = f"Spent so far: {spending}."
     except Exception as error:
-        return f"What was spent so far is not known: {spending.path} cannot be read ({_line(error)})."
+        spent = f"What was spent so far is not known: {spending.path} cannot be read ({_line(error)})."
+    raise TrainingStopped(f"stopped at step {trainer.state.global_step}: {why}. {spent}{saved}")
 
 
 def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+# --- because of another process --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def rank_barrier(what: str) -> Iterator[Callable[[], None]]:
+    """A stretch that every process of the job goes through in its own time, and leaves together with the others.
+
+    Not a collective: the waiting goes over the process group's key-value store, so a process that needs ten minutes
+    longer runs into no NCCL timeout, and one that failed is heard of at once. Under every launcher the same.
+
+    Args:
+        what (`str`): What is being done, for messages: "the rollouts of step 3".
+
+    Yields:
+        `Callable`: Raises [`PeerFailed`] if another process has failed; to be called now and then.
+
+    Raises:
+        [`PeerFailed`]: On every process but the failing one, which raises its own error with a note about where.
+    """
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if world == 1:
+        yield lambda: None
+        return
+    store, rank = _get_default_store(), dist.get_rank()
+
+    def listen() -> None:
+        if store.check([f"{_STORE}/failed"]):
+            raise PeerFailed(store.get(f"{_STORE}/failed").decode())
+
+    try:
+        yield listen
+    except PeerFailed:
+        raise
+    except BaseException as error:
+        if store.check([f"{_STORE}/failed"]):  # what broke here is a collective that the failed process has left
+            raise PeerFailed(store.get(f"{_STORE}/failed").decode()) from error
+        where = f"process {rank} of {world} ({socket.gethostname()}) failed in {what}"
+        store.set(f"{_STORE}/failed", f"{where}: {type(error).__name__}: {error}")
+        error.add_note(f"{where}; the other processes stop with it")
+        raise
+    # How many stretches this process has been through is counted in the store: there may be several trainers.
+    expected = world * store.add(f"{_STORE}/{rank}", 1)
+    arrived = store.add(f"{_STORE}/arrived", 1)
+    pause = 0.001
+    while arrived < expected:
+        listen()
+        time.sleep(pause)
+        pause = min(2 * pause, 0.25)
+        arrived = store.add(f"{_STORE}/arrived", 0)
 
 
 # --- because of Ctrl-C -----------------------------------------------------------------------------------------------
@@ -153,35 +212,31 @@ def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    stop = _StopAfterStep(trainer.args.process_index == 0)
-    trainer.add_callback(stop)
-    before = signal.signal(signal.SIGINT, stop.interrupted)
+    interrupt = _StopAfterStep()
+    interrupt.speaks = trainer.args.process_index == 0
+    trainer.add_callback(interrupt)
+    before = signal.signal(signal.SIGINT, interrupt.asked)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        trainer.remove_callback(stop)
-    if stop.stopped_at is not None:
-        checkpoint = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{stop.stopped_at}"
+        trainer.remove_callback(interrupt)
+    if interrupt.stopped_at is not None:
+        checkpoint = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{interrupt.stopped_at}"
         raise TrainingInterrupted(
-            f"interrupted after step {stop.stopped_at}, a checkpoint was saved; to go on, run the same command with "
-            f"--resume_from_checkpoint {checkpoint}"
+            f"interrupted after step {interrupt.stopped_at}, a checkpoint was saved; to go on, run the same command "
+            f"with --resume_from_checkpoint {checkpoint}"
         )
 
 
 class _StopAfterStep(TrainerCallback):
-    """Ends training after the step during which a signal came, on every process of the job alike.
+    """Ends training after the step during which a signal came, on every process of the job alike."""
 
-    Args:
-        speaks (`bool`): Whether this process tells the user.
-    """
+    speaks = False
+    asked_at: float | None = None
+    stopped_at: int | None = None
 
-    def __init__(self, speaks: bool):
-        self.speaks = speaks
-        self.asked_at: float | None = None
-        self.stopped_at: int | None = None
-
-    def interrupted(self, *signal_and_frame: Any) -> None:
+    def asked(self, *signal_and_frame: Any) -> None:
         """The signal's handler."""
         now = time.monotonic()
         if self.asked_at is None:

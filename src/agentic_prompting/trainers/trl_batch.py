@@ -1,19 +1,24 @@
-"""Rollouts as TRL takes them, and which of their tokens its loss works on.
+"""Rollouts as TRL takes them, for GRPO and for a supervised warm start, and which tokens its losses work on.
 
-TRL scores every token of a completion and multiplies those of the environment by zero afterwards. Its fused head skips
-positions labelled -100 where Triton is at hand (on a GPU), and most of a multi-turn conversation is observation: so
-label those -100 too. Loss and gradients stay the same; benchmarks/training_step.py measures what it saves.
+TRL's GRPO scores every token of a completion and multiplies those of the environment by zero afterwards. Its fused head
+skips positions labelled -100 where Triton is at hand (on a GPU), and most of a multi-turn conversation is observation:
+so label those -100 too. Loss and gradients stay the same; benchmarks/training_step.py measures what it saves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
+from transformers import PreTrainedModel
+from trl import SFTConfig, SFTTrainer
 from trl.trainer.utils import pad
 
 from ..rollout import Rollout
+from .callbacks import one_line_progress
 
 IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
 
@@ -32,23 +37,16 @@ def to_trl_batch(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logpr
     """
     batch: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
     for rollout in rollouts:
-        end = _missing_end(rollout, end_ids)
+        # TRL takes a completion without an end for truncated, and cannot take an empty one: a turn that was stopped at
+        # its tag has none, and neither has a prompt that filled the context by itself.
+        stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in end_ids
+        end = [end_ids[0]] if stopped or not rollout.ids else []
         mask = [0] * len(rollout.mask) if rollout.status == "failed" else rollout.mask
         batch["prompt_ids"].append(rollout.prompt_ids)
         batch["completion_ids"].append([*rollout.ids, *end])
         batch["logprobs"].append([*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)])
         batch["env_mask"].append([*mask, *(0 for _ in end)])
     return {**batch, "logprobs": batch["logprobs"] if with_logprobs else None, "rollout": list(rollouts)}
-
-
-def _missing_end(rollout: Rollout, end_ids: Sequence[int]) -> list[int]:
-    """The end-of-sequence token for TRL to see, masked out of the loss.
-
-    TRL takes a completion without one for truncated, and cannot take an empty one: a turn that was stopped at its tag
-    has none, and neither has a prompt that filled the context by itself.
-    """
-    stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in end_ids
-    return [end_ids[0]] if stopped or not rollout.ids else []
 
 
 class ScoredTokens:
@@ -86,3 +84,43 @@ def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
     earlier = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps")
     known = [name for name in earlier if inputs.get(name) is not None]
     return {**inputs, **{name: inputs[name].masked_fill(outside, 0) for name in known}}
+
+
+def warm_start(
+    model: PreTrainedModel, tokenizer: Any, rollouts: Sequence[Rollout], output_dir: str | Path, **sft_arguments: Any
+) -> PreTrainedModel:
+    """Imitate written conversations before learning from reward: train `model` in place on the agent's tokens of
+    `rollouts`; prompts and observations are context only.
+
+    Args:
+        model (`PreTrainedModel`): The agent.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        rollouts (`Sequence[Rollout]`): What to imitate, for example from [`rollout_from_trace`].
+        output_dir (`str` or `Path`): Where TRL may write.
+        **sft_arguments: Of [`~trl.SFTConfig`]: `max_steps`, `learning_rate`, `per_device_train_batch_size`, ... Nothing
+            is saved or reported unless asked for here.
+
+    Returns:
+        `PreTrainedModel`: The same model.
+
+    Raises:
+        `ValueError`: If `rollouts` is empty.
+    """
+    if not rollouts:
+        raise ValueError("warm_start needs at least one rollout to imitate")
+    quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": []}
+    # The tokens are exactly those of the rollouts, so TRL must not prepare or cut them again.
+    fixed = {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None, "packing": False}
+    examples = []
+    for rollout in rollouts:
+        labels = [token if own else IGNORED for token, own in zip(rollout.ids, rollout.mask, strict=True)]
+        examples.append({"input_ids": rollout.context, "labels": [IGNORED] * len(rollout.prompt_ids) + labels})
+    trainer = SFTTrainer(
+        model=model,
+        args=SFTConfig(str(output_dir), **{**quiet, **sft_arguments, **fixed}),
+        train_dataset=Dataset.from_list(examples),
+        processing_class=tokenizer,
+    )
+    one_line_progress(trainer, "warm start steps")
+    trainer.train()
+    return model

@@ -8,17 +8,21 @@ the processes at equal numbers of calls. Which it is, is decided here and nowher
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from accelerate.utils import gather_object
+from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 from trl import GRPOConfig
+from trl.models import unwrap_model_for_generation
 
 from ...local import Sampling, TransformersEngine, local_policy
-from ...rollout import BatchEngine, Policy
-from .collective import CollectivePolicy, ContinuousBatchingSampler, TRLSampler
-from .gathered import GatheredPolicy
+from ...rollout import BatchEngine, Policy, Sample, Sampler, SampleRequest
+from ..stopping import PeerFailed
 from .vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, served_by
 
 if TYPE_CHECKING:
@@ -43,6 +47,11 @@ class Backend:
     session: Callable[[], AbstractContextManager] = nullcontext
     max_context: int | None = None
     reach: Callable[[], Any] | None = None
+
+
+def sampling_of(args: GRPOConfig) -> Sampling:
+    """The sampling parameters among a `GRPOConfig`'s arguments."""
+    return Sampling(args.temperature, args.top_p, args.top_k, args.min_p, args.repetition_penalty)
 
 
 def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) -> Backend:
@@ -103,6 +112,193 @@ def _after(wait: Callable[[], None]) -> AbstractContextManager:
     return nullcontext()
 
 
-def sampling_of(args: GRPOConfig) -> Sampling:
-    """The sampling parameters among a `GRPOConfig`'s arguments."""
-    return Sampling(args.temperature, args.top_p, args.top_k, args.min_p, args.repetition_penalty)
+# --- the model in this process ---------------------------------------------------------------------------------------
+
+
+class GatheredPolicy:
+    """Gives a trainer's policy to engines, whole, for as long as a batch of rollouts lasts.
+
+    ZeRO-3 and FSDP2 keep a shard per process and gather the rest where it is needed: a collective, in which all take
+    part or the job breaks. Rollouts differ in length, so processes differ in how often they sample. Hence one gather
+    around the rollouts of a batch, after which each process samples as often as it likes without asking the others.
+
+    Args:
+        trainer ([`MultiTurnGRPOTrainer`]): Whose policy.
+
+    Raises:
+        `ValueError`: Under FSDP's first version, which cannot hold its weights through several forward passes.
+    """
+
+    def __init__(self, trainer: MultiTurnGRPOTrainer):
+        if trainer._dist.fsdp_version == 1:
+            raise ValueError("rollouts of several turns need FSDP2: set `fsdp_version: 2` in accelerate's fsdp_config")
+        self.trainer = trainer
+        self._held: PreTrainedModel | None = None
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Gather now, and give back at the end. All processes enter together; they may leave when they like."""
+        with self._whole() as model:
+            self._held = model
+            try:
+                yield
+            finally:
+                self._held = None
+
+    def model(self) -> AbstractContextManager[PreTrainedModel]:
+        """The policy: the one in hand, or gathered for this one use (then all processes must do so together)."""
+        return self._whole() if self._held is None else nullcontext(self._held)
+
+    @contextmanager
+    def _whole(self) -> Iterator[PreTrainedModel]:
+        trainer = self.trainer
+        with (
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=True,
+                gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+            ) as model,
+            ExitStack() as stack,
+        ):
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    stack.enter_context(_unsharded(module))
+            yield model
+
+
+@contextmanager
+def _unsharded(module: FSDPModule) -> Iterator[None]:
+    """One FSDP2 unit with its parameters gathered, and left so by its forward pass."""
+    groups = module._get_fsdp_state()._fsdp_param_groups  # type: ignore[operator]
+    # Private because there is a setter only: the root and the head are not resharded after forward, the layers are.
+    before = [group.post_forward_mesh_info for group in groups]
+    module.set_reshard_after_forward(False, recurse=False)
+    module.unshard()
+    try:
+        yield
+    finally:
+        for group, mesh in zip(groups, before, strict=True):
+            group.post_forward_mesh_info = mesh
+        module.reshard()
+
+
+# --- back ends that can only do batches: TRL's own paths --------------------------------------------------------------
+
+
+class CollectivePolicy(BatchEngine):
+    """Makes a sampler whose calls are collectives usable for rollouts of uneven length: equal numbers of calls, with
+    equal numbers of prompts, on every process.
+
+    Before each call the processes tell each other how much they have; who has less adds fillers of one token, and who
+    has no rollouts left plays on with fillers alone until all are done. So each round waits for the slowest process:
+    prefer a back end that is no collective.
+
+    Args:
+        sampler ([`Sampler`]): The collective one.
+        filler (`list[int]`): A context that may be sampled for nothing.
+    """
+
+    def __init__(self, sampler: Sampler, filler: list[int]):
+        super().__init__(lambda requests: self._sample(list(requests), self._widest(len(requests))), lent=True)
+        self.collective, self.filler = sampler, filler
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Around the rollouts of a batch: stays until every process is through with its own.
+
+        Raises:
+            [`PeerFailed`]: If another process failed in its rollouts.
+        """
+        try:
+            yield
+        except PeerFailed:
+            raise  # every process raises it in the same round
+        except BaseException as error:
+            gather_object([f"{type(error).__name__}: {error}"])
+            raise
+        while width := self._widest(0):
+            self._sample([], width)
+
+    def _widest(self, own: int) -> int:
+        told = gather_object([own])
+        for process, word in enumerate(told):
+            if isinstance(word, str):
+                raise PeerFailed(f"process {process} of {len(told)} failed in its rollouts: {word}")
+        return max(told)
+
+    def _sample(self, requests: list[SampleRequest], width: int) -> list[Sample]:
+        fillers = [SampleRequest(self.filler, 1, seed=0)] * (width - len(requests))
+        if requests:
+            return self.collective([*requests, *fillers])[: len(requests)]
+        # What only keeps others company must leave no trace in this process's random state.
+        with torch.random.fork_rng():
+            self.collective(fillers)
+        return []
+
+
+class TRLSampler:
+    """Samples through TRL's `_generate_single_turn`: vLLM, colocated or on a server.
+
+    vLLM draws from a random state of its own here: `SampleRequest.seed` has no effect, so what a rollout samples
+    depends on the batch it was sampled in.
+    """
+
+    def __init__(self, trainer: MultiTurnGRPOTrainer):
+        self.trainer = trainer
+
+    def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        trainer = self.trainer
+        trainer.vllm_generation.max_completion_length = max(request.max_new_tokens for request in requests)
+        # num_generations=1: the contexts have diverged; a larger number makes vLLM's server mode sample only every
+        # n-th of them.
+        ids, logprobs = trainer._generate_single_turn([request.context for request in requests], None, {}, 1)
+        return [
+            _cut(request, list(row), list(row_logprobs), trainer.eos_token_ids)
+            for request, row, row_logprobs in zip(requests, ids, logprobs, strict=True)
+        ]
+
+
+class ContinuousBatchingSampler:
+    """Samples with transformers' continuous batching, which draws from torch's random state and has no
+    log-probabilities: `SampleRequest.seed` has no effect. It knows no stop texts either: a turn goes on to its
+    end-of-turn token or its limit.
+
+    Args:
+        trainer ([`MultiTurnGRPOTrainer`]): Whose generation settings are used.
+        model (`Callable`): Gives a context manager with the policy.
+    """
+
+    def __init__(self, trainer: MultiTurnGRPOTrainer, model: Callable[[], AbstractContextManager[PreTrainedModel]]):
+        self.trainer, self.model = trainer, model
+
+    def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        trainer = self.trainer
+        trainer.generation_config.max_new_tokens = max(request.max_new_tokens for request in requests)
+        with self.model() as model, torch.no_grad():
+            was_training = model.training
+            model.eval()
+            try:
+                outputs = model.generate_batch(
+                    [request.context for request in requests],
+                    generation_config=trainer.generation_config,
+                    continuous_batching_config=trainer.continuous_batching_config,
+                    progress_bar=False,
+                ).values()
+            finally:
+                model.train(was_training)
+        errors = [output.error for output in outputs if output.error is not None]
+        if errors or len(outputs) != len(requests):
+            # transformers only logs it; a result too few would give the rest to the wrong rollouts.
+            raise RuntimeError(f"continuous batching gave {len(outputs)} of {len(requests)} results: {errors[:1]}")
+        return [
+            _cut(request, list(output.generated_tokens), None, trainer.eos_token_ids)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
+
+
+def _cut(request: SampleRequest, ids: list[int], logprobs: list[float] | None, end_ids: Sequence[int]) -> Sample:
+    """A row's own limit may be below the batch's."""
+    limit = request.max_new_tokens
+    finished = len(ids) < limit or ids[limit - 1] in end_ids
+    return Sample(ids[:limit], None if logprobs is None else logprobs[:limit], finished)

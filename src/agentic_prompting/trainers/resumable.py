@@ -1,15 +1,21 @@
-"""A `GRPOTrainer` whose resumed run is the uninterrupted one, bit for bit.
+"""A `GRPOTrainer` whose resumed run is the uninterrupted one, bit for bit, and that learns nothing from nothing.
 
 transformers' checkpoint holds weights, optimizer, schedule and random states. GRPO needs more, and it is kept here, one
 file per process beside the rest: where in a block of reused rollouts training stands and what is left of that block,
-means and losses not yet logged, and what a subclass adds. The order of the rows needs no saving: it is a function of
-seed and epoch.
+means and losses not yet logged, and what a subclass adds. The order of the rows is a function of seed and epoch.
+
+When the environment was down for a whole step, every rollout of it failed. Gradients of zero would still let AdamW
+decay the weights and move them by the momentum of earlier steps; so there is no backward pass, and optimizers
+skip weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside `backward`, is not called).
+The schedule goes on. A gradient scaler (fp16) insists on a backward pass: there the gradients, zeros, are taken away
+before the optimizer steps.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,20 +27,32 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from ..config import check_rows
 from .checkpoints import STATE_FILE, alone_in, from_first, saved_whole, whole_checkpoint
 
 logger = logging.getLogger(__name__)
 
 
+class _Prepared(dict):
+    """A micro-batch that `_prepare_inputs` has been through."""
+
+
 class ResumableGRPOTrainer(GRPOTrainer):
-    """[`~trl.GRPOTrainer`] with whole checkpoints and an exact resume, under DDP, DeepSpeed and FSDP2 alike.
+    """[`~trl.GRPOTrainer`] with whole checkpoints and an exact resume, under DDP, DeepSpeed and FSDP2 alike, that skips
+    micro-batches without a token in the loss.
 
     A run resumed on another number of processes goes on with weights, optimizer, schedule and population, and says in
     a warning what starts afresh; DeepSpeed, whose checkpoints are cut for a number of processes, cannot.
+
+    Attributes:
+        some_failed (`bool`): Whether any rollout of the batch being learnt from failed, on any process. To be kept up
+            to date by the subclass; without failures the look at each micro-batch, a tiny all-reduce, is saved.
     """
 
     staging: Path | None = None  # while a checkpoint is being saved: where
+    some_failed = False
+    _current_train_step_time: float  # TRL's
+    _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
+    _learns = True  # whether a token has a part in the gradients of the optimizer's next step
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -67,6 +85,16 @@ class ResumableGRPOTrainer(GRPOTrainer):
             seed=self.args.seed,
             epoch=lambda: int(self.state.epoch or 0),  # whole at the beginning of an epoch
         )
+
+    def _check_rows(self) -> None:
+        """Too few rows for a single step would make a run of no steps."""
+        size, repeats = self.args.generation_batch_size, self.rollouts_per_row()
+        if hasattr(self.train_dataset, "__len__") and len(self.train_dataset) < size // repeats:
+            raise ValueError(
+                f"train_dataset has {len(self.train_dataset)} rows, and a batch of {size} rollouts takes "
+                f"{size // repeats} ({repeats} of each row): nothing would be trained; add rows, or make the batch "
+                "smaller (per_device_train_batch_size x processes x steps_per_generation)"
+            )
 
     # --- saving --------------------------------------------------------------------------------------------------
 
@@ -108,7 +136,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 checkpoint that was asked for is damaged; if a DeepSpeed checkpoint is of another number of processes.
                 Says what can be done.
         """
-        check_rows(self.train_dataset, self.args, self.rollouts_per_row())
+        self._check_rows()
         folder = Path(self.args.output_dir)
         with alone_in(folder, self.accelerator):
             checkpoint = from_first(self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder))
@@ -139,8 +167,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 "the checkpoint is of %d processes, this job has %d: weights, optimizer, schedule and population go "
                 "on, but random states, the rest of a generated batch and means not yet logged start afresh, and where "
                 "the global batch has another size some rows of this epoch come twice or not at all",
-                state["world"],
-                self.accelerator.num_processes,
+                *(state["world"], self.accelerator.num_processes),
             )
             return
         self._buffered_inputs = send_to_device(state["buffered"], self.accelerator.device)
@@ -162,6 +189,55 @@ class ResumableGRPOTrainer(GRPOTrainer):
                     raise ValueError(f"{path} cannot be read: resume from an earlier checkpoint") from error
         logger.warning("%s has no %s: the resumed run is not exactly the uninterrupted one", checkpoint, STATE_FILE)
         return None
+
+    # --- batches with nothing to learn from ----------------------------------------------------------------------
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~trl.GRPOTrainer`]'s; under a gradient scaler it skips a step without a token in the loss."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self.accelerator.scaler is not None:
+            optimizer.register_step_pre_hook(lambda one, *_: None if self._learns else one.zero_grad(set_to_none=True))
+        return optimizer
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One micro-batch, or nothing where there is nothing to learn from."""
+        model.train()
+        batch = _Prepared(self._timed_inputs(inputs))
+        empty = self._is_empty(batch)
+        # Where gradients of an earlier micro-batch wait to be exchanged, the backward pass is what exchanges them.
+        if empty and not self._gradients_waiting and self.accelerator.scaler is None:
+            return self._pass_over()
+        self._learns = not empty or (self._gradients_waiting and self._learns)
+        loss = super().training_step(model, batch, num_items_in_batch)
+        self._gradients_waiting = not self.accelerator.sync_gradients
+        return loss
+
+    def _timed_inputs(self, inputs: Any) -> Any:
+        """The batch, rollouts included; TRL's clock of a step runs in its own `training_step` only, after this."""
+        started = time.perf_counter()
+        batch = self._prepare_inputs(inputs)
+        self._current_train_step_time += time.perf_counter() - started
+        return batch
+
+    def _pass_over(self) -> torch.Tensor:
+        """The end of a micro-batch without a loss: what TRL counts there is counted."""
+        self._step += 1
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self._metrics["train"]["step_time"].append(self._current_train_step_time)
+            self._current_train_step_time = 0.0
+        return torch.zeros((), device=self.accelerator.device)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        # `training_step` has to look at the batch first, and transformers' own prepares it once more.
+        prepared = isinstance(generation_batch, _Prepared)
+        return generation_batch if prepared else super()._prepare_inputs(generation_batch)
+
+    def _is_empty(self, batch: Mapping[str, torch.Tensor]) -> bool:
+        """Whether no process has a token of its own in this micro-batch. The same on every process."""
+        if not self.some_failed:
+            return False
+        own = (batch["tool_mask"] * batch["completion_mask"]).sum()
+        return self.accelerator.reduce(own).item() == 0
 
 
 class EpochSampler(RepeatSampler):

@@ -1,15 +1,22 @@
-"""The model card: what a trained agent is, how it is asked, what it was trained against, and how to use it.
+"""What leaves a run's folder: each saved model with its card and `agentic_prompting.json`; to the hub nothing else.
 
-The words and citations are in `card.md`; this fills them in. (TRL's `generate_model_card` fills the same class from a
-fixed set of names, none of which could say how an agent is asked.) Of an endpoint the card says the model's name and
-the host, never the rest of the address, where a key might stand.
+transformers uploads a trainer's whole output folder. Ours also holds every rollout, what was spent, recordings of
+replies and reports, none of which belong to a model that is shared.
+
+The card says what a trained agent is, how it is asked, what it was trained against, and how to use it. The words and
+citations are in `card.md`; TRL's `generate_model_card` fills the same class from a fixed set of names, none of which
+could say how an agent is asked. Of an endpoint the card says the model's name and the host, never the rest of the
+address, where a key might stand.
 """
 
 from __future__ import annotations
 
+import glob
 import json
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -17,14 +24,31 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from huggingface_hub import ModelCard, ModelCardData
+from transformers import trainer as transformers_trainer
 
-from ...llm import OpenAIChat, ScriptedChat
-from ...rewards import PromptR1Reward
-from ..config import MultiTurnGRPOConfig
+from ..llm import OpenAIChat, ScriptedChat
+from ..records import atomic_write
+from ..rewards import PromptR1Reward
+from ..rollout import SPEC_FILE
+from .config import MultiTurnGRPOConfig
 
 if TYPE_CHECKING:
-    from ..multi_turn_grpo import MultiTurnGRPOTrainer
+    from .multi_turn_grpo import MultiTurnGRPOTrainer
 
+logger = logging.getLogger(__name__)
+
+CARD_FILE = "README.md"
+# By name, as anything else may lie in a run's folder: what we write about a model, what `save_pretrained` writes of
+# models and adapters, and what it writes of tokenizers and processors, beside the files that a tokenizer names itself.
+SHARED = (
+    CARD_FILE, SPEC_FILE, "system_prompt.txt", "population.json", "summary.json", "table.md",
+    "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
+    "model-?????-of-?????.safetensors", "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "additional_chat_templates/*.jinja", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json", "processor_config.json", "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)  # fmt: skip
 _SETTINGS = (
     "learning_rate", "lr_scheduler_type", "max_steps", "num_train_epochs", "num_generations", "generation_batch_size",
     "num_iterations", "loss_type", "scale_rewards", "beta", "epsilon", "temperature", "top_p", "max_turns",
@@ -37,6 +61,48 @@ _WHAT = {
     ("Prompt-R1", "E-SPL"): "A small agent LLM that learnt to prompt a large one (Prompt-R1) as its system prompt "
     "evolved (E-SPL).",
 }
+
+
+# --- what is uploaded ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def only_the_model(folder: Path, tokenizer: Any) -> Iterator[None]:
+    """Within it transformers uploads of this folder what [`SHARED`] and the tokenizer's own file names say. A
+    checkpoint goes up whole, where `hub_strategy` asks for it."""
+    vocabulary = [glob.escape(name) for name in getattr(tokenizer, "vocab_files_names", {}).values()]
+    uploads = transformers_trainer.hf_api
+    transformers_trainer.hf_api = lambda: _Selective(uploads(), folder, [*SHARED, *vocabulary])
+    try:
+        yield
+    finally:
+        transformers_trainer.hf_api = uploads
+
+
+class _Selective:
+    """An `HfApi` whose `upload_folder` leaves out what is not the model's."""
+
+    def __init__(self, api: Any, folder: Path, shared: list[str]):
+        self._api, self._folder, self._shared = api, folder, shared
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    def upload_folder(self, *, folder_path: Any, **options: Any) -> Any:
+        if Path(folder_path) == self._folder:
+            options["allow_patterns"] = self._shared
+        return self._api.upload_folder(folder_path=folder_path, **options)
+
+
+# --- the card --------------------------------------------------------------------------------------------------------
+
+
+def write_card(trainer: MultiTurnGRPOTrainer, folder: Path, *args: Any) -> None:
+    """Write the [`model_card`] into a folder. One that cannot be made is a warning: no reason to lose a checkpoint."""
+    try:
+        atomic_write(folder / CARD_FILE, str(model_card(trainer, *args)))
+    except Exception as error:
+        logger.warning("no model card in %s: %r", folder, error)
 
 
 def model_card(

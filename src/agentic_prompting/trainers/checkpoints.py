@@ -14,7 +14,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +26,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_N
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
 
 if TYPE_CHECKING:
-    from . import ResumableGRPOTrainer
+    from .resumable import ResumableGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +67,10 @@ def saved_whole(trainer: ResumableGRPOTrainer, trial: Any) -> Iterator[Path]:
         trainer.staging, trainer.args.push_to_hub = None, pushes
     everyone()
     # The first process of the job on a shared disk; on nodes with disks of their own, then the first of each.
-    if trainer.accelerator.is_main_process:
-        _move(filled, final)
-    everyone()
-    if trainer.accelerator.is_local_main_process and filled.exists():
-        _move(filled, final)
-    everyone()
+    for moves in (trainer.accelerator.is_main_process, trainer.accelerator.is_local_main_process):
+        if moves and filled.exists():
+            _move(filled, final)
+        everyone()
     if trainer.args.should_save:
         shutil.rmtree(run / STAGING, ignore_errors=True)
         # By step, never by the clock: it may have been set back, or be another node's, or that of a copy.
@@ -114,12 +112,12 @@ def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:
         return str(given)
     skipped: list[str] = []
     for checkpoint in reversed(sort_checkpoints(str(folder))):
-        why = damaged(Path(checkpoint))
-        if not why:
-            if skipped:
-                logger.warning("%s: going on from %s", "; ".join(skipped), checkpoint)
-            return checkpoint
-        skipped.append(f"{Path(checkpoint).name} is damaged, {why}")
+        if why := damaged(Path(checkpoint)):
+            skipped.append(f"{Path(checkpoint).name} is damaged, {why}")
+            continue
+        if skipped:
+            logger.warning("%s: going on from %s", "; ".join(skipped), checkpoint)
+        return checkpoint
     if skipped:
         raise ValueError(
             f"no checkpoint in {folder} can be resumed from ({'; '.join(skipped)}): restore one, or move them away "
@@ -186,23 +184,20 @@ def alone_in(folder: Path, accelerator: Accelerator) -> Iterator[None]:
     Raises:
         `ValueError`: On every process, if another run is training there.
     """
-    with ExitStack() as held:
-        from_first(accelerator, lambda: held.enter_context(_locked(folder)))
-        yield
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ValueError(
-            f"another run is training in {folder}: wait for it, end it, or choose another output_dir"
-        ) from None
-    except (OSError, NotImplementedError) as error:  # a disk without locks, or one that may not be written to
-        logger.warning("%s cannot be locked (%s): start no second run in it", folder, error)
+
+    def acquire() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise ValueError(
+                f"another run is training in {folder}: wait for it, end it, or choose another output_dir"
+            ) from None
+        except (OSError, NotImplementedError) as error:  # a disk without locks, or one that may not be written to
+            logger.warning("%s cannot be locked (%s): start no second run in it", folder, error)
+
+    from_first(accelerator, acquire)
     try:
         yield
     finally:

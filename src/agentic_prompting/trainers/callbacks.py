@@ -1,7 +1,7 @@
-"""Trajectories and E-SPL's tree where `report_to` sends the curves: TensorBoard, Weights & Biases, trackio.
+"""What a run shows while it trains: a line per log, and tables for the trackers of `report_to`.
 
-transformers' own callbacks log the numbers; this one adds, at every log, a table of a few trajectories of the latest
-batch, and under E-SPL a table of the population and its tree. What it logs is for looking at: nothing that goes wrong
+transformers' own callbacks log the numbers; [`LiveView`] adds, at every log, a table of a few trajectories of the
+latest batch, and under E-SPL a table of the population and its tree. It is for looking at: nothing that goes wrong
 with a tracker ends training, it is said once and that tracker gets no more tables.
 """
 
@@ -9,22 +9,40 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+import datasets
+from huggingface_hub import utils as hub
+from transformers import ProgressCallback, Trainer, TrainerCallback
+from transformers.utils import logging as transformers_logging
 
 from ..evolution import Population, lineage_of, plot_lineage
 from ..rollout import Rollout
+from ..rollout.progress import Seldom, progress, watched
 from .reflecting import transcript
 
 if TYPE_CHECKING:
     from .multi_turn_grpo import MultiTurnGRPOTrainer
 
 logger = logging.getLogger(__name__)
+
+# What a person watching wants to know, in this order: log key, label, format.
+_SHOWN = [
+    ("reward", "reward", "{:.3f}"),
+    ("exact_match", "exact match", "{:.3f}"),
+    ("rollout/turns", "turns", "{:.2f}"),
+    ("rollout/malformed", "malformed", "{:.0%}"),
+    ("rollout/truncated", "truncated", "{:.0%}"),
+    ("rollout/failed", "failed", "{:.0%}"),
+    ("environment/cost_usd", "cost", "${:.2f}"),
+    ("kl", "kl", "{:.4f}"),
+    ("step_time", "step", "{:.1f} s"),
+]
 
 TRAJECTORIES = 4
 """Of each log."""
@@ -35,11 +53,99 @@ MAX_CHARS = 4000
 PICTURE_SECONDS = 30.0
 """Between two pictures of the tree, which takes a third of a second to draw."""
 
+
+# --- a line per log --------------------------------------------------------------------------------------------------
+
+
+def log_line(logs: dict[str, Any], step: int) -> str:
+    """The line for one log entry; empty if it has nothing to show (the summary at the end of training).
+
+    Shares and costs of zero are left out, so that they stand out when they are not.
+    """
+    prefix = "eval_" if any(key.startswith("eval_") for key in logs) else ""
+    parts = []
+    for key, label, form in _SHOWN:
+        value = logs.get(prefix + key)
+        if value or (value == 0 and form not in ("{:.0%}", "${:.2f}")):
+            parts.append(f"{label} {form.format(value)}")
+    return f"{'evaluation at ' if prefix else ''}step {step}: {', '.join(parts)}" if parts else ""
+
+
+def quiet_libraries() -> None:
+    """Where nobody is watching: no bars of datasets, transformers and the hub (maps, weights, downloads)."""
+    if not watched():
+        datasets.disable_progress_bars()
+        transformers_logging.disable_progress_bar()
+        hub.disable_progress_bars()
+
+
+def one_line_progress(trainer: Trainer, what: str = "training steps") -> None:
+    """Put [`OneLineProgress`] in the place of transformers' bars, if there are any (`disable_tqdm`)."""
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(OneLineProgress(what))
+
+
+class OneLineProgress(ProgressCallback):
+    """transformers' progress bars with [`log_line`] written above them. Everything is still in
+    `trainer.state.log_history`.
+
+    In a file or a pipe there are no bars, and of the lines the first, then at most one a minute, those of evaluations
+    and the last. What has no logs (a warm start) counts its steps instead.
+
+    Args:
+        what (`str`, *optional*, defaults to `"training steps"`): What is counted where there are no bars.
+    """
+
+    def __init__(self, what: str = "training steps"):
+        super().__init__()
+        self.what, self._lines, self._seldom, self._unwritten = what, None, Seldom(), ""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if watched():
+            super().on_train_begin(args, state, control, **kwargs)
+        elif state.is_world_process_zero:
+            self._lines = progress(state.max_steps, self.what, state.global_step)
+        self._seldom, self._unwritten = Seldom(at_once=True), ""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.training_bar is not None:
+            super().on_step_end(args, state, control, **kwargs)
+        elif self._lines is not None and not state.log_history:
+            self._lines.update(state.global_step - self._lines.n)
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        if watched():
+            super().on_prediction_step(args, state, control, **kwargs)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        line = log_line(logs or {}, state.global_step)
+        if not line or not state.is_world_process_zero or (self.training_bar is None and self._lines is None):
+            return
+        if watched(sys.stdout) or line.startswith("evaluation") or self._seldom.due():
+            self._write(line)
+        else:
+            self._unwritten = line
+
+    def _write(self, line: str) -> None:
+        self._unwritten = ""
+        if self.training_bar is not None:
+            self.training_bar.write(line)
+        else:
+            print(line, flush=True)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self._unwritten:
+            self._write(self._unwritten)
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
+        self._lines = None
+
+
+# --- tables for trackers ---------------------------------------------------------------------------------------------
+
 _MEMBER_COLUMNS = ["id", "parents", "operator", "born", "mu", "sigma", "games", "best", "text"]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MARKDOWN = re.compile(r"[^\w\s,;]|_")
-
-Row = Sequence[Any]
 
 
 class TensorBoard:
@@ -48,7 +154,7 @@ class TensorBoard:
     def __init__(self, writer: Any):
         self.writer = writer
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence], step: int) -> None:
         lines = [columns, ["---"] * len(columns), *([_escaped(cell) for cell in row] for row in rows)]
         self.writer.add_text(name, "\n".join(f"| {' | '.join(line)} |" for line in lines), step)
 
@@ -64,7 +170,7 @@ class WandB:
     def __init__(self, module: Any):
         self.module = module
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence], step: int) -> None:
         table = self.module.Table(columns=list(columns), data=[list(row) for row in rows])
         self.module.log({name: table, "train/global_step": step})
 
@@ -75,7 +181,7 @@ class WandB:
 class Trackio(WandB):
     """The current run of the `trackio` module, whose tables are made of data frames."""
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Row], step: int) -> None:
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence], step: int) -> None:
         import pandas
 
         frame = pandas.DataFrame([list(row) for row in rows], columns=list(columns))
@@ -99,19 +205,14 @@ class LiveView(TrainerCallback):
 
     def __init__(self, trainer: MultiTurnGRPOTrainer):
         self.trainer = trainer
-        self._latest: tuple[str, list[Row]] | None = None  # mode and rows of the batch since the last log
+        self._latest: tuple[str, list[Sequence]] | None = None  # mode and rows of the batch since the last log
         self._broken: set[str] = set()
         self._drawn: tuple[int, float] = (1, -PICTURE_SECONDS)  # members, and when
         self._turns = 0
 
     def note(self, mode: str, rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]) -> None:
-        """Keep a few rollouts of a batch, spread over it.
-
-        Args:
-            mode (`str`): `train` or `eval`.
-            rollouts (`Sequence[Rollout]`): Of this process.
-            rewards (`Sequence[Sequence[float]]`): Of each, by reward function; NaN where it has none.
-        """
+        """Keep a few of this process's rollouts of a `train` or `eval` batch, spread over it, with their rewards by
+        reward function (NaN where it has none)."""
         if self._wanted():
             chosen = range(0, len(rollouts), max(1, len(rollouts) // TRAJECTORIES))[:TRAJECTORIES]
             self._latest = mode, [self._row(rollouts[place], rewards[place]) for place in chosen]
@@ -121,7 +222,8 @@ class LiveView(TrainerCallback):
             return
         latest, self._latest = self._latest, None
         if latest is not None and latest[1]:
-            self._send("table", f"{latest[0]}/trajectories", self._columns(), latest[1], state.global_step)
+            columns = ["question", "conversation", "answer", "status", *self.trainer.reward_func_names, "parts"]
+            self._send("table", f"{latest[0]}/trajectories", columns, latest[1], state.global_step)
         last = "train_runtime" in (logs or {})
         population = getattr(self.trainer, "population", None)
         if population is not None and (population.turns != self._turns or last):
@@ -165,35 +267,29 @@ class LiveView(TrainerCallback):
             self._broken.add(name)
             logger.warning("%s cannot be logged to any more, training goes on without it: %r", name, error)
 
-    def _columns(self) -> list[str]:
-        return ["question", "conversation", "answer", "status", *self.trainer.reward_func_names, "parts"]
-
-    def _row(self, rollout: Rollout, rewards: Sequence[float]) -> Row:
-        question = rollout.row.get("question") or ""
-        texts = [_cell(str(question)), _cell(transcript(rollout)), _cell(rollout.answer or ""), rollout.status]
+    def _row(self, rollout: Rollout, rewards: Sequence[float]) -> Sequence:
+        texts = [rollout.row.get("question") or "", transcript(rollout), rollout.answer or ""]
         scores = [None if reward != reward else round(float(reward), 6) for reward in rewards]
-        return [*texts, *scores, self._parts(rollout)]
+        return [*(_cell(str(text)) for text in texts), rollout.status, *scores, self._parts(rollout)]
 
     def _parts(self, rollout: Rollout) -> str:
         """What a reward is made of, where its function can say (`scores`, as Prompt-R1's)."""
         said = []
-        for reward in self.trainer.reward_funcs:
-            scores = getattr(reward, "scores", None)
-            if callable(scores):
-                try:
-                    (score,) = scores([rollout], [rollout.row["answers"]])
-                    said += [f"{name} {value:.3f}" for name, value in score._asdict().items()] if score else []
-                except Exception as error:  # the reward is the user's code, and this is only for looking at
-                    logger.debug("no parts of %r: %r", reward, error)
+        for reward in filter(lambda one: callable(getattr(one, "scores", None)), self.trainer.reward_funcs):
+            try:
+                (score,) = reward.scores([rollout], [rollout.row["answers"]])
+                said += [f"{name} {value:.3f}" for name, value in score._asdict().items()] if score else []
+            except Exception as error:  # the reward is the user's code, and this is only for looking at
+                logger.debug("no parts of %r: %r", reward, error)
         return ", ".join(said)
 
 
-def _members(population: Population) -> list[Row]:
+def _members(population: Population) -> list[Sequence]:
     """The latest members and the best one, newest first."""
     best = population.best().id
-    shown = [m for m in population.members[-MEMBERS:] if m.prompt.id != best]
-    rows: list[Row] = []
-    for member in [population.members[best or 0], *reversed(shown)][:MEMBERS]:
+    latest = [m for m in population.members[-MEMBERS:] if m.prompt.id != best]
+    rows: list[Sequence] = []
+    for member in [population.members[best or 0], *reversed(latest)][:MEMBERS]:
         prompt, rating = member.prompt, member.rating
         descent = [prompt.id, ", ".join(map(str, prompt.parents)), prompt.operator, prompt.born_at]
         ratings = [round(rating.mu, 4), round(rating.sigma, 4), member.games, "best" if prompt.id == best else ""]

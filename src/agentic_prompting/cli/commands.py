@@ -173,7 +173,7 @@ def check_env(
     from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, prompt_r1_template, rollout_record
 
     try:
-        environment = as_environment(_own(name))
+        environment: Any = as_environment(_own(name))
     except TypeError as error:
         raise ValueError(str(error)) from error
     if hasattr(environment, "check"):
@@ -190,7 +190,7 @@ def check_env(
         rollouts = PromptAgent.from_pretrained(model, environment, spec).answer_all(asked, progress=False)
     else:
         rollouts = [Rollout([i], row=dict(row), seed=i) for i, row in enumerate(asked)]
-        agent = _ScriptedAgent(grammar, rollouts, request)
+        agent: Any = _ScriptedAgent(grammar, rollouts, request)
         play_all(rollouts, agent, environment, agent, Limits(max_turns=len(request or "x") + 1))
     failed = next((str(rollout.error) for rollout in rollouts if rollout.error), None)
     if as_json:

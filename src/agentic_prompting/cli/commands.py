@@ -338,20 +338,31 @@ def paper_tables() -> Any:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or one file: refinement results, or a population.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="A run's or an evaluation's folder, or one file; several are put side by side.")
+    ],
     output_dir: OutputDir = None,
     max_trajectories: Annotated[int, option("Show at most this many, drawn evenly over the run: 20000.")] = 20_000,
     pictures: Annotated[bool, typer.Option(help="Write PNGs as well.")] = True,
+    watch: Annotated[bool, option("Write it anew while the run goes on, until Ctrl-C.", "--watch")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a run left behind: curves, trajectories, the evolution of system prompts, refined prompts."""
-    from ..report import write_report
+    """Show what runs left behind: curves, trajectories, evolved and refined prompts, evaluations."""
+    from ..report import watch_report, write_report
 
+    if watch:
+        if len(runs) > 1:
+            raise ValueError("--watch follows one run; several are compared when they are there")
+        print(
+            f"{output_dir or runs[0] / 'report'}/index.html is written as {runs[0]} goes on (Ctrl-C stops)", flush=True
+        )
+        watch_report(runs[0], output_dir, max_trajectories)
+        return 0
     if pictures and importlib.util.find_spec("matplotlib") is None:
         needed = "no pictures without matplotlib: pip install 'agentic-prompting[report]'"
         print(f"agentic-prompting: {needed}", file=sys.stderr)
         pictures = False
-    page = write_report(run, output_dir, max_trajectories, pictures)
+    page = write_report(runs if len(runs) > 1 else runs[0], output_dir, max_trajectories, pictures)
     drawn = sorted(str(path) for path in page.parent.glob("*.png")) if pictures else []
     print(json.dumps({"page": str(page), "pictures": drawn}) if as_json else page)
     return 0

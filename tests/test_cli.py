@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from agentic_prompting.cli import COMMANDS, app
-from agentic_prompting.cli.train import CONFIGS, launch
+from agentic_prompting.cli.train import EXAMPLES as PACKAGED, launch
 from servers import Answer, LoopbackServer, unused_url
 
 ROOT = Path(__file__).parents[1]
@@ -131,27 +131,30 @@ def launched(monkeypatch):
     return start
 
 
-@pytest.mark.parametrize(
-    ("packaged", "example"),
-    [
-        ("prompt_r1.yaml", "configs/sandbox.yaml"),
-        ("espl.yaml", "configs/espl/sandbox.yaml"),
-        ("single.yaml", "accelerate/single.yaml"),
-    ],
-)
-def test_the_demo_runs_what_the_examples_run(packaged, example):
-    """The wheel has no examples/, so the package has the sandbox's configurations too: the same ones."""
-    assert (CONFIGS / packaged).read_bytes() == (EXAMPLES / example).read_bytes()
+def test_the_package_has_the_examples_configurations():
+    """The wheel has no examples/: those of training are in the package, too, the same ones. Tables need a clone."""
+    ours = {path.relative_to(EXAMPLES): path.read_bytes() for path in EXAMPLES.rglob("*.yaml")}
+    packaged = {path.relative_to(PACKAGED): path.read_bytes() for path in PACKAGED.rglob("*.yaml")}
+    assert packaged == {path: text for path, text in ours.items() if not path.name.startswith("eval_")}
+
+
+def test_their_names_work_outside_of_a_clone(run, launched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["--config", "examples/configs/qwen3_4b.yaml", "--accelerate-config", "examples/accelerate/ddp.yaml"]
+    assert run("train", "prompt-r1", *given)[0] == 0
+    options = ["--config", str(PACKAGED / "configs" / "qwen3_4b.yaml")]
+    assert launched.calls == [("prompt-r1", options, PACKAGED / "accelerate" / "ddp.yaml")]
+    assert json.loads(run("doctor", "--config", "examples/configs/qwen3_4b.yaml", "--json")[1])["findings"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "program", "config"),
-    [([], "prompt-r1", "prompt_r1.yaml"), (["--method", "espl"], "espl", "espl.yaml")],
+    [([], "prompt-r1", "sandbox.yaml"), (["--method", "espl"], "espl", "espl/sandbox.yaml")],
 )
 def test_demo(run, launched, tmp_path, arguments, program, config):
     status, out, _ = run("demo", *arguments, "--output_dir", tmp_path, "--max-steps", 5)
-    options = ["--config", str(CONFIGS / config), "--output_dir", str(tmp_path), "--max-steps", "5"]
-    assert (status, launched.calls) == (0, [(program, options, CONFIGS / "single.yaml")])
+    options = ["--config", str(PACKAGED / "configs" / config), "--output_dir", str(tmp_path), "--max-steps", "5"]
+    assert (status, launched.calls) == (0, [(program, options, PACKAGED / "accelerate" / "single.yaml")])
     assert f"next:  agentic-prompting report {tmp_path}" in out
 
 
@@ -219,7 +222,7 @@ def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, sta
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", launch_command)
     before = signal.getsignal(signal.SIGINT)
-    assert launch("espl", ["--max_steps", "1"], CONFIGS / "single.yaml") == status
+    assert launch("espl", ["--max_steps", "1"], PACKAGED / "accelerate" / "single.yaml") == status
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -234,7 +237,8 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
     shutil.copytree(tiny_policy, folder / "warm_start")
     command = [
         sys.executable, "-c", "from agentic_prompting.cli import main; main()", "train", "prompt-r1",
-        "--config", CONFIGS / "prompt_r1.yaml", "--accelerate-config", CONFIGS / "single.yaml", "--output-dir", folder,
+        "--config", EXAMPLES / "configs" / "sandbox.yaml",
+        "--accelerate-config", EXAMPLES / "accelerate" / "single.yaml", "--output-dir", folder,
         "--per_device_train_batch_size", "16", "--max_steps", "500", "--n_test", "8",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -141,6 +141,9 @@ def doctor(setup: Setup, as_json: AsJson = False) -> int:
 
     Asks a model that is named for one word. Exit status 1 if there is a problem.
     """
+    from .train import example
+
+    setup.config, setup.accelerate_config = example(setup.config), example(setup.accelerate_config)
     with busy("looking"):
         findings = [(name, finding) for name, one in CHECKS.items() for finding in look(one, setup)]
     counts = {level: sum(finding.level == level for _, finding in findings) for level in _STYLES}

@@ -13,9 +13,11 @@ import hashlib
 import json
 import random
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -98,7 +100,7 @@ def watch_report(
     run: str | Path,
     output: str | Path | None = None,
     max_trajectories: int = 20_000,
-    wait: Callable[[], Any] | None = None,
+    wait: Callable[[], Any] = partial(time.sleep, 5),
 ) -> Path:
     """Write the report anew whenever the run has written something, until Ctrl-C. Begins before there is anything.
 
@@ -215,7 +217,7 @@ def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
 def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
     """Tables as they are printed, every pair of systems tested, and each answer."""
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
-    pairs = {pair for pair in combinations(systems, 2)}
+    pairs = set(combinations(systems, 2))
     compared = [one for name in systems for one in compare_systems(evaluation, name) if (name, one.first) in pairs]
     records = evaluation.records
     columns: dict[str, Any] = {

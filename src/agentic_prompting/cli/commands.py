@@ -170,7 +170,7 @@ def check_env(
     By default a script plays the agent: it sends each --request, or the question, and then answers.
     """
     from ..environments import as_environment
-    from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, prompt_r1_template, rollout_record
+    from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
 
     try:
         environment: Any = as_environment(_own(name))
@@ -181,8 +181,7 @@ def check_env(
     asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
     asked = [asked[i % len(asked)] for i in range(3)]
     grammar = getattr(environment, "grammar", None) or TagGrammar()
-    template = prompt_r1_template(grammar) if isinstance(grammar, TagGrammar) else "{question}"
-    spec = AgentSpec(template, grammar=grammar)
+    spec = AgentSpec(template_for(environment, grammar), grammar=grammar)
     if model is not None:
         from ..agent import PromptAgent
 

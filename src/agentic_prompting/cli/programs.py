@@ -38,7 +38,6 @@ from ..trainers import (
     PromptR1Trainer,
     TrainingInterrupted,
     TrainingStopped,
-    checkpoint_on_interrupt,
 )
 from ..trainers.callbacks import quiet_libraries
 from .doctor import missing_extras, misspelt, read_yaml
@@ -244,8 +243,7 @@ def run_training(trainer: Trainer) -> None:
     given = trainer.args.resume_from_checkpoint  # text, as it stands on a command line
     resumed = {"true": True, "false": None}.get(str(given).lower(), given)
     try:
-        with checkpoint_on_interrupt(trainer):
-            trainer.train(resume_from_checkpoint=resumed)
+        trainer.train(resume_from_checkpoint=resumed)
     except TrainingStopped as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
     except TrainingInterrupted:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from ..llm import Budget, ChatModel, Message, as_chat, charge, with_system
-from ..rollout import Environment, Observation, Rollout
+from ..rollout import PROMPT_R1_TEMPLATE, Environment, Observation, Rollout
 
 History = Literal["full", "last"] | int | Callable[[Sequence[Message]], Sequence[Message]]
 
@@ -36,6 +36,8 @@ class LLMEnvironment:
     Raises:
         `ValueError`: If `history` or `max_reply_chars` is none of the above.
     """
+
+    prompt_template = PROMPT_R1_TEMPLATE  # what an agent is told that has it for its environment
 
     def __init__(
         self,

@@ -57,8 +57,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             argument `rollout` (`list[Rollout]`) beside the dataset's columns. What they make of a failed rollout is not
             used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
-        train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`), as [`load_task`] gives; or `prompt`
-            (messages or text), which is then used as it is.
+        train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
+            as [`load_task`] gives; or `prompt` (messages or text), which is then used as it is.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a

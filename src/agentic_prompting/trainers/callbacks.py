@@ -101,7 +101,8 @@ class OneLineProgress(ProgressCallback):
 
     def __init__(self, what: str = "training steps", bars: bool = True):
         super().__init__()
-        self.what, self.bars, self._lines, self._seldom, self._unwritten = what, bars, None, Seldom(), ""
+        self.what, self.bars, self._seldom, self._unwritten = what, bars, Seldom(), ""
+        self._lines: Lines | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         if self.bars and watched():

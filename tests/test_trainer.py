@@ -22,6 +22,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentic_prompting import (
     AgentSpec,
+    ESPLConfig,
     LLMEnvironment,
     MultiTurnGRPOConfig,
     MultiTurnGRPOTrainer,
@@ -731,3 +732,17 @@ def test_an_eval_dataset_works_by_default(tiny_policy, rows, tmp_path, kind, con
     held_out, environment = rows.to_pandas(), LLMEnvironment(Oracle())
     trainer = kind(str(tiny_policy), PromptR1Reward(), args, more, held_out, environment=environment)
     assert len(trainer.eval_dataset) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "size"),
+    [
+        (ESPLConfig, {}, 10),
+        (PromptR1Config, {"num_generations": 4, "per_device_train_batch_size": 8}, 12),
+        (MultiTurnGRPOConfig, {"num_generations_eval": 3}, 9),
+        (PromptR1Config, {}, 10),
+    ],
+)
+def test_evaluation_takes_whole_groups_by_default(tmp_path, config, changes, size):
+    common = {"use_cpu": True, "bf16": False, "report_to": [], "eval_strategy": "steps"}
+    assert config(output_dir=str(tmp_path), **common, **changes).per_device_eval_batch_size == size

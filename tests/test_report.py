@@ -303,6 +303,15 @@ def test_an_evaluations_folder_is_opened(tmp_path, saved):
     assert first["question"] == "q0" and first["answers"] == ["0"] and first["answer"] in ("0", "no")
 
 
+def test_an_answer_is_judged_by_its_tasks_own_metric(tmp_path):
+    from agentic_prompting.evaluation import EvaluationTask, evaluate_agent, save_run
+
+    task = EvaluationTask("sums", [{"question": "q", "answers": ["8"]}], metrics=("integer_match",))
+    found = evaluate_agent(lambda qs: ["I count: 8 legs. Answer: 8"], [task], runs=1, output=tmp_path, progress=False)
+    save_run(tmp_path, found)
+    assert block(write_report(tmp_path, pictures=False).read_text(), "evaluation")["columns"]["match"] == [1.0]
+
+
 # --- several runs ----------------------------------------------------------------------------------------------------
 
 

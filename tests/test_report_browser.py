@@ -270,6 +270,8 @@ def test_an_evaluation_and_a_comparison(browser, tmp_path, width, scheme):
         section.locator("table").nth(1).inner_text()
     )
     watched.page.get_by_label("judged").select_option("wrong")
+    watched.page.locator("#evaluation .detail").scroll_into_view_if_needed()
+    assert watched.page.locator("#contents a").bounding_box()["y"] >= 0, "the navigation stays in sight"
     section.locator(".detail", has_text="What each system said").wait_for()
     assert section.locator(".row").count() == 6 and ATTACKS[2] in section.locator(".detail").inner_text()
     assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0

@@ -27,9 +27,8 @@ from ..evolution import Lineage, plot_lineage
 from ..evolution.lineage import LINES, Node
 from ..records import atomic_write
 from ..refine import RefinementResult
-from ..rewards import exact_match
 from .plots import PANELS, panels_in, plot_panels
-from .summary import Record, RunSummary, exact_match_of_record, groups_of, reward_parts, total_reward
+from .summary import Record, RunSummary, exact_match_of_record, first_scores, groups_of, reward_parts, total_reward
 
 T = TypeVar("T")
 Change = Literal["=", "-", "+"]
@@ -224,10 +223,7 @@ def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
         name: [record[name] for record in records] for name in ("system", "task", "run", "place")
     }
     columns["title"] = [str(record["question"])[:_TITLE] for record in records]
-    columns["match"] = [
-        None if record.get("error") else exact_match(record.get("answer") or "", record["answers"])
-        for record in records
-    ]
+    columns["match"] = first_scores(evaluation)
     tables = {"results": results_table(evaluation), "differences": differences_table(compared)}
     yield "evaluation", {**tables, "chunk": ANSWERS, "columns": columns}
     names = ("question", "answers", "answer", "whole", "error", "calls", "tokens", "cost_usd", "seconds")

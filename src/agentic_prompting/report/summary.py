@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from ..evaluation import METRICS, Evaluation, find_metrics
 from ..evaluation.harness import read_records
-from ..evaluation.scoring import summarise
+from ..evaluation.scoring import score_records, summarise
 from ..evolution import Lineage, read_lineage
 from ..evolution.lineage import JOURNAL_FILE
 from ..refine import RefinementResult
@@ -144,6 +144,17 @@ def read_evaluation(folder: Path) -> Evaluation | None:
     order = list(saved.get("fit_calls", {}))
     results.sort(key=lambda result: order.index(result.system) if result.system in order else len(order))
     return Evaluation(results, records) if records else None
+
+
+def first_scores(evaluation: Evaluation) -> list[float | None]:
+    """Each answer's score in the metric that counts first for its task; `None` for one that failed."""
+    scores: dict[int, float | None] = {}
+    for result in evaluation.results:
+        of_both = (result.system, result.task)
+        own = {i: one for i, one in enumerate(evaluation.records) if (one["system"], one["task"]) == of_both}
+        first = next(iter(result.values))
+        scores |= zip(own, score_records(list(own.values()), find_metrics([first]))[first], strict=True)
+    return [scores[i] for i in range(len(evaluation.records))]
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:

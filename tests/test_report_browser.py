@@ -10,7 +10,7 @@ from agentic_prompting.evolution import EvolutionJournal
 from agentic_prompting.refine import RefinementResult, RefinementStep
 from agentic_prompting.refine.refiner import ResultsFile
 from agentic_prompting.report import write_report
-from browser import chromium, evolved, opened, record, shows, why_not, write_run
+from browser import chromium, evolved, opened, pictured, record, shows, why_not, write_run
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -59,7 +59,7 @@ class Watched:
         self.noted.remove(f"request: {page_file.as_uri()}")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_draws_everything_without_an_error(browser, report, width, scheme):
     watched = Watched(browser, report[0], viewport={"width": width, "height": 850}, color_scheme=scheme)
     page = watched.page
@@ -68,6 +68,7 @@ def test_it_draws_everything_without_an_error(browser, report, width, scheme):
     ]  # fmt: skip
     assert page.locator("#training figure").count() == 5 and page.locator("#evolution .node[role=button]").count() > 20
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "nothing sticks out at the side"
+    pictured(page, "training-groups-evolution")
     assert watched.noted == []
 
 
@@ -276,6 +277,7 @@ def test_an_evaluation_and_a_comparison(browser, tmp_path, width, scheme):
     assert section.locator(".row").count() == 6 and ATTACKS[2] in section.locator(".detail").inner_text()
     assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
     assert watched.noted == [] and watched.page.locator("#main :is(script, img, iframe, base, a)").count() == 0
+    pictured(watched.page, "evaluation")
 
     runs = [write_run(tmp_path / name, [record(n, random.Random(n), 3) for n in range(200)]) for name in "ab"]
     runs[0] = evaluated(runs[0] / "evaluation").parent
@@ -284,3 +286,4 @@ def test_an_evaluation_and_a_comparison(browser, tmp_path, width, scheme):
     assert section.locator("figure").count() >= 5 and section.locator("figure").first.locator("polyline").count() == 2
     assert str(runs[1]) in section.locator(".legend").first.inner_text()
     assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0 and watched.noted == []
+    pictured(watched.page, "comparison")

@@ -367,3 +367,15 @@ def test_watch_begins_before_there_is_anything(tmp_path):
 
     watch_report(tmp_path, wait=wait)
     assert looks == [False, True]
+
+
+def test_the_command_watches_one_run(tmp_path, capsys, monkeypatch):
+    from agentic_prompting import report
+
+    followed = []
+    monkeypatch.setattr(report, "watch_report", lambda *arguments: followed.append(arguments))
+    for runs, status in (([tmp_path], 0), ([tmp_path, tmp_path], 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", *map(str, runs), "--watch"])
+        assert ended.value.code == status
+    assert followed == [(tmp_path, None, 20_000)] and "Ctrl-C stops" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from trl import GRPOConfig
@@ -75,9 +75,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.per_device_eval_batch_size == type(self).per_device_eval_batch_size:  # nobody chose it: whole groups
+        (own,) = (one for one in fields(self) if one.name == "per_device_eval_batch_size")
+        chosen: int = vars(self)[own.name]
+        if chosen == own.default:  # by nobody: whole groups
             group = self.num_generations_eval or self.num_generations
-            self.per_device_eval_batch_size = math.ceil(self.per_device_eval_batch_size / group) * group
+            setattr(self, own.name, math.ceil(chosen / group) * group)
         super().__post_init__()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -535,7 +535,7 @@ def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
 
 def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
     """Model, rewards, arguments, data, tokenizer by place, everything of ours by keyword alone."""
-    ours = {"environment", "prompt_template", "system_prompt", "grammar"}
+    ours = {"environment", "tools", "environment_factory", "prompt_template", "system_prompt", "grammar"}
     theirs = list(inspect.signature(GRPOTrainer.__init__).parameters)
     for kind in (MultiTurnGRPOTrainer, PromptR1Trainer):
         parameters = inspect.signature(kind.__init__).parameters.values()

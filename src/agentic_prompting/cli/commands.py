@@ -272,7 +272,9 @@ def evaluate(
     output_dir: OutputDir = None,
     compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
     seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
-    more_seeds: Annotated[list[int] | None, typer.Argument(hidden=True, metavar="SEED")] = None,
+    more_seeds: Annotated[
+        list[int] | None, typer.Argument(hidden=True, metavar="SEED", help="More of --seeds.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Ask systems the questions of tasks and write a table; run again, a stopped run goes on."""

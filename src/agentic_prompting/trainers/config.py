@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import math
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from trl import GRPOConfig
@@ -120,6 +121,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         if self.refill_rounds < 0 or self.curriculum_patience < 1 or self.cost_weight < 0:
             raise ValueError("refill_rounds and cost_weight must be at least 0, curriculum_patience at least 1")
         one_of("cost_unit", self.cost_unit, ("usd", "calls"))
+        (own,) = (one for one in fields(self) if one.name == "per_device_eval_batch_size")
+        chosen: int = vars(self)[own.name]
+        if chosen == own.default:  # by nobody: whole groups
+            group = self.num_generations_eval or self.num_generations
+            setattr(self, own.name, math.ceil(chosen / group) * group)
         super().__post_init__()
         if self.group_start is not None and not 2 <= self.group_start <= self.num_generations:
             raise ValueError(

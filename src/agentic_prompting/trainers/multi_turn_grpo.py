@@ -19,7 +19,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from ..data import validate_dataset
+from ..data import as_dataset, validate_dataset
 from ..interop import environment_of
 from ..llm import Budget, BudgetExceeded, charge, run
 from ..local import context_length
@@ -38,6 +38,7 @@ from ..rollout import (
     rollout_metrics,
     rollout_record,
     rollout_seed,
+    template_for,
 )
 from ..rollout.progress import progress
 from .callbacks import LiveView, one_line_progress
@@ -59,8 +60,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             argument `rollout` (`list[Rollout]`) beside the dataset's columns. What they make of a failed rollout is not
             used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
-        train_dataset (`Dataset`): Columns `question` and `answers` (`list[str]`), as [`load_task`] gives; or `prompt`
-            (messages or text), which is then used as it is.
+        train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
+            as [`load_task`] gives; or `prompt` (messages or text), which is then used as it is.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
@@ -69,7 +70,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
         environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
             its `get_reward`, if it has one, is a reward function beside the others.
-        prompt_template (`str`, *optional*, defaults to `"{question}"`): The agent's user message.
+        prompt_template (`str`, *optional*): The agent's user message. By default it says how to ask the environment,
+            in the words of its `prompt_template` or its docstring; see [`template_for`].
         system_prompt (`str`, *optional*): The agent's system message.
         grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
             one, else Prompt-R1's tags.
@@ -104,6 +106,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         **kwargs: Any,
     ):
         args = self._checked(args)
+        train_dataset, eval_dataset = as_dataset(train_dataset), as_dataset(eval_dataset)
         reward_funcs = self._rewards(reward_funcs, args)
         if kwargs.get("rollout_func"):
             raise ValueError(
@@ -163,7 +166,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     ) -> AgentSpec:
         grammar = grammar or self._default_grammar(self.environment)
         return AgentSpec(
-            prompt_template=self._default_template(grammar) if template is None else template,
+            prompt_template=self._default_template(self.environment, grammar) if template is None else template,
             system_prompt=system_prompt,
             grammar=grammar,
             limits=args.limits(),
@@ -236,9 +239,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod
-    def _default_template(grammar: Grammar) -> str:
+    def _default_template(environment: Any, grammar: Grammar) -> str:
         """The agent's user message where none is given."""
-        return "{question}"
+        return template_for(environment, grammar)
 
     @staticmethod
     def _validate(dataset: Any) -> None:
@@ -407,6 +410,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"
         facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
+        if mode == "train" and self.state.global_step == 0 and self.accelerator.is_main_process:
+            self._failures.warn_of_form(facts, self.limits)
         # Without a reward: the environment's failures, and what was not played to its end to save calls.
         failed = torch.tensor([fact.status == "failed" or not fact.weight for fact in facts], device=rewards.device)
         # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.

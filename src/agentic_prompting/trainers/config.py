@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,12 @@ class MultiTurnGRPOConfig(GRPOConfig):
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
             batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
             new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
+        lead (`float`, *optional*, defaults to `0.0`): Steps' worth of groups to play beyond the step's own, so that no
+            step waits for its slowest conversation: each trains on the oldest groups that are done and starts as many
+            new ones. 0 is on-policy training. Above 0 the loss is corrected by TRL's truncated importance ratio, by
+            `vllm_importance_sampling_mode` (here `token_truncate` unless another one is set) and `_clip_max`.
+        max_staleness (`int`, *optional*): Updates of the weights between a group's start and its use at most; a group
+            at this limit is waited for. Defaults to those that twice `lead` make.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
         rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
@@ -58,6 +65,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
     budget_tokens: int | None = _setting(None, "What the job may spend, in tokens.")
     vllm_server_calls: str = _setting("direct", "How rollouts reach a vLLM server: direct or collective (TRL's path).")
     prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
+    lead: float = _setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
+    max_staleness: int | None = _setting(None, "Updates between a group's start and its use at most.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
 
@@ -75,6 +84,33 @@ class MultiTurnGRPOConfig(GRPOConfig):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         super().__post_init__()
+        if self.lead:
+            self._check_lead()
+
+    def _check_lead(self) -> None:
+        """What carries groups over to later steps needs a correction, and time."""
+        if self.lead < 0:
+            raise ValueError(f"lead must be at least 0, got {self.lead}")
+        if not self.vllm_importance_sampling_correction:
+            raise ValueError("lead > 0 learns from what older weights sampled: set vllm_importance_sampling_correction")
+        for name, value in (
+            ("full_determinism", True),
+            ("use_transformers_continuous_batching", True),
+            ("vllm_server_calls", "collective"),
+        ):
+            if getattr(self, name) == value:
+                raise ValueError(f"lead > 0 cannot be had with {name}={value!r}: set lead=0, or leave that out")
+        if self.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default, which drops what is stale
+            self.vllm_importance_sampling_mode: str = "token_truncate"
+        updates = self.lead * max(
+            1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps
+        )
+        if self.max_staleness is None:
+            self.max_staleness = math.ceil(2 * updates)
+        if self.max_staleness < updates:
+            raise ValueError(
+                f"max_staleness={self.max_staleness} is too low: lead makes groups {updates:g} updates old"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the hub's token: `training_args.bin` in every saved folder is a pickle of this."""

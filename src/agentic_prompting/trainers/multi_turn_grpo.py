@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,12 +39,13 @@ from ..rollout import (
 )
 from ..rollout.progress import progress
 from .callbacks import LiveView, one_line_progress
+from .carry_over import CarryOver, count_clipped
 from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
-from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
+from .trl_batch import padded_mask, scored_only, to_trl_batch
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -78,6 +80,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "agentic-prompting"]
     _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
     _default_output = "trainer_output"
+    use_vllm: bool  # these two are TRL's
+    _last_loaded_step: int
 
     def __init__(
         self,
@@ -181,6 +185,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         )
         # The rows of the batch being generated: TRL passes on the prompts only.
         self._rows: Sequence[Mapping[str, Any]] = []
+        self._notes: list[dict[str, Any]] = []  # their `record_notes`
+        self.carry_over: CarryOver | None = None  # while training with lead > 0
+        self._taken: list[Rollout] | None = None  # from it
         self._scored: torch.Tensor | None = None  # of the batch at hand: see ScoredTokens
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
         self._failures = FailureWatch(args.failure_window, args.max_failed_share)
@@ -229,6 +236,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             row (`Mapping`): The dataset's row.
             index (`int`): Its place in the global batch, all processes together.
         """
+        return self.prompt_under(row, self.record_notes(index))
+
+    def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The same for a rollout with these `record_notes`, whenever they were taken.
+
+        Raises:
+            `LookupError`: They speak of what is not there.
+        """
         return [dict(message) for message in self.spec.messages(row)]
 
     def record_notes(self, index: int) -> dict[str, Any]:
@@ -242,33 +257,71 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     # --- row -> prompt -> rollouts -------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._reach_server()
+        if self.carry_over is not None and self.model.training:
+            return self._with_carried(self.carry_over, len(inputs) // self.rollouts_per_row())
         first = self.accelerator.process_index * len(inputs)
+        self._notes = [self.record_notes(first + i) for i in range(len(inputs))]
         self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
-        if self.backend.reach is not None:  # before TRL pushes the weights: it gives up after a minute, on one process
-            unreachable = None
-            if self.accelerator.is_main_process:
-                try:
-                    self.backend.reach()
-                except PolicyUnreachable as error:
-                    unreachable = str(error)
-            stop_if(self, unreachable)
         return super()._generate_and_score_completions(self._rows)
+
+    def _with_carried(self, carry_over: CarryOver, wanted: int) -> dict[str, Any]:
+        """A batch of so many whole groups of this process that are done, whenever they were started."""
+        if self.use_vllm and self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+        self._last_loaded_step = self.state.global_step
+        groups = carry_over.take(wanted)
+        self._taken = [rollout for group in groups for rollout in group.rollouts]
+        self._notes = [note for group in groups for note in group.notes]
+        self._rows = [dict(rollout.row) for rollout in self._taken]
+        try:
+            with self._corrected():
+                batch = super()._generate_and_score_completions(self._rows)
+        finally:
+            self._taken = None
+        clipped, tokens = self.accelerator.reduce(count_clipped(batch, self.args)).tolist()
+        self._metrics["train"]["async/clipped"].append(clipped / max(tokens, 1.0))
+        return batch
+
+    def _reach_server(self) -> None:
+        """Before TRL pushes the weights: that gives up after a minute, on the first process alone."""
+        if self.backend.reach is None:
+            return
+        unreachable = None
+        if self.accelerator.is_main_process:
+            try:
+                self.backend.reach()
+            except PolicyUnreachable as error:
+                unreachable = str(error)
+        stop_if(self, unreachable)
+
+    def with_policy(self, work: Callable[[Callable[[], None]], Any]) -> None:
+        """Do work that asks the policy, on every process; it gets a function to listen for the others with."""
+        unreachable = None
+        with rank_barrier(f"the rollouts of step {self.state.global_step}") as listen, self.backend.session():
+            try:
+                work(listen)
+            except PolicyUnreachable as error:  # every process has the same server, and stops with the others
+                unreachable = str(error)
+        if self.use_vllm:
+            stop_if(self, unreachable)
 
     def _play(self, prompts: list[Any]) -> dict[str, Any]:
         """TRL's `rollout_func`: one rollout per prompt; prompts come already repeated `num_generations` times."""
+        rollouts = self._taken or self._rollouts(prompts)
+        handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
+        self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
+        return handed_over
+
+    def _rollouts(self, prompts: list[Any]) -> list[Rollout]:
         first = self.accelerator.process_index * len(prompts)
         rollouts = [
             Rollout(self.chat_format.prompt_ids(prompt), row=dict(row), seed=self._seed(first + i))
             for i, (prompt, row) in enumerate(zip(prompts, self._rows, strict=True))
         ]
-        unreachable = None
-        with (
-            progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar,
-            rank_barrier(f"the rollouts of step {self.state.global_step}") as listen,
-            self.backend.session(),
-        ):
-            try:
-                play_all(
+        with progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar:
+            self.with_policy(
+                lambda listen: play_all(
                     rollouts,
                     self.policy,
                     self.environment,
@@ -278,13 +331,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                     listen=listen,
                     full_determinism=self.args.full_determinism,
                 )
-            except PolicyUnreachable as error:  # every process has the same server, and stops with the others
-                unreachable = str(error)
-        if self.use_vllm:
-            stop_if(self, unreachable)
-        handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
-        self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
-        return handed_over
+            )
+        return rollouts
 
     def _seed(self, index: int) -> int:
         """The seed of the rollout at this position of the global batch: a function of where training stands, so that
@@ -298,13 +346,17 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         self._scored = inputs["tool_mask"]
-        return super()._compute_loss(model, scored_only(inputs))
+        with self._corrected() if "importance_sampling_ratio" in inputs else nullcontext():
+            return super()._compute_loss(model, scored_only(inputs))
 
-    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
-        scored = self._scored
-        return super()._get_per_token_logps_and_entropies(
-            model if scored is None else ScoredTokens(model, scored), *args, **kwargs
-        )
+    @contextmanager
+    def _corrected(self) -> Iterator[None]:
+        """TRL's importance ratio, which it applies to what vLLM has sampled, for any policy with log-probabilities."""
+        before, self.use_vllm = self.use_vllm, True
+        try:
+            yield
+        finally:
+            self.use_vllm = before
 
     # --- rollouts -> logs ----------------------------------------------------------------------------------------
 
@@ -346,9 +398,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 mode=mode,
                 reward=_or_none(total),
                 rewards={name: _or_none(reward) for name, reward in zip(self.reward_func_names, scores, strict=True)},
-                **self.record_notes(first + i),
+                **notes,
             )
-            for i, (rollout, scores, total) in enumerate(zip(rollouts, by_function, totals, strict=True))
+            for rollout, scores, total, notes in zip(rollouts, by_function, totals, self._notes, strict=True)
         )
 
     def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
@@ -367,18 +419,33 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     # --- evaluation, resuming, saving and sharing ----------------------------------------------------------------
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        if not self.args.lead:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        self.carry_over = CarryOver(self, resumes=bool(resume_from_checkpoint))
+        try:
+            with self.carry_over.flying():
+                return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.carry_over = None
+
+    train.__doc__ = ResumableGRPOTrainer.train.__doc__
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._eval_batches = 0
         return super().evaluate(*args, **kwargs)
 
     def resume_state(self) -> dict[str, Any]:
         keeps = getattr(self.environment, "state_dict", None)
-        return {"environment": keeps() if keeps else None, "some_failed": self.some_failed}
+        carried = self.carry_over.state_dict() if self.carry_over is not None else None
+        return {"environment": keeps() if keeps else None, "some_failed": self.some_failed, "carried": carried}
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
         if state["environment"] is not None:
             self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
         self.some_failed = state["some_failed"]
+        if self.carry_over is not None and state.get("carried") is not None:
+            self.carry_over.load_state_dict(state["carried"])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

@@ -35,10 +35,8 @@ LIMIT = 2.0  # worst step / median step, beside one busy core
 
 def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]:
     """One training run in this process, as `make demo` makes it; the seconds of its steps."""
-    from agentic_prompting.cli import train_prompt_r1 as program
-    from agentic_prompting.cli.train import parse
+    from agentic_prompting.cli.programs import PROGRAMS, parse
     from agentic_prompting.sandbox.server import MODEL
-    from agentic_prompting.sandbox.setup import prepare_sandbox
 
     options = [
         "--config",
@@ -52,11 +50,9 @@ def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]
     ]
     if base_url:
         options += ["--environment_base_url", base_url, "--environment_model", MODEL]
-    script, args, model_args = parse(program.ARGUMENTS, options)
+    script, args, model_args = parse(PROGRAMS["prompt-r1"], options)
     with ExitStack() as stack:
-        environment = program.connect(script, args.seed, stack)
-        sandbox = prepare_sandbox(folder, args.seed, script.n_test, script.warm_start_steps)
-        trainer = program.make_trainer(script, args, model_args, environment, sandbox)
+        trainer, _ = script.trainer(args, model_args, stack)
         started = time.perf_counter()
         if steps:
             trainer.train()

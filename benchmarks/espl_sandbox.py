@@ -189,7 +189,7 @@ def _prepare(seed: int, folder: Path, threads: int = 1, **options: Any) -> Any:
     import torch
     import transformers
 
-    from agentic_prompting.sandbox.guarded.setup import prepare_guarded
+    from agentic_prompting.sandbox.setup import prepare_guarded
 
     torch.set_num_threads(threads)
     warnings.filterwarnings("ignore")
@@ -203,8 +203,8 @@ def _prepare(seed: int, folder: Path, threads: int = 1, **options: Any) -> Any:
 def _train(sandbox: Any, seed: int, folder: Path, name: str, reference: Any = None, **changes: Any) -> Any:
     """A trained [`ESPLTrainer`], its model saved; `changes` replace values of the YAML file and of `MODES`."""
     from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
-    from agentic_prompting.sandbox.guarded import GuardedReflector
-    from agentic_prompting.sandbox.guarded.setup import ROOT
+    from agentic_prompting.sandbox import GuardedReflector
+    from agentic_prompting.sandbox.setup import ROOT
 
     values = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"}
     values |= {"output_dir": str(folder), "seed": seed, "disable_tqdm": True, "rollouts_max_mb": 0}

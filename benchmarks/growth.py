@@ -152,7 +152,7 @@ def measure_cache(folder: Path, entries: int) -> dict[str, float]:
         return cache.key("m", [{"role": "user", "content": f"question {number}"}], {}, repeat=0)
 
     reply = Reply(text=REPLY[:200], finish_reason="stop")
-    connection = cache._file()
+    connection = cache._connected()
     connection.execute("BEGIN")  # one transaction for all: by itself each would be on disk before the next
     for number in range(entries):
         cache.put(key(number), reply)

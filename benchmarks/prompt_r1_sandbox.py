@@ -36,12 +36,12 @@ import yaml
 
 from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer, exact_match
 from agentic_prompting.evaluation import Estimate, bootstrap_interval, wilson_interval
-from agentic_prompting.llm.types import complete
+from agentic_prompting.llm import complete
 from agentic_prompting.rewards import token_f1_reward
 from agentic_prompting.rollout import Environment, Rollout
 from agentic_prompting.sandbox import Oracle
-from agentic_prompting.sandbox.oracle import value_of
 from agentic_prompting.sandbox.setup import Sandbox, prepare_sandbox
+from agentic_prompting.sandbox.world import value_of
 
 CONFIG = Path(__file__).parents[1] / "examples" / "configs" / "sandbox.yaml"
 SEEDS = (101, 102, 103)  # none that the sandbox was made with

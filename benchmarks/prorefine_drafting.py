@@ -70,7 +70,7 @@ def play(
 ) -> Run:
     """Refine all cases, at most `batch` at once, final answers included."""
     steps = len(cases[0].prompts)
-    with TransformersChat(model, tokens, draft=draft, max_batch_size=batch, keep_caches=batch) as chat:
+    with TransformersChat(model, tokens, draft=draft, max_batch_size=batch) as chat:
         optimizer = PromptsInOrder(cases, chat)
         refiner = ProRefiner(
             chat,

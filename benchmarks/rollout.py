@@ -265,11 +265,15 @@ def play_trl_async(workload: Workload) -> float:
             return sample.ids, [0.0] * len(sample.ids)
 
     here = multiprocessing.get_context("spawn")
+    queues = here.Queue(), here.Queue(1), here.Queue()
+    for queue in queues:  # nobody reads them, and the process must not wait at its end until somebody has
+        queue.cancel_join_thread()
+    finished, raised, metrics = queues
     loop = Loop(
         model_name="policy", dataset=Dataset.from_list([{"prompt": []}]), reward_funcs=[lambda **columns: [0.0]],
-        processing_class=byte_tokenizer(), eos_token_ids=[byte_tokenizer().eos_token_id], rollout_buffer=here.Queue(),
+        processing_class=byte_tokenizer(), eos_token_ids=[byte_tokenizer().eos_token_id], rollout_buffer=finished,
         model_version_value=here.Value("i", 0), heartbeat_value=here.Value("d", 0.0), failed_event=here.Event(),
-        exception_info_queue=here.Queue(1), metrics_queue=here.Queue(), tools=[tool], max_inflight_tasks=1024,
+        exception_info_queue=raised, metrics_queue=metrics, tools=[tool], max_inflight_tasks=1024,
         max_tool_calling_iterations=MAX_INTERACTIONS,
     )  # fmt: skip
     prompts = [[{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))]

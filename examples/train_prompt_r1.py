@@ -6,14 +6,13 @@
 
 Every option of `PromptR1Config`, TRL's `ModelConfig` and the script's own `ScriptArguments` can stand in the YAML file
 or on the command line, where it wins; `--help` shows all. The program itself is
-`agentic_prompting/cli/train_prompt_r1.py`: copy that file to begin a program of your own. Where the package is
+`agentic_prompting/cli/programs.py`: copy that file to begin a program of your own. Where the package is
 installed, `agentic-prompting train prompt-r1 --config ...` runs the same.
 
 Ctrl-C finishes the step, saves a checkpoint and says how to go on.
 """
 
-from agentic_prompting.cli.train import run_script
-from agentic_prompting.cli.train_prompt_r1 import main
+from agentic_prompting.cli.programs import main, run_script
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main("prompt-r1"))

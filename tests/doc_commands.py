@@ -56,15 +56,15 @@ def _options(words: Sequence[str]) -> list[str]:
 def _agentic_prompting(words: Sequence[str]) -> list[str]:
     from typer.main import get_command
 
-    from agentic_prompting.cli.main import app
+    from agentic_prompting.cli import app
 
     command: Any = get_command(app)
     rest = list(words)
-    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
-        name = rest.pop(0)
-        if name not in command.commands:
-            return [f"agentic-prompting has no sub-command {name}; it has: {', '.join(command.commands)}"]
-        command = command.commands[name]
+    while hasattr(command, "list_commands") and rest and not rest[0].startswith("-"):
+        name, known = rest.pop(0), command.list_commands(None)
+        if name not in known:
+            return [f"agentic-prompting has no sub-command {name}; it has: {', '.join(known)}"]
+        command = command.get_command(None, name)
     known = {"--help", "--install-completion", "--show-completion"}
     for parameter in command.params:
         known.update([*parameter.opts, *parameter.secondary_opts])

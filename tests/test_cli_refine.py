@@ -12,9 +12,7 @@ from typing import get_args
 
 import pytest
 
-from agentic_prompting.cli.refine import PaperSetting, Score, Unit
-from agentic_prompting.refine.refiner import PaperSetting as PaperSettingNames
-from agentic_prompting.refine.templates import Unit as UnitNames
+from agentic_prompting.cli.optimize import Score
 from refine_models import answer, critic, improve
 from servers import Answer, LoopbackServer
 
@@ -59,11 +57,9 @@ def test_help_is_quick_and_light():
     assert min(float(run.stdout.split()[-3]) for run in runs) < 0.4
 
 
-def test_names_that_are_imported_late_are_the_originals():
+def test_scores_are_named_by_their_functions():
     from agentic_prompting import rewards
 
-    assert get_args(PaperSetting) == get_args(PaperSettingNames)
-    assert get_args(Unit) == get_args(UnitNames)
     assert all(callable(getattr(rewards, name)) for name in get_args(Score))
 
 

@@ -372,3 +372,13 @@ def test_an_agent_that_keeps_answers_the_same(asking_policy):
     assert [rollout.ids for rollout in got] == [rollout.ids for rollout in wanted]
     assert keeping.policy.stats["reused"] > 0 and plain.policy.stats["reused"] == 0
     assert [rollout.ids for rollout in keeping.answer_all(questions, progress=False)] == [one.ids for one in wanted]
+
+
+def test_an_agent_takes_a_function_for_its_environment(asking_policy):
+    """As the trainers do; and what cannot be called is refused before anything is asked."""
+    answers = PromptAgent.from_pretrained(asking_policy, lambda rollout: "the answer is Swahili .").answer_all(
+        ["unheard of"] * 4, progress=False
+    )
+    assert not any(rollout.error for rollout in answers) and any(rollout.observations for rollout in answers)
+    with pytest.raises(TypeError, match="LLMEnvironment is the class|is the class LLMEnvironment"):
+        PromptAgent.from_pretrained(asking_policy, LLMEnvironment)

@@ -79,7 +79,7 @@ def test_no_reported_seed_was_used_before(benchmark):
 
 def test_the_config_is_the_examples(benchmark):
     from agentic_prompting import ESPLConfig
-    from agentic_prompting.sandbox.guarded.setup import SAMPLING
+    from agentic_prompting.sandbox.setup import SAMPLING
 
     config = yaml.safe_load(benchmark.CONFIG.read_text())
     assert config.pop("task") == "sandbox"

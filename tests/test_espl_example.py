@@ -2,27 +2,16 @@
 
 import json
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from agentic_prompting.cli import evolve, train_espl
-from agentic_prompting.sandbox.guarded.setup import prepare_guarded
+from agentic_prompting.cli import main, programs
+from agentic_prompting.sandbox.setup import prepare_guarded
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "examples" / "configs" / "espl").glob("*.yaml"))
-
-
-@pytest.fixture(scope="module")
-def script():
-    return train_espl
-
-
-@pytest.fixture(scope="module")
-def evolve_script():
-    return evolve
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +22,9 @@ def warm(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("file", "program"), [("train_espl", train_espl), ("evolve_closed_model", evolve)])
+@pytest.mark.parametrize(("file", "program"), [("train_espl", programs.main), ("evolve_closed_model", main)])
 def test_the_examples_start_the_programs(file, program):
-    assert runpy.run_path(str(ROOT / "examples" / f"{file}.py"))["main"] is program.main
+    assert runpy.run_path(str(ROOT / "examples" / f"{file}.py"))["main"] is program
 
 
 def test_the_configurations_are_those_of_the_issue():
@@ -43,30 +32,35 @@ def test_the_configurations_are_those_of_the_issue():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_every_key_is_an_option_and_the_script_takes_it(script, path, monkeypatch):
-    from trl import ModelConfig, TrlParser
+def test_every_key_is_an_option_and_the_script_takes_it(path, monkeypatch):
+    from trl import TrlParser
 
-    monkeypatch.setattr(script.ESPLConfig, "bf16", False)
+    monkeypatch.setattr(programs.ESPLConfig, "bf16", False)
     written = yaml.safe_load(path.read_text())
     options = ["--config", str(path), "--bf16", "false", "--use_cpu", "true", "--reference_model", "large",
                "--environment_model", "large", "--search_url", "http://127.0.0.1:1/retrieve"]  # fmt: skip
-    kinds = (script.ScriptArguments, script.ESPLConfig, ModelConfig)
+    kinds = programs.PROGRAMS["espl"]
     assert set(written) <= {name for kind in kinds for name in kind.__dataclass_fields__}
     parsed = TrlParser(kinds).parse_args_and_config(options)
-    script.check(parsed[0], parsed[1])
+    parsed[0].check(parsed[1])
     values = {name: value for one in parsed for name, value in vars(one).items()}
     for name in set(written) - {"bf16", "use_cpu", "report_to", "dtype", "save_strategy", "lr_scheduler_type"}:
         assert str(values[name]) == str(written[name]) or values[name] == [written[name]], name
 
 
-def run(module, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", [module.__name__, *map(str, arguments)])
-    module.main()
+def train(*arguments):
+    programs.main("espl", list(map(str, arguments)))
 
 
-def test_the_sandbox_end_to_end(script, warm, monkeypatch, capsys):
+def evolve(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["evolve", *map(str, arguments)])
+    return ended.value.code
+
+
+def test_the_sandbox_end_to_end(warm, capsys):
     config = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml"
-    run(script, monkeypatch, "--config", config, "--output_dir", warm, "--n_test", 8, "--max_steps", 2, "--seed", 0,
+    train("--config", config, "--output_dir", warm, "--n_test", 8, "--max_steps", 2, "--seed", 0,
         "--per_device_train_batch_size", 12, "--warm_start_steps", 2, "--evolution_lag", 0)  # fmt: skip
     shown = capsys.readouterr().out
     assert "policy after, best prompt" in shown and "95 % interval" in shown and f"written to {warm}" in shown
@@ -88,31 +82,30 @@ def test_the_sandbox_end_to_end(script, warm, monkeypatch, capsys):
         (["--reflector", "me"], "reflector must be one of"),
     ],
 )
-def test_bad_input_is_said(script, monkeypatch, tmp_path, arguments, message):
+def test_bad_input_is_said(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
-        run(script, monkeypatch, "--output_dir", tmp_path, "--bf16", "false", "--use_cpu", "true", *arguments)
+        train("--output_dir", tmp_path, "--bf16", "false", "--use_cpu", "true", *arguments)
 
 
-def test_a_closed_model_in_the_sandbox_and_its_resume(evolve_script, warm, monkeypatch, capsys):
+def test_a_closed_model_in_the_sandbox_and_its_resume(warm, capsys):
     options = ["--sandbox", "--output_dir", warm, "--problems_per_step", 2, "--num_generations", 2]
-    run(evolve_script, monkeypatch, *options, "--steps", 2)
+    assert evolve(*options, "--steps", 2) == 0
     first = capsys.readouterr().out
     assert "step 1" in first and "written to" in first
-    run(evolve_script, monkeypatch, *options, "--steps", 3)
+    assert evolve(*options, "--steps", 3) == 0
     shown = capsys.readouterr().out
     assert "step 2" in shown and "step 1:" not in shown, "it goes on where it was stopped"
 
 
-def test_a_closed_model_needs_models(evolve_script, monkeypatch, tmp_path):
-    with pytest.raises(ValueError, match="say which models"):
-        run(evolve_script, monkeypatch, "--output_dir", tmp_path)
+def test_a_closed_model_needs_models(tmp_path, capsys):
+    assert evolve("--output_dir", tmp_path) == 2 and "say which models" in capsys.readouterr().err
 
 
 def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
     from agentic_prompting import LLMEnvironment, PromptAgent
     from agentic_prompting.llm import complete
     from agentic_prompting.rollout import gather, lend
-    from agentic_prompting.sandbox.guarded.setup import ROOT as PROMPT, AgentChat, Transcript
+    from agentic_prompting.sandbox.setup import ROOT as PROMPT, AgentChat, Transcript
 
     sandbox = prepare_guarded(warm, 0, 8)
     agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(sandbox.oracle))

@@ -327,7 +327,7 @@ def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, 
     """What it does not take is written with the next lines, once."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), evolution_lag=0)
     trainer.policy = BatchEngine(Writes(trainer), lent=True)
-    write, tries = trainer._journal.write, iter(range(100))
+    write, tries = trainer._journal.append, iter(range(100))
 
     def full_twice(attempts):
         if next(tries) < 2:
@@ -335,7 +335,7 @@ def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, 
             raise OSError(28, "No space left on device")
         write(attempts)
 
-    trainer._journal.write = full_twice
+    trainer._journal.append = full_twice
     trainer.train()
     assert trainer.state.global_step == 4 and caplog.text.count("evolution.jsonl cannot be written") == 1
     assert [line["step"] for line in read_journal(tmp_path / "evolution.jsonl")] == [0, 1, 2]

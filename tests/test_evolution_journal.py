@@ -113,7 +113,7 @@ def test_text_that_no_file_can_hold(tmp_path):
     journal = EvolutionJournal(tmp_path / "new" / "evolution.jsonl")
     outcome = Outcome("mutation", reason="unreadable")
     outcome.trace.show(0, ProblemResult("half \ud800 a pair\u2028\n", "é\x00"))
-    journal.write([record_of(outcome, {})])
+    journal.append([record_of(outcome, {})])
     (read,) = read_journal(journal.path)
     assert read["evidence"][0]["question"] == "half \ud800 a pair\u2028\n"
 

@@ -246,16 +246,6 @@ def test_resume_is_exact(options):
     assert second.state_dict() == whole.state_dict()
 
 
-def test_state_of_before_islands_were_gone():
-    """One island is what a population is now; of several there is no such population any more."""
-    state = {**grown(3).state_dict(), "joined": [[0, 1, 2]], "island": 0}
-    population = Population(SystemPrompt("root"))
-    population.load_state_dict(state)
-    assert population.members == grown(3).members
-    with pytest.raises(ValueError, match="has islands=2"):
-        population.load_state_dict({**state, "joined": [[0, 1], [0, 2]]})
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -267,7 +257,6 @@ def test_state_of_before_islands_were_gone():
         (lambda state: state["members"][1]["rating"].append(3), ": ."),
         (lambda state: state["members"][1]["prompt"].update(parents=[7]), "member 1 has parents .*7"),
         (lambda state: state["members"][1].update(prompt="text"), ": ."),
-        (lambda state: state.update(joined=None), ": ."),
     ],
 )
 def test_damaged_state_is_told_in_a_line_and_changes_nothing(edit, message, tmp_path):

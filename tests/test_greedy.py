@@ -1,6 +1,7 @@
 """Lossless drafting: the output of plain greedy decoding, whatever the draft, the model's shape and the batch."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,13 +21,17 @@ from transformers import (
 )
 
 from agentic_prompting.llm import BadRequest, Closed, ScriptedChat, ServerFailed, complete, start
-from agentic_prompting.local import GreedyBatch, GreedyRow, TransformersChat, can_draft, greedy, transformers_chat
+from agentic_prompting.local import Sampling, TransformersChat, TransformersEngine, can_slab, transformers_chat
+from agentic_prompting.local.drafting import Draft
 from agentic_prompting.local.transformers_chat import _Session
 from agentic_prompting.refine import ProRefiner
+from agentic_prompting.rollout import SampleRequest
+from test_sampler import sample
 from tokenizers_for_tests import tokenizer_for
 
 ENDS = [3, 5]
 VOCABULARY = 120
+GREEDY = Sampling(temperature=0)
 # Grouped-query attention everywhere; an initialisation wide enough that outputs differ from one context to the next.
 SHAPE = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
@@ -88,113 +93,117 @@ def spoilt(output, rng):
     return draft
 
 
-@pytest.mark.parametrize("look_up", [True, False])
-def test_equal_to_plain_greedy_decoding(model, look_up):
+def test_equal_to_plain_greedy_decoding(model):
     """Batches of ragged contexts, drafts and limits. 25 rows a model; none may differ in a single token."""
     rng = random.Random(1)
-    rows, expected = [], []
+    requests, expected = [], []
     for _ in range(25):
         context = [rng.randrange(6, VOCABULARY) for _ in range(rng.randint(1, 30))]
         limit = rng.randint(1, 40)
         expected.append(reference(model, context, limit))
-        rows.append(GreedyRow(context, limit, spoilt(expected[-1], rng)))
+        requests.append(SampleRequest(context, limit, 0, draft=spoilt(expected[-1], rng)))
+    engine = TransformersEngine(model, None, GREEDY, end_of_turn_ids=ENDS)
     for begin in range(0, 25, 5):
-        greedy(model, rows[begin : begin + 5], ENDS, look_up)
-    assert [row.ids for row in rows] == expected
-    for row in rows:
-        assert row.finished == (row.ids[-1] in ENDS) and row.drafted <= len(row.ids)
+        samples = sample(engine, requests[begin : begin + 5])
+        assert [one.ids for one in samples] == expected[begin : begin + 5]
+        assert all(one.finished == (one.ids[-1] in ENDS) and one.drafted <= len(one.ids) for one in samples)
 
 
-def test_rows_join_and_go_on(model):
-    """A row may join while others are half-way, and one that was cut off may go on from its cache without a pass."""
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.2)], ids=str
+)
+def test_drafts_change_nothing_that_is_drawn_by_chance(model, sampling):
+    """The random numbers belong to the places of a text, so a guess is right or wrong there, too."""
     rng = random.Random(2)
-    contexts = [[rng.randrange(6, VOCABULARY) for _ in range(n)] for n in (5, 17, 9)]
-    expected = [reference(model, context, 30) for context in contexts]
-    batch = GreedyBatch(model, ENDS)
-    first = GreedyRow(contexts[0], limit=6, keep_cache=True)
-    done = batch.add([first, GreedyRow(contexts[1], limit=30)])
-    while first not in done:
-        done += batch.step()
-    assert first.ids == expected[0][:6]
-    last = GreedyRow(contexts[2], limit=30, draft=expected[2][:10])
-    done += batch.add([last])
-    if not first.finished:
-        passes = batch.passes
-        first.limit = 30
-        batch.resume(first)
-        assert batch.passes == passes
-    while batch.rows:
-        done += batch.step()
-    assert {tuple(row.ids) for row in done} == {tuple(ids) for ids in expected}
+    engine = TransformersEngine(model, None, sampling, end_of_turn_ids=ENDS)
+    plain = [SampleRequest([rng.randrange(6, VOCABULARY) for _ in range(n)], 30, n) for n in (3, 8, 15, 16)]
+    expected = [one.ids for one in sample(engine, plain)]
+    steps = engine.stats["row_steps"]
+    drafts = [replace(request, draft=ids) for request, ids in zip(plain, expected, strict=True)]
+    assert [one.ids for one in sample(engine, drafts)] == expected
+    if sampling == Sampling():
+        assert engine.stats["row_steps"] - steps == 4, "right drafts cost one pass"
+    spoiled = [replace(request, draft=spoilt(ids, rng)) for request, ids in zip(plain, expected, strict=True)]
+    assert [one.ids for one in sample(engine, spoiled)] == expected
 
 
 def test_a_right_draft_costs_one_pass(model):
     context = list(range(10, 30))
     expected = reference(model, context, 40)
-    row = GreedyRow(context, 40, draft=expected)
-    greedy(model, [row], ENDS)
-    assert (row.ids, row.passes) == (expected, 1)
+    engine = TransformersEngine(model, None, GREEDY, end_of_turn_ids=ENDS)
+    (one,) = sample(engine, [SampleRequest(context, 40, 0, draft=expected)])
+    assert (one.ids, engine.stats["steps"]) == (expected, 1)
 
 
 def test_a_slow_row_holds_nobody_up(model):
     """A row with a right draft is done in the first pass although its neighbour has none."""
     contexts = [list(range(10, 20)), list(range(30, 60))]
     expected = [reference(model, context, 30) for context in contexts]
-    batch = GreedyBatch(model, ENDS)
-    done = batch.add([GreedyRow(contexts[0], 30, draft=expected[0]), GreedyRow(contexts[1], 30)])
-    assert [row.ids for row in done] == [expected[0]] and len(batch.rows) == 1
+    ended = []
+
+    class Watched(TransformersEngine):
+        def finish(self, results):
+            results = list(results)
+            ended.extend((self.stats["steps"], given.ids) for _, given in results)
+            super().finish(results)
+
+    engine = Watched(model, None, GREEDY, end_of_turn_ids=ENDS)
+    sample(engine, [SampleRequest(contexts[0], 30, 0, draft=expected[0]), SampleRequest(contexts[1], 30, 0)])
+    assert ended[0] == (1, expected[0]) and ended[1] == (1 + len(expected[1]), expected[1])
 
 
 @pytest.mark.parametrize("change", ["put in", "left out", "replaced"])
 def test_what_follows_a_change_is_guessed_right_at_once(change):
     """One token that the draft lacks, has too many or has wrong costs a pass, or two where it could be either."""
     expected = list(range(100, 140))
-    draft = {
-        "put in": expected[:20] + expected[21:],
-        "left out": [*expected[:20], 7, *expected[20:]],
-        "replaced": [*expected[:20], 7, *expected[21:]],
-    }[change]
-    row = GreedyRow([1], len(expected), draft)
-    guess = draft[: row.limit]
-    while not row.done:
-        row.take(guess, expected[len(row.ids) : len(row.ids) + len(guess) + 1], frozenset())
-        guess = row.guess(10)
-    assert row.ids == expected
-    assert row.passes == (4 if change == "replaced" else 3)  # the draft, then eleven tokens a pass
+    draft = Draft(
+        {
+            "put in": expected[:20] + expected[21:],
+            "left out": [*expected[:20], 7, *expected[20:]],
+            "replaced": [*expected[:20], 7, *expected[21:]],
+        }[change]
+    )
+    written, passes = [], 0
+    while len(written) < len(expected):
+        guess = draft.guess(written, min(10 if written else 100, len(expected) - len(written) - 1))
+        agreed = 0
+        while agreed < len(guess) and guess[agreed] == expected[len(written) + agreed]:
+            agreed += 1
+        written += expected[len(written) : len(written) + agreed + 1]
+        draft.learn(len(guess), agreed, written)
+        passes += 1
+    assert passes == (4 if change == "replaced" else 3)  # the draft, then eleven tokens a pass
 
 
 def test_wrong_guesses_fall_silent():
     """Twenty tokens of a draft of which nothing is ever right: guesses at doubling distances."""
-    row = GreedyRow([1], 65, draft=[7] * 80)
-    guessed = []
+    draft, written, guessed = Draft([7] * 80), [], []
     for token in range(100, 160):
-        guess = row.guess(10)
+        guess = draft.guess(written, 10)
         if guess:
-            guessed.append(len(row.ids))
-        row.take(guess, [token] * (len(guess) + 1), frozenset())
+            guessed.append(len(written))
+        written.append(token)
+        draft.learn(len(guess), 0, written)
     assert guessed == [0, 1, 3, 7, 15, 31], guessed
 
 
 def test_a_full_batch_guesses_nothing(model):
-    """More rows than a pass should have tokens: one token each, whatever the drafts say."""
-    batch = GreedyBatch(model, ENDS)
-    batch.add([GreedyRow([10 + i % 50, 11 + i], 12, draft=[0, 9, 9, 9]) for i in range(64)])
+    """More rows than a pass should have tokens: after the drafts one token each, whatever they say."""
     widths = []
-    forward = batch._forward
-    batch._forward = lambda ids, *others, **options: widths.append(ids.shape[1]) or forward(ids, *others, **options)
-    if batch.rows:
-        batch.step()
-    assert all(width <= 2 for width in widths)
 
+    class Watched(TransformersEngine):
+        def _forward(self, ids, columns, first, keep):
+            widths.append((len(ids), keep))
+            return super()._forward(ids, columns, first, keep)
 
-def test_resume_needs_a_cache(model):
-    with pytest.raises(ValueError, match="cache"):
-        GreedyBatch(model, ENDS).resume(GreedyRow([7], 5))
+    engine = Watched(model, None, GREEDY, end_of_turn_ids=[VOCABULARY + 5], lent=True)
+    sample(engine, [SampleRequest([10 + i % 50, 11 + i], 12, 0, draft=[0, 9, 9, 9]) for i in range(64)])
+    assert all(keep in (1, 5) or rows * keep <= 64 for rows, keep in widths), "5: the drafts, 1: no guess"
 
 
 def test_recurrent_models_do_not_draft():
     model = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8))
-    assert not can_draft(model)
+    assert not can_slab(model)
     with pytest.raises(ValueError, match="recurrent"):
         TransformersChat(model, tokenizer_for("chatml"), draft=True)
 
@@ -292,27 +301,23 @@ def test_a_crowd_on_a_cpu_reads_no_drafts_but_keeps_its_caches(local_model, toke
 
 
 def test_drafts_that_save_nothing_are_tried_ever_more_rarely():
-    session = _Session(GreedyRow([1], 40))
-    tried = []
+    session, tried, ids = _Session(0), [], list(range(40))
     for step in range(1, 26):
-        row = GreedyRow([1], 40, draft=list(range(40)) if session.wait == 0 else [])
-        row.ids, row.drafted = list(range(40)), 3
-        tried += [step] if row.draft else []
-        session = session.followed_by(row)
+        tried += [step] if session.wait == 0 else []
+        session = session.followed_by([1], ids, False, drafted=3 if session.wait == 0 else None)
     assert tried == [1, 2, 4, 8, 16], tried
-    row.draft, row.drafted = [1], 30
-    assert session.followed_by(row).wait == 0
+    assert session.followed_by([1], ids, False, drafted=30).wait == 0
 
 
-@pytest.mark.parametrize("keep", [0, 1])
-def test_kept_caches_are_bounded(local_model, tokenizer, keep):
-    with TransformersChat(local_model, tokenizer, keep_caches=keep) as chat:
-        for _ in range(2):
+@pytest.mark.parametrize("max_mb", [0, 0.03])
+def test_kept_caches_are_bounded(local_model, tokenizer, max_mb):
+    with TransformersChat(local_model, tokenizer, prefix_cache_mb=max_mb) as chat:
+        for limit in (12, 12, 20):
             for q in range(3):
-                reply = complete(chat, f"Query {q}", session=str(q), max_tokens=12)
-                ids = by_hand(local_model, tokenizer, f"Query {q}", 12)
+                reply = complete(chat, f"Query {q}", session=str(q), max_tokens=limit)
+                ids = by_hand(local_model, tokenizer, f"Query {q}", limit)
                 assert reply.text == tokenizer.decode(ids, skip_special_tokens=True)
-        assert sum(last.row.cache is not None for last in chat._engine.sessions.values()) <= keep
+                assert chat.policy.kept_bytes <= max_mb * 1e6
 
 
 def test_recurrent_models_answer_without_drafts(tokenizer):
@@ -358,7 +363,7 @@ def test_a_query_of_a_megabyte_is_refused_before_the_model_reads_it(local_model,
 def test_a_model_that_raises_fails_its_calls_only(local_model, tokenizer, monkeypatch):
     with TransformersChat(local_model, tokenizer) as chat:
         with monkeypatch.context() as patch:
-            patch.setattr(GreedyBatch, "add", lambda self, rows: 1 / 0)
+            patch.setattr(TransformersEngine, "step", lambda self, arrived: 1 / 0)
             reply = complete(chat, "a", max_tokens=2)
             assert isinstance(reply.error, ServerFailed) and "ZeroDivisionError" in str(reply.error)
         assert complete(chat, "a", max_tokens=2).error is None

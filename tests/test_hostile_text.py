@@ -8,8 +8,7 @@ from tokenizers import AddedToken, normalizers
 
 from agentic_prompting import ChatFormat
 from agentic_prompting.environments import SearchEnvironment
-from agentic_prompting.environments.retrievers import Document
-from agentic_prompting.environments.search import SearchGrammar, read_call
+from agentic_prompting.environments.search import Document, SearchGrammar, read_call
 from agentic_prompting.rollout import RolloutLog, read_rollouts, rollout_record
 from hostile import PIECES, check_tool_call, episode, hostile_texts, json_bombs, observed, what_counts
 from tokenizers_for_tests import FAMILIES, tokenizer_for

@@ -25,8 +25,7 @@ from agentic_prompting import (
     RoutedChat,
     ScriptedChat,
 )
-from agentic_prompting.sandbox import Oracle
-from agentic_prompting.sandbox.guarded import GuardedReflector
+from agentic_prompting.sandbox import GuardedReflector, Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers import hub as card_module
 from agentic_prompting.trainers.hub import SHARED, asked, evaluation_of, fenced, host_of

@@ -164,7 +164,7 @@ def locked(tmp_path):
 @pytest.fixture
 def _quickly(monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.budget._BUSY_SECONDS", 0.1, raising=False)
-    monkeypatch.setattr("agentic_prompting.llm.budget._AGAIN_SECONDS", 0.0, raising=False)
+    monkeypatch.setattr("agentic_prompting.records._AGAIN_SECONDS", 0.0, raising=False)
 
 
 def damage(path):

@@ -8,8 +8,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from agentic_prompting.llm import OpenAIChat, ReplayCache, RoutedChat, Unreachable, errors, start
-from agentic_prompting.llm.breaker import Breaker
+from agentic_prompting.llm import LLMError, OpenAIChat, ReplayCache, RoutedChat, Unreachable, start
+from agentic_prompting.llm.openai_http import Breaker
 from agentic_prompting.llm.wire import read_completion
 from misbehaving import FAULTS, ODD_REPLIES, PASSING, MisbehavingServer, at_random, in_turn
 from servers import completion, unused_url
@@ -19,8 +19,8 @@ from servers import completion, unused_url
 def _quick(monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
     monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_WAIT", 0.05)
-    monkeypatch.setattr("agentic_prompting.llm.breaker._FIRST_PAUSE", 0.05)
-    monkeypatch.setattr("agentic_prompting.llm.breaker._LONGEST_PAUSE", 0.2)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_PAUSE", 0.05)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_PAUSE", 0.2)
 
 
 def ask(chat, text):
@@ -46,7 +46,7 @@ def outcomes():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
         patch.setattr("agentic_prompting.llm.openai_http._MOST_BYTES", 12 << 20)
-        patch.setattr("agentic_prompting.llm.breaker._FAILURES", 10**6)  # here every fault is met on purpose
+        patch.setattr("agentic_prompting.llm.openai_http._FAILURES", 10**6)  # here every fault is met on purpose
         with MisbehavingServer(by_name, hang_seconds=9) as server:
             with OpenAIChat("m", server.base_url, api_key="sk-planted-0123456789", timeout=3, max_retries=1) as chat:
                 replies = replies_to(chat, FAULTS)
@@ -129,14 +129,14 @@ def test_under_random_faults_nothing_is_lost_doubled_or_mixed_up(seed, tmp_path)
     good = {text: reply for text, reply in replies.items() if reply.error is None}
     assert len(good) >= 297 and len(replies) == len(cache) + len(replies) - len(good) == 300
     assert all(reply.text == f"reply to {text}" for text, reply in good.items())
-    assert all(isinstance(reply.error, errors.LLMError) for reply in replies.values() if reply.error is not None)
+    assert all(isinstance(reply.error, LLMError) for reply in replies.values() if reply.error is not None)
 
 
 # --- the endpoint is down -----------------------------------------------------------------------------------------
 
 
 def test_an_outage_is_waited_out_without_a_storm(monkeypatch):
-    monkeypatch.setattr("agentic_prompting.llm.breaker._FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_PAUSE", 0.1)
     with MisbehavingServer(latency=0.05) as server, OpenAIChat("m", server.base_url, max_retries=2) as chat:
         assert ask(chat, "before").result(10).error is None
         server.outage(1.5)
@@ -179,7 +179,7 @@ def test_being_refused_is_not_being_dead():
 
 
 def test_the_breaker_lets_one_through_at_a_time_with_growing_pauses(monkeypatch):
-    monkeypatch.setattr("agentic_prompting.llm.breaker._LONGEST_PAUSE", 1.0)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_PAUSE", 1.0)
     slept, at_once = [], []
 
     async def run():
@@ -191,7 +191,7 @@ def test_the_breaker_lets_one_through_at_a_time_with_growing_pauses(monkeypatch)
             slept.append(seconds)
             await real(0)
 
-        monkeypatch.setattr("agentic_prompting.llm.breaker.asyncio.sleep", sleep)
+        monkeypatch.setattr("agentic_prompting.llm.openai_http.asyncio.sleep", sleep)
 
         async def attempt(number):
             nonlocal inside

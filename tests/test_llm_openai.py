@@ -35,7 +35,7 @@ from agentic_prompting.llm import (
     run,
     start,
 )
-from agentic_prompting.llm.pricing import find_price
+from agentic_prompting.llm.budget import find_price
 from agentic_prompting.llm.wire import clean, shown_url, visible
 from servers import Answer, LoopbackServer, completion, unused_url
 
@@ -630,7 +630,7 @@ def test_connections_of_a_forgotten_client_are_closed(serve):
     client = chat._http.client
     del chat
     gc.collect()
-    until(client.is_closed)
+    until(lambda: client.is_closed)
 
 
 EXIT = """

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from agentic_prompting.llm import Misconfigured, RoutedChat, ScriptedChat, Unreachable, complete, routing
+from agentic_prompting.llm import Misconfigured, RoutedChat, ScriptedChat, Unreachable, chats, complete
 
 
 def user(text):
@@ -63,7 +63,7 @@ def test_weighted_draws_depend_on_seed_and_session_alone():
 
 
 def test_memory_is_bounded(monkeypatch):
-    monkeypatch.setattr(routing, "_SESSIONS_KEPT", 3)
+    monkeypatch.setattr(chats, "_SESSIONS_KEPT", 3)
     chat = RoutedChat(models("a", "b"), longest_to_b)
     for session in "wxyz":
         chat.choose(user("short"), session)

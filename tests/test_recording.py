@@ -18,6 +18,7 @@ import agentic_prompting
 from agentic_prompting.llm import LLMError, Misconfigured, Reply, ServerFailed, Usage
 from agentic_prompting.rollout import (
     SPEC_FILE,
+    STATUSES,
     AgentSpec,
     FreeText,
     Limits,
@@ -32,7 +33,6 @@ from agentic_prompting.rollout import (
     rollout_metrics,
     rollout_record,
 )
-from agentic_prompting.rollout.metrics import STATUSES
 
 SOURCE = str(Path(agentic_prompting.__file__).parents[1])
 ASK = "<think> a </think> <interaction_prompt> b </interaction_prompt>"
@@ -384,7 +384,7 @@ def test_all_processes_together_are_one_batch():
 def test_the_statuses_are_those_of_a_rollout():
     from typing import get_args
 
-    from agentic_prompting.rollout.types import Status
+    from agentic_prompting.rollout.play import Status
 
     assert set(STATUSES) == set(get_args(Status)) - {"running"}
 

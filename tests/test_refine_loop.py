@@ -9,7 +9,7 @@ from agentic_prompting.llm import BudgetExceeded
 from agentic_prompting.refine import LabelVerifier, ProRefiner, RefinementResult, RolePrompts, summarize
 from agentic_prompting.refine.templates import COMPLETE, CUT_OFF
 from agentic_prompting.rewards import exact_match
-from agentic_prompting.rollout.templates import fill
+from agentic_prompting.rollout import fill
 from refine_models import PROMPT, QUERY, Log, answer, critic, improve, keep, models, words
 
 ROLES = RolePrompts()
@@ -228,16 +228,6 @@ def test_sentences_and_paragraphs_as_steps():
     assert len(result.steps) == 1 and result.stop_reason == "finished"
 
 
-def test_stopping_when_the_critic_is_content_twice():
-    log = Log()
-    result = refined(log, length=100, optimizer=keep, feedback=lambda *_: "**Correct.**", stop_when_correct=2)
-    assert (result.stop_reason, len(result.steps)) == ("satisfied", 2)
-    assert log.roles == ["task", "feedback", "optimizer", "task", "feedback", "task"]
-    # A new prompt begins a new count, and by default there is none.
-    assert refined(Log(), length=100, feedback=lambda *_: "CORRECT", stop_when_correct=2).stop_reason == "max_steps"
-    assert refined(Log(), length=100, optimizer=keep, feedback=lambda *_: "CORRECT").stop_reason == "max_steps"
-
-
 # Verifiers -----------------------------------------------------------------------------------------------------------
 
 
@@ -274,12 +264,6 @@ def test_plain_verifiers_run_one_after_another_on_one_thread():
     refiner = ProRefiner(**models(Log()), verifier=judge)
     results = refiner.refine_all(PROMPT, [f"Question {i}?" for i in range(20)], progress=False)
     assert {result.verdict for result in results} == {"right"} and len(threads) == 1 and max(most) == 1
-
-
-def test_no_verdict_can_mean_to_accept():
-    log = Log()
-    result = refined(log, verifier=says_nothing, if_no_verdict="accept")
-    assert log.roles == ["task", "verifier"] and (result.stop_reason, result.verdict) == ("verified", "none")
 
 
 @pytest.mark.parametrize(
@@ -402,12 +386,10 @@ def test_the_first_answer_is_kept_for_the_worst_case():
         ({"max_steps": 0}, "max_steps"),
         ({"final_max_tokens": -1}, "final_max_tokens"),
         ({"max_failures": 0}, "max_failures"),
-        ({"stop_when_correct": 0}, "stop_when_correct"),
         ({"go_back": -1}, "go_back must be a whole number of at least 0"),
         ({"go_back": 3}, "go_back needs a verifier"),
         ({"history": "critic"}, "history must be one of True, False, 'task', 'all', got 'critic'"),
         ({"unit": "word"}, "unit must be one of tokens, sentence, paragraph, got 'word'"),
-        ({"if_no_verdict": "stop"}, "if_no_verdict must be"),
         ({"sampling": {"critic": {}}}, "unknown: critic"),
         ({"sampling": {"task": {"max_tokens": 5}}}, "follow from tokens_per_step"),
     ],

@@ -154,7 +154,7 @@ def told_of(run, text):
         "step": 0, "attempt": 0, "operator": text, "reason": "child", "child": 1, "parents": [0], "counts": {text: 1},
         "edits": [edit], "evidence": [{**problem, "won": [0], "lost": [1]}], "held_out": {},
     }  # fmt: skip
-    EvolutionJournal(run / "evolution.jsonl").write([one, {**one, "attempt": 1, "child": None, "reason": text}])
+    EvolutionJournal(run / "evolution.jsonl").append([one, {**one, "attempt": 1, "child": None, "reason": text}])
 
 
 def test_the_evidence_behind_a_child(browser, tmp_path):

@@ -88,9 +88,9 @@ class ScriptedModel(Qwen3ForCausalLM):
 class ScriptedEngine(TransformersEngine):
     """The same for the engine, whose rows move: a row's script is the one its seed says."""
 
-    def _choose(self, logits):
-        scripts = [(self.script[row.job.asked.seed], len(row.ids)) for row in self.rows]
-        return [script[n] if n < len(script) else 0 for script, n in scripts], [0.0] * len(self.rows)
+    def _choose(self, rows, logits):
+        scripts = [(self.script[row.job.asked.seed], len(row.ids)) for row in rows]
+        return [[script[n] if n < len(script) else 0] for script, n in scripts], [[0.0] for _ in rows]
 
 
 def follow(tokenizer, script, limits=None, stop_texts=(), context="ab", **options):

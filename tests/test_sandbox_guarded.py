@@ -18,28 +18,29 @@ from agentic_prompting.evolution import (
     mutate,
     parse_edits,
 )
-from agentic_prompting.llm.types import complete
+from agentic_prompting.llm import complete
 from agentic_prompting.rollout import parse_turn
-from agentic_prompting.sandbox.guarded import (
-    GuardedOracle,
-    GuardedReflector,
-    draw_rules,
-    load_guarded_world,
-    reflector as reflector_module,
-    split_by_country,
-)
-from agentic_prompting.sandbox.guarded.traces import (
+from agentic_prompting.sandbox import (
+    ALWAYS_GUARDED,
+    CLOSED,
     HASTY,
     PREAMBLE,
     STEPWISE,
     WHOLE,
+    WORDS,
+    GuardedOracle,
+    GuardedReflector,
+    draw_rules,
     guarded_vocabulary,
+    is_refusal,
+    load_guarded_world,
     make_guarded_traces,
+    reflector as reflector_module,
+    relations_of,
     say,
+    split_by_country,
 )
-from agentic_prompting.sandbox.guarded.world import ALWAYS_GUARDED, CLOSED, WORDS, is_refusal, relations_of
-from agentic_prompting.sandbox.oracle import value_of
-from agentic_prompting.sandbox.world import all_questions, parse_question, sought
+from agentic_prompting.sandbox.world import all_questions, parse_question, sought, value_of
 
 WORLD = load_guarded_world()
 RULES = {"capital": "amber", "currency": "birch"}
@@ -64,7 +65,7 @@ def test_the_world_has_nine_relations_of_which_four_are_guarded():
 
 
 def test_facts_by_standards():
-    kenya = WORLD.by_name["Kenya"]
+    kenya = WORLD.by["name"]["Kenya"]
     assert (kenya.domain, kenya.code, kenya.symbol, kenya.letters) == (".ke", "254", "KES", "KEN")
     for country in WORLD.countries:
         assert re.fullmatch(r"\.[a-z]{2} \d{1,3} [A-Z]{3} [A-Z]{3}", " ".join(

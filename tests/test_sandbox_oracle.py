@@ -5,10 +5,16 @@ from collections import Counter
 
 import pytest
 
-from agentic_prompting.llm import start
-from agentic_prompting.llm.types import ChatModel, complete
-from agentic_prompting.sandbox.oracle import ANSWER, NOT_UNDERSTOOD, Oracle, value_of
-from agentic_prompting.sandbox.world import all_questions, load_world, parse_question
+from agentic_prompting.llm import ChatModel, complete, start
+from agentic_prompting.sandbox.world import (
+    ANSWER,
+    NOT_UNDERSTOOD,
+    Oracle,
+    all_questions,
+    load_world,
+    parse_question,
+    value_of,
+)
 
 MULTI_HOP = all_questions((2, 3))
 ONE_HOP = all_questions((1,))

@@ -14,10 +14,9 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from agentic_prompting.llm.errors import ServerFailed
-from agentic_prompting.llm.types import Reply
-from agentic_prompting.sandbox.oracle import Oracle
+from agentic_prompting.llm.types import Reply, ServerFailed
 from agentic_prompting.sandbox.server import MODEL, OracleServer, main
+from agentic_prompting.sandbox.world import Oracle
 from all_at_once import AllAtOnce
 
 QUESTION = [{"role": "user", "content": "what is the currency of Senegal ?"}]
@@ -51,15 +50,6 @@ def test_a_completion(client):
     assert completion.choices[0].message.content == ANSWER
     assert completion.choices[0].finish_reason == "stop"
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (7, 6)
-
-
-def test_a_stream(client):
-    options = {"stream": True, "stream_options": {"include_usage": True}}
-    chunks = list(client.chat.completions.create(model=MODEL, messages=QUESTION, **options))
-    deltas = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-    assert "".join(deltas) == ANSWER and len(deltas) > 6
-    assert chunks[-2].choices[0].finish_reason == "stop"
-    assert chunks[-1].usage.total_tokens == 13
 
 
 def test_models_and_health(client, server):
@@ -96,6 +86,7 @@ def test_a_wrong_key_is_a_401_that_does_not_repeat_it():
         json.dumps({"model": MODEL, "messages": ["hello"]}),
         json.dumps({"model": MODEL, "messages": [{"role": "user", "content": None}]}),
         json.dumps({"model": MODEL, "messages": QUESTION, "n": 2}),
+        json.dumps({"model": MODEL, "messages": QUESTION, "stream": True}),
     ],
 )
 def test_a_bad_body_is_a_400(server, body):

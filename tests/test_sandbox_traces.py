@@ -4,11 +4,10 @@ import random
 
 import pytest
 
-from agentic_prompting.llm.scripted import ScriptedChat
+from agentic_prompting.llm.chats import ScriptedChat
 from agentic_prompting.rollout.grammar import TagGrammar, parse_turn
-from agentic_prompting.sandbox.oracle import Oracle, value_of
 from agentic_prompting.sandbox.traces import DEFAULT_MIX, KINDS, make_traces, vocabulary
-from agentic_prompting.sandbox.world import World, all_questions, load_world, parse_question
+from agentic_prompting.sandbox.world import Oracle, World, all_questions, load_world, parse_question, value_of
 
 QUESTIONS = all_questions()
 

@@ -7,7 +7,7 @@ import pytest
 
 from agentic_prompting.sandbox.world import (
     CONTINENTS,
-    ParsedQuestion,
+    Question,
     World,
     all_questions,
     as_rows,
@@ -15,8 +15,7 @@ from agentic_prompting.sandbox.world import (
     make_split,
     parse_facts,
     parse_question,
-    solve,
-    texts_of,
+    question_text,
 )
 
 WORLD = load_world()
@@ -25,7 +24,7 @@ EVERY_QUESTION = all_questions((1, 2, 3))
 
 def test_the_world_has_its_size():
     assert 150 <= len(WORLD.countries) <= 180
-    assert len(WORLD.by_airport) >= 90
+    assert len(WORLD.by["airport"]) >= 90
     assert load_world() is WORLD
 
 
@@ -36,7 +35,7 @@ def test_names_are_unique(field):
 
 
 def test_no_name_is_of_two_kinds():
-    assert [name for name, kinds in WORLD.names.items() if len(kinds) > 1] == []
+    assert len(WORLD.names) == sum(len(WORLD.by[field]) for field in ("name", "capital", "airport"))
 
 
 def test_facts_are_plain_words():
@@ -48,11 +47,11 @@ def test_facts_are_plain_words():
 
 
 def test_some_facts():
-    kenya = WORLD.by_name["Kenya"]
-    assert kenya is WORLD.by_capital["Nairobi"] is WORLD.by_airport["NBO"]
+    kenya = WORLD.by["name"]["Kenya"]
+    assert kenya is WORLD.by["capital"]["Nairobi"] is WORLD.by["airport"]["NBO"]
     assert (kenya.currency, kenya.continent, kenya.language) == ("shilling", "Africa", "Swahili")
-    assert WORLD.by_capital["Paris"].airport == "CDG"
-    assert WORLD.by_name["Senegal"].currency == "CFA franc"
+    assert WORLD.by["capital"]["Paris"].airport == "CDG"
+    assert WORLD.by["name"]["Senegal"].currency == "CFA franc"
 
 
 def test_a_line_with_a_missing_field_is_an_error():
@@ -72,19 +71,17 @@ def test_every_kind_of_question_reads_as_it_should():
         ),
     }
     for (start, chain), text in texts.items():
-        assert ParsedQuestion(start, chain).text == text
+        assert question_text(start, chain) == text
 
 
 def test_parsing_is_the_inverse_of_writing():
     for question in EVERY_QUESTION:
         parsed = parse_question(question.text)
-        assert parsed is not None and parsed.text == question.text
-        assert parsed.hops == question.hops == len(question.path)
-        assert solve(parsed) == question
+        assert parsed == question and parsed.hops == len(question.path)
 
 
 def test_parsing_is_tolerant():
-    expected = ParsedQuestion("Kenya", ("currency",))
+    expected = Question("Kenya", ("currency",), WORLD.by["name"]["Kenya"])
     for text in (
         "please tell me : what is the currency of Kenya ?",
         "What is the currency of kenya?",
@@ -129,12 +126,12 @@ def test_paths_lead_to_the_answer():
 
 
 def test_all_questions_are_there_once():
-    n, airports = len(WORLD.countries), len(WORLD.by_airport)
+    n, airports = len(WORLD.countries), len(WORLD.by["airport"])
     assert len(all_questions((1,))) == 3 * n + n + airports
     assert len(all_questions((2,))) == 3 * n + airports
     assert len(all_questions((3,))) == 3 * airports
     assert len({question.text for question in EVERY_QUESTION}) == len(EVERY_QUESTION)
-    assert {len(chain) for chain in texts_of(WORLD)} == {1, 2, 3}
+    assert {len(chain) for chain in WORLD.texts} == {1, 2, 3}
 
 
 def test_a_split_is_disjoint_complete_and_seeded():

@@ -355,7 +355,7 @@ def test_a_body_that_does_not_come(serve):
 
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"])
 def test_a_connection_that_asks_for_nothing_is_closed(serve, monkeypatch, sent):
-    monkeypatch.setattr("agentic_prompting.serve.guards._HEAD_SECONDS", 0.3)
+    monkeypatch.setattr("agentic_prompting.serve.protocol._HEAD_SECONDS", 0.3)
     with connection_to(serve()) as raw:
         raw.sendall(sent)
         said = b"".join(iter(lambda: raw.recv(4096), b""))

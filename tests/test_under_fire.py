@@ -278,7 +278,7 @@ def test_a_planted_key_is_in_nothing_that_a_run_leaves_behind(tiny_policy, rows,
     says_it = Fault(lambda x: x.fail(500, f"your key {KEY}, Bearer {KEY}, is tired"), "ServerFailed")
     monkeypatch.setitem(FAULTS, "quotes the key", says_it)
     monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.01)
-    monkeypatch.setattr("agentic_prompting.llm.breaker._LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_PAUSE", 0.05)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     cache = ReplayCache(tmp_path / "replies.sqlite")
     with (

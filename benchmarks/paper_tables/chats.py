@@ -7,15 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from agentic_prompting.evaluation import Answer
-from agentic_prompting.evaluation.answers import Row, answer_of_replies
-from agentic_prompting.evaluation.systems import ChatSystem
+from agentic_prompting.evaluation import Answer, PromptedSystem
+from agentic_prompting.evaluation.systems import Row, answer_of_replies
 from agentic_prompting.llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply, as_chat, with_system
 
 from .templates import REFLECT, REVISE
 
 
-class SelfReflection(ChatSystem):
+class SelfReflection(PromptedSystem):
     """A model that answers, looks for its own mistakes and answers again: three calls a question."""
 
     async def answer(self, row: Row, seed: int) -> Answer:

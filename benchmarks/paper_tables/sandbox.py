@@ -17,7 +17,6 @@ from typing import Any
 
 from agentic_prompting.evaluation import EvaluationTask
 from agentic_prompting.llm import ChatModel, Message, Reply, ScriptedChat
-from agentic_prompting.sandbox.oracle import Oracle, value_of
 from agentic_prompting.sandbox.puzzles import (
     BE_CAREFUL,
     COUNTING,
@@ -31,7 +30,7 @@ from agentic_prompting.sandbox.puzzles import (
     make_puzzles,
     read_puzzle,
 )
-from agentic_prompting.sandbox.world import as_rows, make_split
+from agentic_prompting.sandbox.world import Oracle, as_rows, make_split, value_of
 
 from .config import KINDS, SystemConfig
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec
-from agentic_prompting.sandbox.oracle import Oracle
 from agentic_prompting.sandbox.setup import Sandbox, prepare_sandbox
+from agentic_prompting.sandbox.world import Oracle
 from agentic_prompting.trainers import PromptR1Config, PromptR1Trainer
 
 from .training import plain_spec, train_sft, train_single_turn

@@ -17,8 +17,8 @@ from agentic_prompting.evaluation import (
     ProRefineSystem,
     System,
 )
-from agentic_prompting.evaluation.answers import Row
 from agentic_prompting.evaluation.harness import digest
+from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
 from agentic_prompting.records import atomic_write
 from agentic_prompting.refine import ProRefiner

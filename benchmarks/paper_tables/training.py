@@ -12,7 +12,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.rewards import token_f1_reward
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec, ChatFormat, FreeText, Limits, rollout_from_trace
 from agentic_prompting.trainers import MultiTurnGRPOTrainer, PromptR1Config, warm_start

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .environments import as_environment
 from .llm import Message
 from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
@@ -18,37 +19,34 @@ class PromptAgent:
     """A small agent LLM together with the environment that helps it.
 
     Args:
-        model (`PreTrainedModel`):
-            The agent. In eval mode; moved nowhere.
-        tokenizer (`PreTrainedTokenizerBase`):
-            Its tokenizer, with a chat template.
-        environment ([`Environment`], *optional*):
-            What it may ask. Without one, an agent that asks ends as `out_of_turns`.
-        spec ([`AgentSpec`], *optional*):
-            Template, grammar and limits. Defaults to plain questions.
-        sampling ([`Sampling`], *optional*):
-            How it samples; defaults to the `spec`'s, that is as in training.
-        max_batch_size (`int`, *optional*, defaults to `64`):
-            Turns sampled at once; more wait.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
-            Memory for keys and values kept from one turn to the next, so that a conversation is not read again from
-            its beginning; 0 keeps none. See [`TransformersEngine`].
+        model (`PreTrainedModel`): The agent. In eval mode; moved nowhere.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template.
+        environment ([`Environment`] or `Callable`, *optional*): What it may ask: an object with a `step`, or a function
+            of the rollout, as the trainers take it. Without one, an agent that asks ends as `out_of_turns`.
+        spec ([`AgentSpec`], *optional*): Template, grammar and limits. Defaults to plain questions.
+        sampling ([`Sampling`], *optional*): How it samples; defaults to the `spec`'s, that is as in training.
+        max_batch_size (`int`, *optional*, defaults to `64`): Turns sampled at once; more wait.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept from one turn to
+            the next, so that a conversation is not read again from its beginning; 0 keeps none.
 
     Attributes:
         limits ([`Limits`]): The `spec`'s, with what the model can read as `max_context`, as in training.
+
+    Raises:
+        `TypeError`: If the environment has nothing to call.
     """
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
-        environment: Environment | None = None,
+        environment: Environment | Callable[[Rollout], Any] | None = None,
         spec: AgentSpec = AgentSpec(),
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
         prefix_cache_mb: float = 1024.0,
     ):
-        self.environment, self.spec = environment, spec
+        self.environment, self.spec = as_environment(environment), spec
         readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
         self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
@@ -67,7 +65,7 @@ class PromptAgent:
     def from_pretrained(
         cls,
         model: str | Path,
-        environment: Environment | None = None,
+        environment: Environment | Callable[[Rollout], Any] | None = None,
         spec: AgentSpec | None = None,
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
@@ -81,11 +79,8 @@ class PromptAgent:
 
         Args:
             model (`str` or `Path`): The folder, or a hub id.
-            environment ([`Environment`], *optional*): As in [`PromptAgent`].
+            environment, sampling, max_batch_size, prefix_cache_mb: As in [`PromptAgent`].
             spec ([`AgentSpec`], *optional*): Overrides the saved one; needed for a model that has none.
-            sampling ([`Sampling`], *optional*): As in [`PromptAgent`].
-            max_batch_size (`int`, *optional*, defaults to `64`): As in [`PromptAgent`].
-            prefix_cache_mb (`float`, *optional*, defaults to `0.0`): As in [`PromptAgent`].
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
             token (`str` or `bool`, *optional*): For a private one; by default the token that huggingface_hub knows of.
             cache_dir (`str` or `Path`, *optional*): Where downloads are kept; by default in huggingface_hub's cache.
@@ -97,19 +92,16 @@ class PromptAgent:
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        folder = Path(model)
-        if not folder.is_dir():
-            folder = _downloaded(str(model), revision, token, cache_dir)
+        folder = Path(model) if Path(model).is_dir() else _downloaded(str(model), revision, token, cache_dir)
         if token is not None:
             model_kwargs["token"] = token  # an adapter's base model may be private as well
         spec = spec if spec is not None else AgentSpec.load(folder, getattr(environment, "grammar", None))
+        kind: Any = AutoModelForCausalLM
         if (folder / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
 
-            loaded = AutoPeftModelForCausalLM.from_pretrained(folder, **model_kwargs)
-        else:
-            loaded = AutoModelForCausalLM.from_pretrained(folder, **model_kwargs)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+            kind = AutoPeftModelForCausalLM
+        loaded, tokenizer = kind.from_pretrained(folder, **model_kwargs), AutoTokenizer.from_pretrained(folder)
         return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb)
 
     def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:

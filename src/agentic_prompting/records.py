@@ -1,4 +1,4 @@
-"""Files that survive a crash: one written all or nothing, and records appended as JSON Lines, one to a line.
+"""Files that survive a crash: one written all or nothing, records appended as JSON Lines, SQLite shared by processes.
 
 In the topmost room, so that every room can use it. A process that is killed while it appends leaves half a line; it is
 left out when the file is read, and taken away before the next record is appended. A compressed file (`.gz`) grows by a
@@ -7,18 +7,26 @@ gzip member each time, so that all before a torn one can be read.
 
 from __future__ import annotations
 
+import atexit
 import gzip
 import json
 import logging
 import os
+import sqlite3
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+from weakref import WeakSet
 
 logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
+FILE_ERRORS = (sqlite3.Error, OSError, TypeError, ValueError)  # all that a file out of reach or damaged may raise
+_AGAIN_SECONDS = 5.0  # until a shared file out of reach is tried again
+_SHARED: WeakSet[SharedFile] = WeakSet()
 
 
 def atomic_write(path: str | Path, content: str | bytes) -> None:
@@ -142,3 +150,94 @@ def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
                 return
             data = member.unused_data
         yield text, file.tell() - len(data)
+
+
+class SharedFile:
+    """An SQLite file that many processes use at once, on a local disk: its write-ahead log does not work over NFS.
+
+    Nobody's reply and no checkpoint fails for its sake: what cannot be written (locked, no space) waits in memory for a
+    later call, at the latest for the end of the process. Subclasses say in `_write` what there is to write.
+
+    Args:
+        path (`Path`): The file; made, with its folders, when it is first written.
+        table (`str`): Its `CREATE TABLE IF NOT EXISTS` statement.
+        busy_seconds (`float`): How long to wait for another process to let go of it.
+    """
+
+    path: Path | None
+
+    def __init__(self, path: Path | None, table: str, busy_seconds: float):
+        self.path, self._table, self._busy_seconds = path, table, busy_seconds
+        self._file_lock = threading.RLock()  # held while the disk is waited for
+        self._fault: Exception | None = None
+        self._failing_since = self._again_at = 0.0
+        self._pid = os.getpid()
+        self._connection: sqlite3.Connection | None = None
+        self._left_by_fork: list[sqlite3.Connection | None] = []
+        _SHARED.add(self)
+
+    def settle(self, at_once: bool = False) -> None:
+        """Write down what is not written yet; `at_once` also where that failed a moment ago. Never raises."""
+        with self._file_lock:
+            if time.monotonic() < self._again_at and not at_once:
+                return
+            try:
+                self._write()
+                self._fault = None
+            except FILE_ERRORS as error:
+                if self._fault is None:
+                    self._failing_since = time.monotonic()
+                    logger.warning("%s is out of reach, what belongs in it is kept in memory: %s", self.path, error)
+                self._fault, self._again_at = error, time.monotonic() + _AGAIN_SECONDS
+                self._let_go()
+
+    def _write(self) -> None:
+        raise NotImplementedError
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection of this process. To be called, and what it gives to be used, while holding `_file_lock`."""
+        if self._pid != os.getpid():  # SQLite forbids to use or close a connection after a fork: keep it
+            self._left_by_fork.append(self._connection)
+            self._connection, self._pid = None, os.getpid()
+        if self._connection is None:
+            self._connection = self._open()
+        return self._connection
+
+    def _open(self) -> sqlite3.Connection:
+        assert self.path is not None
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        seconds = self._busy_seconds
+        connection = sqlite3.connect(self.path, timeout=seconds, isolation_level=None, check_same_thread=False)
+        try:
+            _write_ahead(connection, time.monotonic() + seconds)
+            connection.execute("PRAGMA synchronous = NORMAL")  # safe against a killed process, and fast
+            connection.execute(self._table)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _let_go(self) -> None:
+        """Close the file. The next use opens it again."""
+        if self._connection is not None and self._pid == os.getpid():
+            self._connection.close()
+            self._connection = None
+
+
+def _write_ahead(connection: sqlite3.Connection, deadline: float) -> None:
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # Of processes that make the file at the same moment one switches the mode, and now and then SQLite fails
+            # another at once instead of letting it wait (seen once in 40 starts of ten processes).
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+@atexit.register
+def _settle_all() -> None:
+    for file in list(_SHARED):
+        file.settle(at_once=True)

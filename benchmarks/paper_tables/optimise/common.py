@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentic_prompting.evaluation import Answer, PromptedSystem, find_metrics, score_records
-from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, LLMError, ReplayCache, complete, with_system
 
 from ..chats import CallCount, MeteredChat

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentic_prompting.evaluation.answers import Answer, read_answer
+from agentic_prompting.evaluation.systems import Answer, read_answer
 from agentic_prompting.evolution import EvolveConfig, SystemPrompt, evolve
 from agentic_prompting.rollout import FreeText, Rollout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.evaluation.systems import Row
 
 from .common import Found, Objective, Trial
 

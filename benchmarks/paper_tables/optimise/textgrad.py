@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from agentic_prompting.evaluation.answers import Row
+from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, LLMError, complete, with_system
 
 from .common import Found, Objective, mean_score

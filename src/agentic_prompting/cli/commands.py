@@ -1,4 +1,4 @@
-"""The commands that are a few lines over their rooms: `ask`, `serve`, `evaluate`, `report` and `data`."""
+"""The commands that are a few lines over their rooms: `ask`, `evaluate`, `report` and `data`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import json
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, option, setting
-from .show import Conversation, busy, say
+from .options import AsJson, LargeLLM, OutputDir, busy, option, say
 
 if TYPE_CHECKING:
-    from ..rollout import Rollout
+    from ..rollout import Environment, Observation, Rollout, Turn
+
+
+# --- ask -------------------------------------------------------------------------------------------------------------
 
 
 def ask(
@@ -30,40 +32,34 @@ def ask(
     """Ask a trained agent, and see how it asks the large LLM."""
     if run is None:
         raise ValueError(
-            "say which trained agent to ask: --run FOLDER. `agentic-prompting demo` trains one in the sandbox, in "
-            "runs/demo"
+            "say which trained agent to ask: --run FOLDER. `agentic-prompting demo` trains one, in runs/demo"
         )
     llm.check()
     if not run.is_dir():
         raise ValueError(f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there")
     if llm.sandbox:
         question = _in_the_sandbox(question)
-    from rich.console import Console
-
-    watched = Conversation(None if as_json else Console(soft_wrap=True, highlight=False))
     with ExitStack() as stack:
         with busy(f"loading {run}"):
             from transformers.utils.logging import disable_progress_bar
 
             from ..agent import PromptAgent
 
-            environment = llm.as_environment(llm.connect(stack, *llm.endpoint(stack), budget_usd=llm.budget_usd))
+            chat = llm.connect(stack, *llm.endpoint(stack), budget_usd=llm.budget_usd, budget_tokens=llm.budget_tokens)
+            environment = llm.as_environment(chat)
             environment.check()
             disable_progress_bar()  # of loading weights: `busy` says it, on a terminal alone
-            agent = PromptAgent.from_pretrained(run, watched.around(environment))
+            agent = PromptAgent.from_pretrained(run, environment if as_json else _Overheard(environment))
         rollout = agent.answer(question, seed)
-        watched.end(rollout)
     if as_json:
         say(json.dumps(_as_json(question, rollout), ensure_ascii=False))
+    else:
+        _show_end(rollout)
     return int(rollout.answer is None)
 
 
 def _in_the_sandbox(question: str) -> str:
-    """The question in the sandbox's own wording, which is all that its policy can read.
-
-    Raises:
-        `ValueError`: If it is none of the sandbox's questions; shows some.
-    """
+    """The question in the sandbox's own wording, which is all that its policy can read."""
     from ..sandbox.world import parse_question
 
     parsed = parse_question(question)
@@ -80,67 +76,79 @@ def _as_json(question: str, rollout: Rollout) -> dict[str, Any]:
     said: list[dict[str, Any]] = []
     for i, turn in enumerate(rollout.turns):
         said.append({"role": "agent", "kind": turn.kind, "text": turn.text, "request": turn.request})
-        if i < len(rollout.observations):
-            observation = rollout.observations[i]
-            error = None if observation.error is None else str(observation.error)
-            said.append({"role": "environment", "text": observation.text, "error": error})
-    replies = rollout.replies
-    usage = {
-        "calls": len(replies),
-        "prompt_tokens": sum(reply.usage.prompt_tokens for reply in replies),
-        "completion_tokens": sum(reply.usage.completion_tokens for reply in replies),
-        "cost_usd": sum(reply.usage.cost_usd for reply in replies),
-        "agent_tokens": sum(rollout.mask),
+        for heard in rollout.observations[i : i + 1]:
+            said.append({"role": "environment", "text": heard.text, "error": heard.error and str(heard.error)})
+    spent = [reply.usage for reply in rollout.replies]
+    return {
+        "question": question,
+        "answer": rollout.answer,
+        "status": rollout.status,
+        "error": rollout.error and str(rollout.error),
+        "conversation": said,
+        "usage": {
+            "calls": len(spent),
+            "prompt_tokens": sum(usage.prompt_tokens for usage in spent),
+            "completion_tokens": sum(usage.completion_tokens for usage in spent),
+            "cost_usd": sum(usage.cost_usd for usage in spent),
+            "agent_tokens": sum(rollout.mask),
+        },
     }
-    error = None if rollout.error is None else str(rollout.error)
-    shown = {"question": question, "answer": rollout.answer, "status": rollout.status, "error": error}
-    return {**shown, "conversation": said, "usage": usage}
 
 
-@dataclass
-class ServeOptions:
-    """Where the service listens and what a request may take: [`ServeConfig`], with its defaults."""
+class _Overheard:
+    """An environment whose requests and replies are printed as they come."""
 
-    host: str = setting("Address to listen on. Others than this machine's own need a key.", "127.0.0.1")
-    port: int = setting("Port to listen on.", 8080)
-    key_variable: str = setting("Environment variable with the key that clients send.", "AGENTIC_PROMPTING_API_KEY")
-    max_concurrency: int = setting("Requests answered at once.", 256)
-    max_body_bytes: int = setting("Of a request.", 2**20)
-    timeout: float = setting("Seconds for a request.", 120.0)
-    max_cost_usd: float | None = setting("Dollars that one request may cost.")
-    greedy: bool = setting("Take the likeliest token each time, not only where temperature=0 is asked for.", False)
+    def __init__(self, environment: Environment):
+        self.environment = environment
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.environment, name)  # its grammar, where it has one
+
+    async def step(self, rollout: Rollout) -> Observation | None:
+        from ..rollout import observe
+
+        _show_turn(rollout.turns[-1])
+        observation = await observe(self.environment, rollout)
+        if observation is not None and observation.error is not None:
+            _line(f"large LLM      no reply: {observation.error}", "red")
+        elif observation is not None:
+            _line(f"large LLM      {observation.text}")
+        return observation
 
 
-def serve(
-    run: Annotated[Path, typer.Argument(help="The trained agent: what its trainer saved.")],
-    llm: LargeLLM,
-    service: ServeOptions,
-    refine: Annotated[bool, option("Serve ProRefine over the large LLM too, as `prorefine`.", "--refine")] = False,
-    name: Annotated[str, option("What clients call the agent: agent.")] = "agent",
-) -> int:
-    """Serve a trained agent and its large LLM as one model, for any OpenAI client."""
-    llm.check()
-    try:
-        from ..serve import ServeConfig, agent_service, run_service
-    except ImportError as error:
-        raise ValueError(f"serving needs more ({error.name}): pip install 'agentic-prompting[serve]'") from error
-    from ..agent import PromptAgent
-    from ..llm import Budget, charge
-    from ..refine import ProRefiner, RefinedChat
+def _show_turn(turn: Turn) -> None:
+    """Its thought, then its request or answer; as it was written where it has no form."""
+    if turn.thought:
+        _line(f"agent thinks   {turn.thought}", "dim")
+    said = {"act": f"agent asks     {turn.request}", "answer": f"agent answers  {turn.answer}"}
+    _line(said.get(turn.kind, f"agent writes   {turn.text.strip()}  ({turn.problem})"), "cyan")
 
-    config = ServeConfig(**vars(service))
-    config.find_key()  # a missing key is found before the model is loaded, not after
-    with ExitStack() as stack:
-        endpoint, budget = llm.endpoint(stack), Budget(usd=llm.budget_usd)
-        environment = llm.as_environment(llm.connect(stack, *endpoint))
-        charge(budget, environment=environment)  # a budget that cannot be kept is found before anything is spent
-        environment.check()
-        roles = [llm.connect(stack, *endpoint) for _ in range(4)]  # an account for each
-        refined = RefinedChat(ProRefiner(*roles)) if refine else None
-        served = agent_service(PromptAgent.from_pretrained(run, environment), config, name, refined, budget)
-        print(f"http://{config.host}:{config.port}/v1  models: {', '.join(served.models)}  (Ctrl-C stops)", flush=True)
-        run_service(served)
-    return 0
+
+def _show_end(rollout: Rollout) -> None:
+    """The last turn, how the conversation ended, and what it took."""
+    if rollout.turns and rollout.turns[-1].kind != "act":
+        _show_turn(rollout.turns[-1])
+    if rollout.answer is not None:
+        _line(f"\n{rollout.answer}", "bold green")
+    else:
+        cause = f": {rollout.error}" if rollout.error else ""
+        _line(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
+    turns, calls = len(rollout.turns), len(rollout.replies)
+    cost = sum(reply.usage.cost_usd for reply in rollout.replies)
+    spent = f", ${cost:.4f}" if cost else ""
+    _line(f"{turns} turn{'s' * (turns != 1)}, {calls} call{'s' * (calls != 1)} to the large LLM{spent}", "dim")
+
+
+def _line(text: str, style: str = "") -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from ..llm.wire import visible
+
+    Console(soft_wrap=True, highlight=False).print(Text(visible(text), style=style))  # Text: brackets are no markup
+
+
+# --- evaluate --------------------------------------------------------------------------------------------------------
 
 
 def evaluate(
@@ -155,13 +163,16 @@ def evaluate(
     as_json: AsJson = False,
 ) -> int:
     """Ask systems the questions of tasks and write a table; run again, a stopped run goes on."""
-    if (config is None) == (compare is None):
-        raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
-    if compare is not None:
-        return _compare(*compare, as_json)
-    assert config is not None
-    from ..evaluation import EvaluationStopped
+    from ..evaluation import EvaluationStopped, compare_runs, differences_table, load_run, to_markdown
 
+    if compare is not None and config is None:
+        first, second = compare
+        found = compare_runs(load_run(first), load_run(second), (first.name, second.name))
+        listed = json.dumps({"comparisons": [asdict(one) for one in found]}, ensure_ascii=False)
+        print(listed if as_json else to_markdown(differences_table(found)))
+        return 0
+    if config is None or compare is not None:
+        raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
     tables = paper_tables()
     table = tables.load_config(config)
     if metric:
@@ -171,13 +182,14 @@ def evaluate(
     except EvaluationStopped as error:
         print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
         return 1
+    left_out = {**run.skipped, **run.left_out}
     if as_json:
-        found = json.loads(run.files["json"].read_text(encoding="utf-8"))
         files = {kind: str(path) for kind, path in run.files.items()}
-        say(json.dumps({**found, "skipped": {**run.skipped, **run.left_out}, "files": files}, ensure_ascii=False))
+        read = json.loads(run.files["json"].read_text(encoding="utf-8"))
+        say(json.dumps({**read, "skipped": left_out, "files": files}, ensure_ascii=False))
         return 0
     say(run.files["md"].read_text(encoding="utf-8"))
-    for name, reason in {**run.skipped, **run.left_out}.items():
+    for name, reason in left_out.items():
         say(f"left out: {name}: {reason}")
     print("written to " + ", ".join(str(path) for path in run.files.values()))
     return 0
@@ -210,15 +222,7 @@ def paper_tables() -> Any:
     return sys.modules[name]
 
 
-def _compare(first: Path, second: Path, as_json: bool) -> int:
-    from ..evaluation import compare_runs, differences_table, load_run, to_markdown
-
-    comparisons = compare_runs(load_run(first), load_run(second), (first.name, second.name))
-    if as_json:
-        print(json.dumps({"comparisons": [asdict(one) for one in comparisons]}, ensure_ascii=False))
-    else:
-        print(to_markdown(differences_table(comparisons)))
-    return 0
+# --- report and data -------------------------------------------------------------------------------------------------
 
 
 def report(
@@ -232,10 +236,8 @@ def report(
     from ..report import write_report
 
     if pictures and importlib.util.find_spec("matplotlib") is None:
-        print(
-            "agentic-prompting: no pictures without matplotlib: pip install 'agentic-prompting[report]'",
-            file=sys.stderr,
-        )
+        needed = "no pictures without matplotlib: pip install 'agentic-prompting[report]'"
+        print(f"agentic-prompting: {needed}", file=sys.stderr)
         pictures = False
     page = write_report(run, output_dir, max_trajectories, pictures)
     drawn = sorted(str(path) for path in page.parent.glob("*.png")) if pictures else []
@@ -268,8 +270,9 @@ def data(
     wrong = [check for check in checks if check.problem]
     if as_json:
         print(json.dumps({"checks": [asdict(check) for check in checks]}))
-        return int(bool(wrong))
-    print(check_table(checks if online else wrong) if online or wrong else f"{len(checks)} records are consistent")
+    else:
+        shown = checks if online else wrong
+        print(check_table(shown) if shown else f"{len(checks)} records are consistent")
     return int(bool(wrong))
 
 
@@ -277,7 +280,6 @@ def _sets_as_json(names: Iterable[str]) -> str:
     """The sets with their splits (rows), metrics, sources and licence."""
     from ..data.loading import find_task
 
-    found = [find_task(name)[::2] for name in names]
     sets = [
         {
             "name": name,
@@ -286,6 +288,6 @@ def _sets_as_json(names: Iterable[str]) -> str:
             "sources": list(map(str, task.sources)),
             "licence": task.licence,
         }
-        for name, task in found
+        for name, task in (find_task(name)[::2] for name in names)
     ]
     return json.dumps({"sets": sets}, ensure_ascii=False)

@@ -1,61 +1,75 @@
-"""`agentic-prompting doctor`: what would go wrong, and what to type against it. Its checks: `doctor_checks.py`."""
+"""`agentic-prompting doctor`: what would go wrong, and what to type against it.
+
+The checks are the functions with `@check`, done in their order here and shown by their names: they yield findings, none
+where there is nothing to look at.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import importlib.metadata as metadata
+import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+import math
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
-from .options import AsJson, Dollars, EnvironmentModel, ReferenceModel, setting
-from .show import busy
+from .options import AsJson, EnvironmentModel, ReferenceModel, Spending, busy, setting
 
 if TYPE_CHECKING:
-    from ..llm import OpenAIChat
+    from ..llm import LLMError, OpenAIChat
 
-Level = Literal["ok", "warning", "problem"]
-SECONDS = 15.0
-"""For a first word of a large LLM."""
+PACKAGE = "agentic-prompting"
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "deepspeed": (("deepspeed",), "DeepSpeed (ZeRO) with accelerate"),
+    "vllm": (("vllm",), "use_vllm (faster rollouts on GPUs)"),
+    "math": (("math-verify",), "the reward `math`"),
+    "similarity": (("sentence-transformers",), "the metric semantic_similarity"),
+    "optimizers": (("gepa", "textgrad"), "GEPA and TextGrad as baselines in tables"),
+    "search": (("bm25s", "requests"), "agentic search with BM25 or over HTTP"),
+    "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
+    "tracking": (("tensorboard",), "report_to: tensorboard"),
+    "report": (("matplotlib",), "pictures (PNG) of runs and reports"),
+}
+"""By extra: its distributions, and what needs them."""
 
+_CORE = ("torch", "trl", "transformers", "accelerate", "peft", "datasets", "openai")
+_SCARCE, _TOO_LITTLE = 20 * 2**30, 2**30  # bytes: a checkpoint of Qwen3-4B with optimizer is 24 GB in bf16
+_SECONDS = 15.0  # for a first word of a large LLM
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of `doctor`.
+class Finding(NamedTuple):
+    """One line: `ok`, `warning` (something will not work) or `problem` (the run will fail), and what to type then."""
 
-    Args:
-        level (`str`): `ok`, `warning` (something will not work, or not as expected) or `problem` (the run will fail).
-        says (`str`): What was found.
-        fix (`str`, *optional*, defaults to `""`): What to type; never empty beside a warning or problem.
-    """
-
-    level: Level
+    level: Literal["ok", "warning", "problem"]
     says: str
     fix: str = ""
 
-    def __post_init__(self) -> None:
-        if (self.level == "ok") == bool(self.fix):
-            raise ValueError(f"a fix goes with a warning or problem, and only with those: {self}")
+
+def ok(says: str) -> Finding:
+    return Finding("ok", says)
 
 
-class Role(NamedTuple):
-    """A large LLM that the run asks: `environment` or `reference`, after which its options are named."""
+def warning(says: str, fix: str) -> Finding:
+    return Finding("warning", says, fix)
 
-    name: str
-    model: str
-    base_url: str | None
 
-    def client(self) -> OpenAIChat:
-        from ..llm import OpenAIChat
-
-        return OpenAIChat(self.model, base_url=self.base_url, timeout=SECONDS, max_retries=0, patience=1)
+def problem(says: str, fix: str) -> Finding:
+    return Finding("problem", says, fix)
 
 
 @dataclass
-class Setup(EnvironmentModel, ReferenceModel, Dollars):
+class Setup(EnvironmentModel, ReferenceModel, Spending):
     """What is to be checked: the command line's options, and behind them the configuration's."""
 
     run: Path | None = setting("A trained agent's folder, or a model's.")
@@ -66,11 +80,10 @@ class Setup(EnvironmentModel, ReferenceModel, Dollars):
     @cached_property
     def values(self) -> Mapping[str, Any]:
         """The configuration's values; none where there is no file, or it is no mapping."""
-        try:
+        with contextlib.suppress(OSError, ValueError):
             values = read_yaml(self.config) if self.config else {}
-        except (OSError, ValueError):
-            return {}
-        return values if isinstance(values, Mapping) else {}
+            return values if isinstance(values, Mapping) else {}
+        return {}
 
     @property
     def trains(self) -> bool:
@@ -82,22 +95,26 @@ class Setup(EnvironmentModel, ReferenceModel, Dollars):
         given = getattr(self, name, None)
         return self.values.get(name) if given is None else given
 
-    @property
-    def roles(self) -> list[Role]:
-        """The large LLMs that are named."""
-        models = {name: self.value(f"{name}_model") for name in ("environment", "reference")}
-        return [Role(name, str(model), self.value(f"{name}_base_url")) for name, model in models.items() if model]
+    @cached_property
+    def models(self) -> dict[str, OpenAIChat]:
+        """The large LLMs that are named, by role."""
+        from ..llm import OpenAIChat
+
+        named = {role: self.value(f"{role}_model") for role in ("environment", "reference")}
+        once: dict[str, Any] = {"timeout": _SECONDS, "max_retries": 0, "patience": 1}
+        urls = {role: self.value(f"{role}_base_url") for role in named}
+        return {role: OpenAIChat(str(name), base_url=urls[role], **once) for role, name in named.items() if name}
 
     @cached_property
-    def program(self) -> tuple[str, Any, dict[str, Any]]:
-        """The command whose options these are most likely to be, its module, and its options' fields by name."""
-        from . import train_espl, train_prompt_r1
+    def program(self) -> tuple[str, tuple[type, ...], dict[str, Any]]:
+        """The command whose options these are most likely to be, what its command line is made of, and its fields."""
+        from .programs import PROGRAMS
 
         found = []
-        for method, module in (("prompt-r1", train_prompt_r1), ("espl", train_espl)):
-            fields = {name: one for kind in module.ARGUMENTS for name, one in kind.__dataclass_fields__.items()}
-            fields |= {"env": None}  # which TRL's parser reads itself
-            found.append((f"agentic-prompting train {method}", module, fields))
+        for method, kinds in PROGRAMS.items():
+            fields = {name: one for kind in kinds for name, one in vars(kind)["__dataclass_fields__"].items()}
+            # `env` is read by TRL's parser itself.
+            found.append((f"agentic-prompting train {method}", kinds, fields | {"env": None}))
         return min(found, key=lambda one: len(set(self.values) - set(one[2])))  # of two alike the first
 
     @property
@@ -111,6 +128,12 @@ class Setup(EnvironmentModel, ReferenceModel, Dollars):
 
 
 Check = Callable[[Setup], Iterable[Finding]]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    """Puts a check into the table."""
+    return CHECKS.setdefault(function.__name__.replace("_", " "), function)
 
 
 def doctor(setup: Setup, as_json: AsJson = False) -> int:
@@ -118,17 +141,22 @@ def doctor(setup: Setup, as_json: AsJson = False) -> int:
 
     Asks a model that is named for one word. Exit status 1 if there is a problem.
     """
-    from .doctor_checks import CHECKS
-
     with busy("looking"):
-        findings = [(name, finding) for name, check in CHECKS.items() for finding in look(check, setup)]
+        findings = [(name, finding) for name, one in CHECKS.items() for finding in look(one, setup)]
     counts = {level: sum(finding.level == level for _, finding in findings) for level in _STYLES}
     worst = next(level for level in ("problem", "warning", "ok") if counts[level])
     if as_json:
-        listed = [{"check": name, **vars(finding)} for name, finding in findings]
+        listed = [{"check": name, **finding._asdict()} for name, finding in findings]
         print(json.dumps({"status": worst, "findings": listed}, ensure_ascii=False))
-    else:
-        _show(findings, counts)
+        return int(worst == "problem")
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True, highlight=False)
+    for name, finding in findings:
+        line = Text.assemble((f"{finding.level:8}", _STYLES[finding.level]), f" {name:14} {finding.says}")
+        console.print(line.append(f"  -> {finding.fix}", style="bold") if finding.fix else line)
+    console.print(", ".join(f"{n} {level}{'s' * (level != 'ok' and n != 1)}" for level, n in counts.items()))
     return int(worst == "problem")
 
 
@@ -138,18 +166,7 @@ def look(check: Check, setup: Setup) -> list[Finding]:
         return list(check(setup))
     except Exception as error:  # of whatever package is broken: that is what is looked for
         says = f"could not be checked: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        return [Finding("problem", says, "mend what the message names")]
-
-
-def _show(findings: list[tuple[str, Finding]], counts: Mapping[str, int]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(soft_wrap=True, highlight=False)
-    for name, finding in findings:
-        line = Text.assemble((f"{finding.level:8}", _STYLES[finding.level]), f" {name:14} {finding.says}")
-        console.print(line.append(f"  -> {finding.fix}", style="bold") if finding.fix else line)
-    console.print(", ".join(f"{n} {level}{'s' * (level != 'ok' and n != 1)}" for level, n in counts.items()))
+        return [problem(says, "mend what the message names")]
 
 
 def read_yaml(path: Path) -> Any:
@@ -160,3 +177,342 @@ def read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+
+
+# --- what is installed, and the machine ------------------------------------------------------------------------------
+
+
+@check
+def python(setup: Setup) -> Iterator[Finding]:
+    yield ok(f"python {platform.python_version()}")  # pip has seen to it that it is one of ours
+
+
+@check
+def versions(setup: Setup) -> Iterator[Finding]:
+    """The packages that matter against the ranges of pyproject.toml; vLLM's is TRL's."""
+    from packaging.requirements import Requirement
+
+    trls = metadata.requires("trl") if _version("trl") else ()
+    asked = [Requirement(line) for line in (*(trls or ()), *(metadata.requires(PACKAGE) or ()))]  # extras', too
+    ranges = {one.name: one.specifier for one in asked if str(one.specifier)}
+    for name in (*_CORE, "vllm", "deepspeed"):
+        installed, wanted = _version(name), ranges.get(name)
+        if installed is None and name in _CORE:
+            yield problem(f"{name} is not installed", f"pip install '{name}{wanted or ''}'")
+        elif installed and wanted is not None and not wanted.contains(installed, prereleases=True):
+            yield problem(f"{name} {installed} is not supported: {wanted} is needed", f"pip install '{name}{wanted}'")
+        elif installed:
+            yield ok(f"{name} {installed}")
+
+
+@check
+def extras(setup: Setup) -> Iterator[Finding]:
+    """One that is missing is a problem where the configuration needs it, else a warning."""
+    of = setup.values.get
+    needed = {
+        "vllm": of("use_vllm"),
+        "math": of("reward") == "math",
+        "search": of("environment") == "search",
+        "deepspeed": of("deepspeed"),
+        "tracking": "tensorboard" in str(of("report_to")),
+    }
+    for extra, (distributions, purpose) in EXTRAS.items():
+        missing = [name for name in distributions if _version(name) is None]
+        if missing:
+            says = f"extra [{extra}] is missing ({', '.join(missing)}), needed for {purpose}"
+            yield (problem if needed.get(extra) else warning)(says, f"pip install '{PACKAGE}[{extra}]'")
+
+
+def _version(name: str) -> str | None:
+    for one in (name, f"{name}-cpu"):  # so vLLM's build for a CPU is called
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(one)
+    return None
+
+
+@check
+def devices(setup: Setup) -> Iterator[Finding]:
+    """What there is to compute on, and whether it knows bfloat16, in which TRL trains unless it is told otherwise."""
+    import torch
+
+    of = setup.values.get
+    wanted = setup.trains and of("bf16", not of("fp16")) and not of("use_cpu")
+    for i in range(torch.cuda.device_count()):
+        memory = torch.cuda.get_device_properties(i).total_memory / 2**30
+        yield ok(f"GPU {i}: {torch.cuda.get_device_name(i)}, {memory:.0f} GiB")
+    if not torch.cuda.is_available():
+        yield ok(f"no GPU, {os.cpu_count()} CPU cores: enough for the sandbox, not for a model of billions")
+        if of("use_vllm"):
+            yield problem("use_vllm, but torch sees no GPU", "use_vllm: false")
+        if wanted:
+            fix = f"bf16: false and use_cpu: true in {setup.config}, or run it on a machine with a GPU"
+            yield problem("training in bf16 (TRL's default) needs a GPU, and there is none", fix)
+    elif not torch.cuda.is_bf16_supported(including_emulation=False):
+        yield (problem if wanted else warning)("the GPU does not compute in bf16", "bf16: false and fp16: true")
+
+
+@check
+def output_folder(setup: Setup) -> Iterator[Finding]:
+    """Whether what the run writes can be written, and has room."""
+    folder = Path(setup.value("output_dir") or "runs")
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        why = f"{there} is a file" if there.is_file() else error.strerror or error
+        yield problem(f"{folder} cannot be written: {why}", "another folder with --output-dir")
+        return
+    free = shutil.disk_usage(there).free
+    if free >= _SCARCE:
+        yield ok(f"{folder} can be written, {free / 2**30:.0f} GiB free")
+    else:
+        fix = "make room, keep fewer checkpoints (save_total_limit: 1), or another disk with --output-dir"
+        yield (problem if free < _TOO_LITTLE else warning)(f"only {free / 2**30:.0f} GiB free for {folder}", fix)
+
+
+@check
+def replay_cache(setup: Setup) -> Iterator[Finding]:
+    """Whether the recording can be opened. Nothing is made or written here."""
+    from ..llm import ReplayCache
+
+    path = setup.value("replay_cache")
+    if path and not Path(path).exists():
+        yield ok(f"replay cache {path} is not there yet; it will be made")
+    elif path:
+        try:
+            with contextlib.closing(ReplayCache(path, mode="replay")) as cache:
+                yield ok(f"replay cache {path}: {len(cache)} replies")
+        except (ValueError, OSError) as error:
+            yield problem(str(error), f"mv {path} {path}.broken, or another file with --replay-cache")
+
+
+# --- the configuration -----------------------------------------------------------------------------------------------
+
+
+@check
+def config(setup: Setup) -> Iterator[Finding]:
+    """Whether the file is there and holds options by name."""
+    fix = "name: value on each line, with a space after the colon, such as max_steps: 100"
+    try:
+        if setup.config is not None and not isinstance(read_yaml(setup.config), Mapping):
+            yield problem(f"{setup.config} holds no options by name", fix)
+    except OSError as error:
+        yield problem(f"{setup.config}: {error.strerror}", "--config FILE, such as examples/configs/sandbox.yaml")
+    except ValueError as error:
+        yield problem(str(error), fix)
+
+
+@check
+def options(setup: Setup) -> Iterator[Finding]:
+    """Whether every name is an option of the program."""
+    if not setup.trains:
+        if setup.values:
+            yield ok(f"{setup.config}: a table, which `agentic-prompting evaluate` checks before it asks anything")
+        return
+    program, _, fields = setup.program
+    for name in [name for name in setup.values if name not in fields]:
+        near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
+        fix = f"{near[0]}: {setup.values[name]}" if near else f"delete the line; `{program} --help` shows every option"
+        yield problem(f"{setup.config}: {name!r} is no option of `{program}`", fix)
+    if setup.values.keys() <= fields.keys():
+        yield ok(f"{setup.config}: {len(setup.values)} options, all of them of `{program}`")
+
+
+@check
+def batch(setup: Setup) -> Iterator[Finding]:
+    """Whether the rollouts of a problem divide the generation batch."""
+    if not setup.trains:
+        return
+    fields, processes = setup.program[2], setup.processes
+    of = {name: one.default for name, one in fields.items() if one is not None} | dict(setup.values)
+    factors = {name: int(of[name]) for name in ("prompts_per_step", "num_generations") if name in fields}
+    group, per_device = math.prod(factors.values()), int(of["per_device_train_batch_size"])
+    repeats = processes * int(of["steps_per_generation"] or of["gradient_accumulation_steps"])
+    whole = int(of["generation_batch_size"] or 0)
+    size = whole or per_device * repeats
+    on = f"generation batch of {size} rollouts on {processes} process{'es' * (processes > 1)}"
+    if size % group == 0:
+        yield ok(f"{on}: {size // group} problems x {group}")
+        return
+    if whole:
+        fix = f"generation_batch_size: {_nearest(size, math.lcm(group, per_device * processes))}"
+    else:
+        fix = f"per_device_train_batch_size: {_nearest(per_device, group // math.gcd(group, repeats))}"
+    product = f"{' x '.join(factors)} = {' x '.join(map(str, factors.values()))} = {group}"
+    yield problem(f"{setup.config}: a problem takes {product} rollouts, which does not divide the {on}", fix)
+
+
+def _nearest(size: int, unit: int) -> int:
+    return max(1, round(size / unit)) * unit
+
+
+@check
+def values(setup: Setup) -> Iterator[Finding]:
+    """Whether the program's own checks take the values, on a CPU and as if on all processes."""
+    if not setup.trains or any(one.fix for one in [*options(setup), *batch(setup)]):
+        return  # said already
+    program = setup.program[0]
+    try:
+        _parse(setup)
+        yield ok(f"{setup.config}: `{program}` takes its values")
+    except ValueError as error:
+        said = " ".join(str(error).split())
+        if said.startswith("say "):  # what is named on the command line, where it can be
+            yield warning(f"{setup.config}: {said}", f"{said.partition(': ')[2]}, there or with `{program}`")
+        else:
+            yield problem(f"{setup.config}: {said}", f"correct it there; `{program} --help` shows every option")
+
+
+def _parse(setup: Setup) -> None:
+    """Make the program's arguments of file and command line. Raises `ValueError` for what it would refuse."""
+    from trl import TrlParser
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    (script, config, model), processes = setup.program[1], setup.processes
+    # How many processes there will be is asked of the machine: told here.
+    sized = type(config.__name__, (config,), {"world_size": property(lambda self: processes)})
+    parser = TrlParser((script, sized, model))
+    parser.error = refuse  # type: ignore[method-assign,assignment]
+    plain = {"use_cpu": "true", "bf16": "false", "fp16": "false", "report_to": "none"}
+    shared = setup.__dataclass_fields__.keys() & setup.program[2].keys()  # options here that are the program's, too
+    given = {name: str(getattr(setup, name)) for name in shared if getattr(setup, name) is not None}
+    parser.set_defaults_with_config(**{k: v for k, v in setup.values.items() if k not in plain and k != "env"} | given)
+    with contextlib.redirect_stderr(io.StringIO()):
+        parsed = parser.parse_args_into_dataclasses(args=[word for k, v in plain.items() for word in (f"--{k}", v)])
+    parsed[0].check(parsed[1])
+
+
+# --- the large LLMs --------------------------------------------------------------------------------------------------
+
+
+@check
+def key(setup: Setup) -> Iterator[Finding]:
+    """Whether there is a key where one is needed. It is never shown."""
+    for role, chat in setup.models.items():
+        if chat.find_key():
+            yield ok(f"{role}: key found in {chat.key_variable}")
+        elif chat.needs_key:
+            says = f"{role}: no key for {chat.model}, and no address of an endpoint that does without"
+            yield problem(says, f"export {chat.key_variable}=YOUR_KEY, or --{role}-base-url http://HOST:PORT/v1")
+        else:
+            yield ok(f"{role}: no key; an endpoint given by its address may do without")
+
+
+@check
+def endpoint(setup: Setup) -> Iterator[Finding]:
+    """Asks each model for one word, as training does before it starts."""
+    from ..llm import LLMError
+
+    for role, chat in setup.models.items():
+        if chat.needs_key and not chat.find_key():
+            continue  # said above
+        started = time.perf_counter()
+        with chat:
+            try:
+                chat.check()
+                yield ok(f"{role}: {chat.where} answers ({time.perf_counter() - started:.1f} s)")
+            except LLMError as error:
+                yield problem(f"{role}: {error}", _fix(role, chat, error))
+
+
+def _fix(role: str, chat: OpenAIChat, error: LLMError) -> str:
+    """What to type for what a first call met."""
+    url = chat.base_url.rstrip("/")
+    if error.status in (401, 403):
+        return f"export {chat.key_variable}=YOUR_KEY with a key that this endpoint knows"
+    known = _models_at(url, chat)
+    if known and chat.model not in known:
+        near = (difflib.get_close_matches(chat.model, known, n=1, cutoff=0.3) or known)[0]
+        return f"--{role}-model {near}  (there: {', '.join(known[:8])}{', ...' if len(known) > 8 else ''})"
+    if known is None and not url.endswith("/v1") and _models_at(f"{url}/v1", chat) is not None:
+        return f"--{role}-base-url {url}/v1"
+    if error.kind == "RateLimited":
+        return "wait and run this again; in training fewer calls at once help: OpenAIChat(max_concurrency=8)"
+    if error.status == 402 or "credit" in error.what:
+        return f"add credit, or export {chat.key_variable}=ANOTHER_KEY"
+    return f"start the server, or correct its address: --{role}-base-url http://HOST:PORT/v1 --{role}-model NAME"
+
+
+def _models_at(url: str, chat: OpenAIChat) -> list[str] | None:
+    """The names of the models at an address; `None` if it does not say. An endpoint that asks for a key is one."""
+    import openai
+
+    with openai.OpenAI(api_key=chat.find_key() or "none", base_url=url, max_retries=0, timeout=_SECONDS) as client:
+        try:
+            return sorted(model.id for model in client.models.list())
+        except openai.AuthenticationError:
+            return []
+        except (openai.OpenAIError, AttributeError, ValueError, TypeError):  # no such list, or a page of something else
+            return None
+
+
+@check
+def price(setup: Setup) -> Iterator[Finding]:
+    """Whether dollars can be counted."""
+    for role, chat in setup.models.items():
+        unknown = f"the price of {chat.model!r} is not known"
+        if chat.price is not None:
+            costs = "${:g} in, ${:g} out per million tokens (our table)".format(*chat.price)
+            yield ok(f"{role}: {chat.model} costs {costs}")
+        elif setup.value("budget_usd") is not None and setup.value("budget_tokens") is None:
+            fix = f"budget_tokens: 2000000 instead of budget_usd in {setup.config or 'a training configuration'}"
+            yield problem(f"{role}: budget_usd can never be reached, {unknown}", fix)
+        else:
+            yield ok(f"{role}: {unknown}: costs are shown as $0; budget_tokens limits them all the same")
+
+
+# --- the model in a folder -------------------------------------------------------------------------------------------
+
+
+@check
+def run(setup: Setup) -> Iterator[Finding]:
+    """Whether its folder holds a trained agent, or at least a model."""
+    from ..rollout import SPEC_FILE, AgentSpec
+
+    if (run := setup.run) is None:
+        return
+    checkpoints = sorted(run.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    if not run.is_dir():
+        yield problem(f"{run} does not exist", f"agentic-prompting demo --output-dir {run}")
+    elif any((run / name).exists() for name in ("config.json", "adapter_config.json")):
+        if (run / SPEC_FILE).exists():
+            AgentSpec.load(run)
+            yield ok(f"{run} holds a trained agent")
+        else:
+            says = f"{run} holds a model that was not trained here (no {SPEC_FILE}): to train from, not to ask or serve"
+            yield warning(says, f"agentic-prompting train prompt-r1 --model_name_or_path {run} --config FILE")
+    elif checkpoints:
+        says = f"{run} holds checkpoints but no trained agent: its training has not finished"
+        yield warning(says, f"the command of that run with --resume_from_checkpoint {checkpoints[-1]}")
+    else:
+        yield problem(f"{run} holds no model (no config.json)", "--run FOLDER that a trainer has saved")
+
+
+@check
+def chat_template(setup: Setup) -> Iterator[Finding]:
+    """Whether it can render several turns, and whether it leaves earlier ones as they were."""
+    from ..rollout import ChatFormat
+
+    named = [Path(one) for one in (setup.run, setup.values.get("model_name_or_path")) if one]
+    for path in dict.fromkeys(path for path in named if (path / "tokenizer_config.json").exists()):
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        try:
+            ChatFormat(tokenizer)
+        except ValueError as error:
+            fix = f"an instruct model instead, or put its template into {path}/chat_template.jinja"
+            yield problem(f"{path}: {error}", fix)
+            continue
+        talk = [("user", "QUSERQ"), ("assistant", "<think> QTHOUGHTQ </think> QAGENTQ"), ("user", "QREPLYQ")]
+        messages = [{"role": role, "content": content} for role, content in talk]
+        before = tokenizer.apply_chat_template(messages[:2], tokenize=False)
+        if tokenizer.apply_chat_template(messages, tokenize=False).startswith(before.rstrip()):
+            yield ok(f"{path}: its chat template leaves earlier turns as they were")
+        else:
+            says = (
+                "is not prefix-preserving: a chat server over the weights shows them another conversation than training"
+            )
+            yield warning(f"{path}: its chat template {says}", f"agentic-prompting serve {path}")

@@ -1,18 +1,20 @@
 """How options are declared, and what several commands and programs take: models, rows, a recording, a budget.
 
-An option is a field of a dataclass, declared there alone: [`command`] reads it for Typer, transformers' and TRL's
-parsers for the programs. Light to import: it is loaded for every `--help`, and heavy imports are in the functions.
+An option is a field of a dataclass, ours or the Python API's, declared there alone: [`command`] reads it for Typer,
+TRL's parser for the training programs. Light to import: heavy imports are in the functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cached_property
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -58,19 +60,13 @@ class Recording:
 
 
 @dataclass
-class Dollars:
+class Spending:
     """What may be spent."""
 
     budget_usd: float | None = setting("What all models together may spend, in US $.")
+    budget_tokens: int | None = setting("The same in tokens, read and written, also where the price is not known.")
 
-
-@dataclass
-class Spending(Dollars):
-    """The same, also where the price is not known."""
-
-    budget_tokens: int | None = setting("The same in tokens, read and written.")
-
-    def budget(self, book: Path | None) -> Budget:
+    def budget(self, book: Path | None = None) -> Budget:
         """With its book beside the results, so that a run that goes on does not get the budget again."""
         from ..llm import Budget
 
@@ -83,6 +79,14 @@ class EnvironmentModel(Recording):
 
     environment_model: str | None = setting("The large LLM, by its name at its endpoint.")
     environment_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
+    environment_max_tokens: int | None = setting("Of each of its replies; sent with every call.")
+
+    def as_environment(self, chat: OpenAIChat, **sampling: Any) -> LLMEnvironment:
+        """It as an environment; of the sampling options those that are not `None` are sent."""
+        from ..environments import LLMEnvironment
+
+        given = {"max_tokens": self.environment_max_tokens, **sampling}
+        return LLMEnvironment(chat, **{name: value for name, value in given.items() if value is not None})
 
 
 @dataclass
@@ -97,21 +101,7 @@ class ReferenceModel(Recording):
 
 
 @dataclass
-class AskedModel(EnvironmentModel):
-    """The large LLM that an agent asks."""
-
-    environment_max_tokens: int | None = setting("Of each of its replies; sent with every call.")
-
-    def as_environment(self, chat: OpenAIChat, **sampling: Any) -> LLMEnvironment:
-        """It as an environment; of the sampling options those that are not `None` are sent."""
-        from ..environments import LLMEnvironment
-
-        given = {"max_tokens": self.environment_max_tokens, **sampling}
-        return LLMEnvironment(chat, **{name: value for name, value in given.items() if value is not None})
-
-
-@dataclass
-class LargeLLM(AskedModel, Dollars):
+class LargeLLM(EnvironmentModel, Spending):
     """The large LLM that a trained agent asks."""
 
     sandbox: bool = setting("The sandbox's oracle is the large LLM: no key, no network.", False)
@@ -145,17 +135,27 @@ class TaskRows:
         return load_task(task, self.task_split, self.task_rows, seed, data_files=self.data_files)
 
 
-@dataclass
-class DataAndEnvironment(TaskRows, AskedModel):
-    """What is trained on, and the large LLM in the environment."""
-
-    n_test: int = setting("Sandbox: held-out questions.", 256)
+# --- what a terminal shows -------------------------------------------------------------------------------------------
 
 
-def show_help(context: typer.Context) -> None:
-    """What a command that only has sub-commands does alone."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+def say(text: str) -> None:
+    """Print what may hold a model's words: what in it would steer the terminal is shown instead."""
+    from ..llm.wire import visible
+
+    print(visible(text))
+
+
+@contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Says what takes so long, while it does, on a terminal's error stream; nothing elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(what) if console.is_terminal else nullcontext():
+        yield
+
+
+# --- dataclasses as options ------------------------------------------------------------------------------------------
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
@@ -165,11 +165,12 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     parameters: list[Parameter] = []
     for name, parameter in signature(function).parameters.items():
         own = [parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[name])]
-        parameters += _options_of(settings[name]) if name in settings else own
+        parameters += options_of(settings[name]) if name in settings else own
 
     def called(**given: Any) -> int:
         for name, kind in settings.items():
-            given[name] = kind(**{one.name: given.pop(one.name) for one in fields(kind)})
+            names = {one.name for one in fields(kind)}
+            given[name] = kind(**{name: given.pop(name) for name in names & given.keys()})
         return function(**given)
 
     called.__name__, called.__doc__ = function.__name__, function.__doc__
@@ -178,15 +179,40 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
     return called
 
 
-def _options_of(settings: type) -> list[Parameter]:
-    hints = get_type_hints(settings)
+def options_of(settings: type) -> list[Parameter]:
+    """An option for each field that a word can hold; its help is in the field or in the class's docstring."""
+    hints, said = get_type_hints(settings), _documented(settings)
+    return [
+        _option(one, kind, one.metadata.get("help") or said[one.name])
+        for one in fields(settings)
+        if (kind := _of_a_word(hints[one.name])) is not None and one.default is not MISSING
+    ]
 
-    def parameter(one: Field[Any]) -> Parameter:
-        # A switch has no --no-...: what it is without is the default.
-        names = [f"--{one.name.replace('_', '-')}"] if hints[one.name] is bool else []
-        default = f" Default: {one.default}." if one.default or (one.default == 0 and not names) else ""
-        kind: Any = Annotated  # of a type that is known only now
-        declared = kind[hints[one.name], option(one.metadata["help"] + default, *names)]
-        return Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=declared)
 
-    return [parameter(one) for one in fields(settings)]
+def _option(one: Field[Any], kind: Any, help: str) -> Parameter:
+    # A switch has no --no-...: what it is without is the default.
+    names = [f"--{one.name.replace('_', '-')}"] if kind is bool else []
+    default = f" Default: {one.default}." if one.default or (one.default == 0 and not names) else ""
+    annotated: Any = Annotated  # of a type that is known only now
+    declared = annotated[kind, option(help + default, *names)]
+    return Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=declared)
+
+
+def _of_a_word(kind: Any) -> Any:
+    """The type as Typer knows it; `None` for what no word can say."""
+    if get_origin(kind) is Literal:
+        return bool if get_args(kind)[0] is True else kind
+    if isinstance(kind, UnionType):
+        one = _of_a_word(next((part for part in get_args(kind) if part in (int, float, str, Path)), None))
+        return one and (one | None if NoneType in get_args(kind) else one)
+    return kind if kind in (bool, int, float, str, Path) else None
+
+
+def _documented(settings: type) -> Mapping[str, str]:
+    """The first sentence on each argument in the docstrings of a class and those that it is made of."""
+    found: dict[str, str] = {}
+    for kind in settings.__mro__:
+        for name, text in re.findall(r"^    (\w+) \(.*?\):\s+(.+?)(?=^    \w|^\w|\Z)", getdoc(kind) or "", re.M | re.S):
+            sentence = re.split(r"(?<=\.)\s", " ".join(text.split()).replace("`", ""))[0]
+            found.setdefault(name, sentence)
+    return found

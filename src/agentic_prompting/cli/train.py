@@ -1,6 +1,5 @@
-"""`agentic-prompting train` and `demo`: the training programs, started the way `accelerate launch` does, with exit
-status and Ctrl-C passed through. And what the programs do alike: read options, train, and end with a line and a status.
-"""
+"""`agentic-prompting train` and `demo`: the programs of `programs.py`, started as `accelerate launch` does, with exit
+status and Ctrl-C passed through."""
 
 from __future__ import annotations
 
@@ -8,18 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from .options import option, show_help
-
-if TYPE_CHECKING:
-    from transformers import Trainer
+from .options import option
 
 CONFIGS = Path(__file__).parent / "configs"
 """What the demonstrations run with."""
@@ -31,7 +25,6 @@ AccelerateConfig = Annotated[
     option("As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU."),
 ]
 
-_PROGRAMS = {"prompt-r1": ("train_prompt_r1", "prompt_r1.yaml"), "espl": ("train_espl", "espl.yaml")}
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 
@@ -39,44 +32,47 @@ _FINISHED = "summary.json"
 # Everything else is an option of the program, `--help` too.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-train = typer.Typer(
-    help="Train through accelerate. Options that are not listed are the program's own: train METHOD --help shows them.",
-    invoke_without_command=True,
-    callback=show_help,
-    rich_markup_mode=None,
-)
+train = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+
+
+@train.callback()
+def _train(context: typer.Context) -> None:
+    """Train through accelerate. Options that are not listed are the program's own: train METHOD --help shows them."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @train.command("prompt-r1", context_settings=_PASSED_ON)
 def prompt_r1(context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None) -> int:
     """Train a small LLM to prompt a large one (multi-turn GRPO)."""
-    return _train(context, "train_prompt_r1", config, accelerate_config)
+    return _start(context, "prompt-r1", config, accelerate_config)
 
 
 @train.command("espl", context_settings=_PASSED_ON)
 def espl(context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None) -> int:
     """Train under a population of system prompts that evolves."""
-    return _train(context, "train_espl", config, accelerate_config)
+    return _start(context, "espl", config, accelerate_config)
 
 
-def _train(context: typer.Context, program: str, config: Path | None, accelerate_config: Path | None) -> int:
+def _start(context: typer.Context, method: str, config: Path | None, accelerate_config: Path | None) -> int:
     if {"--help", "-h"} & set(context.args):
-        return _help(context, program)
+        return _help(context, method)
     if config is not None and not config.is_file():
         raise ValueError(f"{config} does not exist; --config takes a YAML file such as examples/configs/qwen3_4b.yaml")
     if config is None and not context.args:
         raise ValueError(f"say what to train: {context.command_path} --config FILE; --help shows every option")
-    return launch(program, [*(["--config", str(config)] if config else []), *context.args], accelerate_config)
+    return launch(method, [*(["--config", str(config)] if config else []), *context.args], accelerate_config)
 
 
-def _help(context: typer.Context, program: str) -> int:
+def _help(context: typer.Context, method: str) -> int:
     """Our own options, then the program's."""
     from trl import TrlParser
 
+    from .programs import PROGRAMS
+
     print(context.get_help())
-    print(f"\nOptions of the program ({program}), on the command line or in the file of --config:\n")
-    script = import_module(f".{program}", __package__)
-    TrlParser(script.ARGUMENTS, prog=context.command_path).print_help()
+    print("\nOptions of the program, on the command line or in the file of --config:\n")
+    TrlParser(PROGRAMS[method], prog=context.command_path).print_help()
     return 0
 
 
@@ -97,17 +93,17 @@ def demo(
             "another folder with --output-dir"
         )
     if method == "prorefine":
-        from .refine import main as refine
+        from .optimize import main as refine
 
         refine(["--output_dir", str(output_dir), *context.args])
         print(f"\nwritten to {output_dir}: a file of results for each setting")
     else:
-        program, config = _PROGRAMS[method]
         # As `make demo`: one thread, and none that spins while it waits. Beside other work two take far longer.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        options = ["--config", str(CONFIGS / config), "--output_dir", str(output_dir), *_resumed(output_dir)]
-        status = launch(program, [*options, *context.args], CONFIGS / "single.yaml")
+        config = CONFIGS / f"{method.replace('-', '_')}.yaml"
+        options = ["--config", str(config), "--output_dir", str(output_dir), *_resumed(output_dir)]
+        status = launch(method, [*options, *context.args], CONFIGS / "single.yaml")
         if status:
             return status
     print(f"next:  agentic-prompting report {output_dir}")
@@ -125,11 +121,11 @@ def _resumed(folder: Path) -> list[str]:
     return ["--resume_from_checkpoint", str(folder / f"checkpoint-{max(steps)}")] if steps else []
 
 
-def launch(program: str, arguments: Sequence[str], accelerate_config: Path | None = None) -> int:
-    """Run a program on as many processes as accelerate is configured for.
+def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None = None) -> int:
+    """Run a training program on as many processes as accelerate is configured for.
 
     Args:
-        program (`str`): Its module in this room.
+        method (`str`): `prompt-r1` or `espl`.
         arguments (`Sequence[str]`): For the program.
         accelerate_config (`Path`, *optional*): As of `accelerate launch --config_file`. By default what
             `accelerate config` has saved, else every GPU of this machine, or its CPU.
@@ -146,7 +142,9 @@ def launch(program: str, arguments: Sequence[str], accelerate_config: Path | Non
 
     # torchrun would end its processes 30 s after Ctrl-C, in the middle of a step; it is ours to pass on.
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
-    launched = launch_command_parser().parse_args([*settings, "--module", f"{__package__}.{program}", *arguments])
+    launched = launch_command_parser().parse_args(
+        [*settings, "--module", f"{__package__}.programs", method, *arguments]
+    )
     before = signal.signal(signal.SIGINT, _pass_on)
     try:
         launch_command(launched)
@@ -187,51 +185,6 @@ def _pass_on(*signal_and_frame: Any) -> None:
 def _status(code: int) -> int:
     """As a shell has it: 128 and the signal that ended the process."""
     return 128 - code if code < 0 else code
-
-
-# What the programs do alike -------------------------------------------------------------------------------------------
-
-
-def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, ...]:
-    """One object of each kind, from the command line or from `arguments`, and from the file of `--config`."""
-    from trl import TrlParser
-
-    from ..trainers.callbacks import quiet_libraries
-
-    # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    quiet_libraries()
-    return TrlParser(kinds).parse_args_and_config(arguments)
-
-
-def run_training(trainer: Trainer) -> None:
-    """Train, or go on from `args.resume_from_checkpoint`; Ctrl-C ends it with a checkpoint.
-
-    `--resume_from_checkpoint true` is the newest checkpoint, and the beginning where there is none. The log of the run
-    is in the output folder afterwards, as `trainer_state.json`.
-
-    Raises:
-        [`TrainingInterrupted`]: After Ctrl-C.
-        `SystemExit`: With status 1 and the reason, where training stopped because of the environment.
-    """
-    from ..trainers import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
-
-    given = trainer.args.resume_from_checkpoint  # text, as it stands on a command line
-    resumed = {"true": True, "false": None}.get(str(given).lower(), given)
-    try:
-        with checkpoint_on_interrupt(trainer):
-            trainer.train(resume_from_checkpoint=resumed)
-    except TrainingStopped as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from None
-    except TrainingInterrupted:
-        end(trainer)
-        raise
-    trainer.save_state()
-
-
-def end(trainer: Trainer) -> None:
-    """Close trackers and the process group: without it gloo may abort at exit."""
-    trainer.accelerator.end_training()
 
 
 def run_script(main: Callable[[], object]) -> None:

@@ -10,8 +10,7 @@ from .catalogue import (
     list_tasks,
 )
 from .loading import find_task, is_own, load_task
-from .rows import validate_dataset
-from .task import Cut, Reader, Source, Task
+from .task import Cut, Reader, Source, Task, validate_dataset
 from .tasks import PAIRS, TASKS
 
 __all__ = [

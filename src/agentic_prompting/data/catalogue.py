@@ -4,13 +4,12 @@ questions were trained on."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .loading import find_task, open_source
-from .rows import first_line, fitting_reader
-from .task import Source, Task
+from .task import Source, Task, first_line, fitting_reader
 from .tasks import PAIRS, TASKS
 
 
@@ -37,17 +36,19 @@ def describe_task(name: str) -> str:
         parts = "\n".join(f"  {split}: {of}, split {theirs}" for split, (of, theirs) in PAIRS[name].items())
         return f"{name}: a pair of sets\n{parts}"
     name, _, task = find_task(name)
-    lines = [name, "  splits (rows)"]
-    lines += [
+    splits = [
         f"    {split}: {rows:,}{' (cut by row number)' if split in task.cuts else ''}"
         for split, rows in task.expected_rows.items()
     ]
-    lines += ["  sources, in the order they are tried", *(f"    {source}" for source in task.sources)]
-    lines += ["  columns needed", *(f"    {', '.join(reader.columns)}" for reader in task.readers)]
-    lines += [f"  metrics: {', '.join(task.metrics)}", f"  licence: {task.licence}"]
-    if task.unanswerable:
-        lines.append('  questions without an answer are kept; their accepted answer is ""')
-    return "\n".join(lines)
+    kept = ['  questions without an answer are kept; their accepted answer is ""'] if task.unanswerable else []
+    return "\n".join(
+        [
+            *(name, "  splits (rows)", *splits),
+            *("  sources, in the order they are tried", *(f"    {source}" for source in task.sources)),
+            *("  columns needed", *(f"    {', '.join(reader.columns)}" for reader in task.readers)),
+            *(f"  metrics: {', '.join(task.metrics)}", f"  licence: {task.licence}", *kept),
+        ]
+    )
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,9 @@ def check_sources(names: Sequence[str] = (), online: bool = False) -> list[Sourc
     Raises:
         `ValueError`: A set does not exist.
     """
-    tasks = {name: TASKS[name] for name in TASKS} if not names else dict(_named(names))
-    look: Callable[..., SourceCheck] = _look_online if online else _look_at_record
+    behind = [part for name in names for part in PAIRS.get(name, {"": (name, "")}).values()]
+    tasks = dict(find_task(name)[::2] for name, _ in behind) if names else TASKS
+    look = _look_online if online else _look_at_record
     return [
         look(name, task, split, part)
         for name, task in tasks.items()
@@ -97,18 +99,12 @@ def check_sources(names: Sequence[str] = (), online: bool = False) -> list[Sourc
 
 def check_table(checks: Iterable[SourceCheck]) -> str:
     """The checks as a table, problems last on their lines."""
+    head = ("set", "split", "source", "revision", "rows", "state")
     rows = [
-        (
-            check.task,
-            check.split,
-            check.source,
-            check.revision[:10],
-            "" if check.rows is None else f"{check.rows:,}",
-            check.problem or "ok",
-        )
-        for check in checks
+        (c.task, c.split, c.source, c.revision[:10], "" if c.rows is None else f"{c.rows:,}", c.problem or "ok")
+        for c in checks
     ]
-    return text_table(("set", "split", "source", "revision", "rows", "state"), rows)
+    return text_table(head, rows)
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -121,14 +117,6 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _named(names: Iterable[str]) -> Iterable[tuple[str, Task]]:
-    for name in names:
-        splits = PAIRS.get(name, {"": ("", "")})
-        for split in splits:
-            found, _, task = find_task(name, split or "test")
-            yield found, task
-
-
 def _splits(task: Task) -> str:
     shown = [f"{split} {rows:,}" for split, rows in task.expected_rows.items() if "/" not in split]
     parts = sum("/" in split for split in task.expected_rows)
@@ -137,10 +125,10 @@ def _splits(task: Task) -> str:
 
 def _look_at_record(name: str, task: Task, split: str, source: Source) -> SourceCheck:
     """What can be wrong without a network: an unknown split, a reader of no columns, a cut of another size."""
-    problems = []
+    problems, cut = [], task.cuts.get(split)
     if set(source.splits) - set(task.expected_rows):
         problems.append(f"maps splits that the set does not have: {', '.join(source.splits)}")
-    if split in task.cuts and len(task.cuts[split].numbers(task.cuts[split].whole or 0)) != task.expected_rows[split]:
+    if cut is not None and len(cut.numbers(cut.whole or 0)) != task.expected_rows[split]:
         problems.append(f"its cut is not of {task.expected_rows[split]} rows")
     if not all(reader.columns for reader in task.readers):
         problems.append("a reader needs no column")
@@ -148,19 +136,18 @@ def _look_at_record(name: str, task: Task, split: str, source: Source) -> Source
 
 
 def _look_online(name: str, task: Task, split: str, source: Source) -> SourceCheck:
-    check = SourceCheck(name, split, str(source))
     try:
         rows, revision = open_source(source, split, streaming=True), _revision(source)
         first = next(iter(rows))
-        reader = fitting_reader(name, task, list(first), str(source))
-        reader.read(first)
+        fitting_reader(name, task, list(first), str(source)).read(first)
     except Exception as error:  # as in loading: no common type
         return SourceCheck(name, split, str(source), f"{type(error).__name__}: {first_line(error)}")
-    count, expected = _count(rows, source.splits.get(split, split)), task.expected_rows[split]
-    whole = (task.cuts[split].whole if split in task.cuts else None) or expected
-    alone = len(source.parts()) == 1 and not task.unique and task.order is None
-    problem = f"{count:,} rows, {whole:,} expected" if count and alone and abs(count - whole) > 0.01 * whole else ""
-    return SourceCheck(name, split, check.source, problem, revision, count, tuple(first))
+    splits = getattr(getattr(rows, "info", None), "splits", None) or {}
+    count = getattr(splits.get(source.splits.get(split, split)), "num_examples", None) or None
+    whole = (task.cuts[split].whole if split in task.cuts else None) or task.expected_rows[split]
+    wrong = count and not task.unique and task.order is None and abs(count - whole) > 0.01 * whole
+    problem = f"{count:,} rows, {whole:,} expected" if wrong else ""
+    return SourceCheck(name, split, str(source), problem, revision, count, tuple(first))
 
 
 def _revision(source: Source) -> str:
@@ -170,11 +157,6 @@ def _revision(source: Source) -> str:
     from huggingface_hub import HfApi
 
     return str(HfApi().dataset_info(source.path, revision=source.revision).sha or "")
-
-
-def _count(rows: Any, split: str) -> int | None:
-    splits = getattr(getattr(rows, "info", None), "splits", None) or {}
-    return getattr(splits.get(split), "num_examples", None) or None
 
 
 # Contamination --------------------------------------------------------------------------------------------------------

@@ -1,27 +1,35 @@
-"""`load_task`: the papers' data sets and your own, in one schema. What the sets are is in `tasks.py`."""
+"""`load_task`: the papers' data sets and your own, from the hub, from files and from memory, in one schema.
+
+What the sets are is in `tasks.py`. Files are read here exactly as they are written: a cell of a CSV is text, and the
+name of a file is no pattern. The usual builders guess types (`007` becomes 7, `NA` nothing at all), read brackets in
+names as patterns, and wrap what is wrong with a file in errors that do not say where. Here it is one line, before
+anything heavy is imported.
+"""
 
 from __future__ import annotations
 
+import csv
 import difflib
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from .files import SUFFIXES, read_file
-from .rows import (
+from .task import (
     Found,
+    Reader,
     Record,
-    check_split,
+    Source,
+    Task,
+    as_list,
     cut_rows,
     first_line,
     fitting_reader,
-    in_order,
-    read_rows,
+    read_all,
     sample_rows,
     to_dataset,
 )
-from .task import Reader, Source, Task, as_list
 from .tasks import PAIRS, TASKS
 
 if TYPE_CHECKING:
@@ -89,7 +97,7 @@ def load_task(
     if is_own(name):
         if data_files is not None or revision is not None:
             raise ValueError("data_files and revision are for the sets that have a name; pass your own data alone")
-        name, records = _own(name, split, columns)
+        name, records = _own(_of_split("data", name, split), columns or {})
     elif columns is not None:
         raise ValueError(f"columns says how to read data of your own; {name!r} is a set that is known")
     else:
@@ -97,8 +105,7 @@ def load_task(
         if data_files is None:
             records = _load_hub(name, task, split, revision)
         else:
-            files = _existing(name, _of_split(name, data_files, split))
-            records = in_order(task, _load_files(name, task, split, files))
+            records = _load_files(name, task, split, _existing(name, _of_split(name, data_files, split)))
     return to_dataset(records if n is None else sample_rows(name, records, n, seed))
 
 
@@ -119,8 +126,7 @@ def find_task(name: str, split: str = "test") -> tuple[str, str, Task]:
         name, split = PAIRS[name][split]
     if name in TASKS:
         return name, split, TASKS[name]
-    near = difflib.get_close_matches(name.lower(), [*TASKS, *PAIRS], n=3, cutoff=0.5)
-    if near:
+    if near := difflib.get_close_matches(name.lower(), [*TASKS, *PAIRS], n=3, cutoff=0.5):
         guess = f"did you mean {' or '.join(map(repr, near))}? `agentic-prompting data list` shows all"
         raise ValueError(f"unknown task {name!r}; {guess}")
     raise ValueError(f"unknown task {name!r}; known: {', '.join([*TASKS, *PAIRS])}")
@@ -131,37 +137,31 @@ def find_task(name: str, split: str = "test") -> tuple[str, str, Task]:
 
 def _load_hub(name: str, task: Task, split: str, revision: str | None) -> list[Record]:
     """The first source that loads, has the columns and, for a split cut by row numbers, has its rows in order."""
-    check_split(name, task, split)
+    _check_split(name, task, split)
     if revision is not None and task.sources[0].also:
         raise ValueError(f"{name} is put together from several repositories: a single revision cannot pin them")
     failures = []
     for source in task.sources if revision is None else task.sources[:1]:
-        origin = f"{source}@{revision}" if revision else str(source)
+        pinned = f"@{revision}" if revision else ""
         try:
-            parts = [_load_source(name, task, part, split, revision) for part in source.parts()]
+            parts = []
+            for one in source.parts():
+                rows, origin = open_source(one, split, revision), f"{one}{pinned}"
+                found = Found(rows, fitting_reader(name, task, rows.column_names, origin), origin)
+                parts.append(cut_rows(name, task, split, found)._replace(origin=f"{origin}:{split}"))
         except Exception as error:  # what a hub, a network and a builder can raise has no common type
-            failures.append(f"  {origin}: {type(error).__name__}: {first_line(error)}")
+            failures.append(f"  {source}{pinned}: {type(error).__name__}: {first_line(error)}")
             continue
-        records = []
-        for number, part in enumerate(parts):  # ids of rows that have none also say which repository of several
-            records += read_rows(name, task, part, name if len(parts) == 1 else f"{name}-{number}")
-        ours = in_order(task, records)
-        found = len(ours) if task.unique or task.order else sum(len(part.rows) for part in parts)
-        if abs(found - task.expected_rows[split]) > 0.01 * task.expected_rows[split]:
-            expected = f"{task.expected_rows[split]:,} were expected"
-            logger.warning(f"{name}, split {split!r}: {found:,} rows from {origin}, where {expected}")
-        return ours
+        records, expected = read_all(name, task, parts, name), task.expected_rows[split]
+        count = len(records) if task.unique or task.order else sum(len(part.rows) for part in parts)
+        if abs(count - expected) > 0.01 * expected:
+            where = f"{name}, split {split!r}: {count:,} rows from {source}{pinned}"
+            logger.warning(f"{where}, where {expected:,} were expected")
+        return records
     tried = "\n".join(failures)
     raise RuntimeError(
         f"{name}, split {split!r}: no source could be loaded. Without a network, pass data_files=…. Tried:\n{tried}"
     )
-
-
-def _load_source(name: str, task: Task, source: Source, split: str, revision: str | None) -> Found:
-    rows = open_source(source, split, revision)
-    origin = f"{source}@{revision}" if revision else str(source)
-    found = Found(rows, fitting_reader(name, task, rows.column_names, origin), origin)
-    return cut_rows(name, task, split, found)._replace(origin=f"{origin}:{split}")
 
 
 def open_source(source: Source, split: str, revision: str | None = None, **options: Any) -> Any:
@@ -188,27 +188,21 @@ def _load_files(name: str, task: Task, split: str, files: list[str]) -> list[Rec
             raise ValueError(f"{name}: {error}") from None
         parts.append(Found(rows, fitting_reader(name, task, names, file), file))
     if task.cuts:  # the numbers are those of all files together
-        check_split(name, task, split)
+        _check_split(name, task, split)
         whole = Found([row for part in parts for row in part.rows], parts[0].reader, ", ".join(files))
         parts = [cut_rows(name, task, split, whole)]
-    prefix, first, records = Path(files[-1]).stem, 0, []
-    for part in parts:
-        records += read_rows(name, task, part, prefix, first)
-        first += len(part.rows)
-    return records
+    return read_all(name, task, parts, Path(files[-1]).stem)
 
 
-def _own(data: Any, split: str, columns: Mapping[str, str] | None) -> tuple[str, list[Record]]:
+def _own(data: Any, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
     """Data of one's own: what to call it, and its rows."""
-    data = _of_split("data", data, split)
-    task = Task((), own_readers(columns or {}), {}, licence="")
+    task = Task((), _own_readers(columns), {}, licence="")
     listed = data if isinstance(data, (list, tuple)) else [data]
     if listed and all(isinstance(one, (str, Path)) for one in listed):
         files = _existing("data", listed)
-        name = Path(files[0]).stem
-        return name, _load_files(name, task, split, files)
-    name, wanted = "data", {column for reader in task.readers for column in reader.used}
+        return Path(files[0]).stem, _load_files(Path(files[0]).stem, task, "", files)
     if hasattr(data, "iterrows"):
+        wanted = {column for reader in task.readers for column in reader.used}
         frame = data[[column for column in data.columns if column in wanted]]
         names, rows = list(data.columns), frame.astype(object).where(frame.notna(), None).to_dict("records")
     elif hasattr(data, "select_columns") and hasattr(data, "__len__"):
@@ -217,36 +211,32 @@ def _own(data: Any, split: str, columns: Mapping[str, str] | None) -> tuple[str,
         raise ValueError(f"load_task reads files, frames, data sets and lists of dicts, got {type(data).__name__}")
     else:
         rows = list(data)
-        odd = next((number for number, row in enumerate(rows) if not isinstance(row, Mapping)), None)
-        if odd is not None:
-            raise ValueError(f"{name}: row {odd} should be a dict, got {type(rows[odd]).__name__}")
+        for number, row in enumerate(rows):
+            if not isinstance(row, Mapping):
+                raise ValueError(f"data: row {number} should be a dict, got {type(row).__name__}")
         names = list(dict.fromkeys(column for row in rows for column in row))
         rows = [{**dict.fromkeys(names), **row} for row in rows]  # what one lacks is missing, as in a file
     if not len(rows):
-        raise ValueError(f"{name} has no rows")
+        raise ValueError("data has no rows")
     where = f"the {type(data).__name__}"
-    return name, read_rows(name, task, Found(rows, fitting_reader(name, task, names, where), where), name)
+    return "data", read_all("data", task, [Found(rows, fitting_reader("data", task, names, where), where)], "data")
 
 
-def own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
-    """How to read data of one's own; see `columns` of [`load_task`].
-
-    Raises:
-        `ValueError`: Both `answers` and `answer` are named.
-    """
+def _own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
+    """How to read data of one's own; see `columns` of [`load_task`]."""
     if {"answers", "answer"} <= set(columns):
         raise ValueError(f"columns names either `answers` or `answer`, got {dict(columns)}")
-    return tuple(
-        _own_reader({"question": "question", gold: gold, **columns})
-        for gold in ("answers", "answer")
-        if gold in columns or not {"answers", "answer"} & set(columns)
-    )
-
-
-def _own_reader(columns: Mapping[str, str]) -> Reader:
     keep = {ours: theirs for ours, theirs in columns.items() if ours not in ("question", "answers", "answer", "id")}
-    golds = columns.get("answer") or (lambda row: as_list(row[columns["answers"]]))
-    return Reader(columns["question"], golds, tuple(columns.values()), keep, id=columns.get("id", "id"))
+    question, answers, answer, key = (columns.get(name, name) for name in ("question", "answers", "answer", "id"))
+    needs = tuple(columns.values())
+    several = Reader(question, lambda row: as_list(row[answers]), (answers, *needs), keep, id=key)
+    one = Reader(question, answer, needs, keep, id=key)
+    return (several,) if "answers" in columns else (one,) if "answer" in columns else (several, one)
+
+
+def _check_split(name: str, task: Task, split: str) -> None:
+    if split not in task.expected_rows:
+        raise ValueError(f"{name} has no split {split!r}; it has: {', '.join(task.expected_rows)}")
 
 
 def _of_split(name: str, data: Any, split: str) -> Any:
@@ -264,6 +254,132 @@ def _existing(name: str, data_files: Any) -> list[str]:
     for file in files:
         if "://" not in file and not Path(file).is_file():
             raise FileNotFoundError(f"{name}: no such file: {file} (looked in {Path.cwd()})")
-    if not {Path(file).suffix.lower() for file in files} <= set(SUFFIXES):
-        raise ValueError(f"{name}: data_files must all end in one of {', '.join(SUFFIXES)}; got {', '.join(files)}")
+        if Path(file).suffix.lower() not in SUFFIXES:
+            raise ValueError(f"{name}: data_files must all end in one of {', '.join(SUFFIXES)}; got {file}")
     return files
+
+
+# Files as rows --------------------------------------------------------------------------------------------------------
+
+
+def read_file(file: str, columns: Collection[str], field: str | None = None) -> tuple[list[Record], list[str]]:
+    """The rows of a file, and the names of all its columns.
+
+    Args:
+        file (`str`): A path that ends in one of `SUFFIXES`, or such an address (`https://`, `hf://`).
+        columns (`Collection[str]`): What is kept of each row: contexts are large, and need not be held to be ignored.
+            What an object of a JSON file lacks is `None`.
+        field (`str`, *optional*): Where a `.json` file holds the list of rows, if it is not the whole file.
+
+    Raises:
+        `ValueError`: The file has no rows or cannot be read; names the row if there is one to name.
+    """
+    suffix = Path(file).suffix.lower()
+    names: dict[str, None] = {}
+    rows: list[Record] = []
+    with _opened(file) as stream:
+        lines = _Lines(stream)
+        try:
+            for row in SUFFIXES[suffix](lines, columns, field):
+                if not isinstance(row, dict):
+                    raise ValueError(f"it should be an object with named columns, got {type(row).__name__}")
+                names.update(dict.fromkeys(row))
+                rows.append({name: value for name, value in row.items() if name in columns})
+        except (ValueError, RecursionError, csv.Error) as error:
+            line = f" (line {lines.number})" if lines.number else ""
+            where = f"row {len(rows)}{line} of {file}" if rows or line else file
+            raise ValueError(f"{where} cannot be read as {suffix}: {_reason(error)}") from None
+    if not rows:
+        raise ValueError(f"{file} has no rows")
+    empty = dict.fromkeys(name for name in names if name in columns)
+    return [{**empty, **row} for row in rows], list(names)
+
+
+def _opened(file: str) -> IO[bytes]:
+    if "://" not in file:
+        return open(file, "rb")
+    import fsspec
+
+    return fsspec.open(file, "rb").open()
+
+
+class _Lines:
+    """A file line by line, so that it is known where something is wrong: `number` is that of the last one read."""
+
+    def __init__(self, stream: IO[bytes]):
+        self.stream, self.number = stream, 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self.of(self.stream)
+
+    def of(self, lines: Iterable[bytes]) -> Iterator[str]:
+        for self.number, line in enumerate(lines, start=1):
+            yield line.decode("utf-8-sig" if self.number == 1 else "utf-8")  # the first may have a byte order mark
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.object[error.start]:#04x} is not UTF-8; save it as UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON, {error.msg} at line {error.lineno} column {error.colno}"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _csv(lines: _Lines, columns: Any, field: Any, delimiter: str = ",") -> Iterator[Record]:
+    csv.field_size_limit(2**31 - 1)  # the csv module's own limit, 128 KiB, is less than a chapter of a book
+    cells = (row for row in csv.reader(lines, delimiter=delimiter, strict=True) if row)  # an empty line is no row
+    header = next(cells, [])
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise ValueError(f"it has several columns called {twice[0]!r}")
+    for row in cells:
+        if len(row) != len(header):
+            raise ValueError(f"it has {len(row)} cell{'s' * (len(row) > 1)} where there are {len(header)} columns")
+        yield dict(zip(header, row, strict=True))
+
+
+def _tsv(lines: _Lines, columns: Any, field: Any) -> Iterator[Record]:
+    return _csv(lines, columns, field, delimiter="\t")
+
+
+def _json_lines(lines: Iterable[str], columns: Any, field: Any) -> Iterator[Any]:
+    return (json.loads(line) for line in lines if line.strip())
+
+
+def _json(lines: _Lines, columns: Any, field: str | None) -> Iterator[Any]:
+    """One list of objects, in `field` if need be; or objects one to a line, which many call `.json` as well."""
+    text = lines.stream.read()
+    try:
+        rows = json.loads(text.decode("utf-8-sig")) if text.strip() else []
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        return _json_lines(lines.of(text.splitlines()), columns, field)
+    if field is not None:
+        if not isinstance(rows, dict) or not isinstance(rows.get(field), list):
+            raise ValueError(f"it should hold its rows as a list in the field {field!r}")
+        rows = rows[field]
+    return iter(rows if isinstance(rows, list) else [rows])
+
+
+def _parquet(lines: _Lines, columns: Collection[str], field: Any) -> Iterator[Record]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        table = ParquetFile(lines.stream)
+        names = table.schema_arrow.names
+        wanted = [name for name in names if name in columns] or names[:1]  # without any column there are no rows
+        for batch in table.iter_batches(columns=wanted):
+            yield from ({**dict.fromkeys(names), **row} for row in batch.to_pylist())
+    except (ArrowException, OSError) as error:
+        raise ValueError(str(error).strip().partition("\n")[0][:200]) from None
+
+
+SUFFIXES: dict[str, Callable[..., Iterator[Record]]] = {
+    ".parquet": _parquet,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".csv": _csv,
+    ".tsv": _tsv,
+}
+"""What can be read, by how the name ends."""

@@ -1,16 +1,28 @@
-"""What the record of a data set is made of: where it lies, how a row is read, how a split is cut. No data set here."""
+"""What the record of a data set is made of, and how its rows become ours: cut, read, sampled, checked. No set here.
+
+The schema: `id`, `question`, `answers` (list of accepted answers), `task`, `meta` (JSON text: sets keep different
+things, and Arrow could not put rows with different structs into one table).
+"""
 
 from __future__ import annotations
 
 import ast
 import json
+import logging
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+logger = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -20,7 +32,7 @@ class Reader:
     Args:
         question (`str` or `Callable`): The column, or a function of the row.
         golds (`str` or `Callable`): The column of the accepted answer or answers, taken as they are, or a function of
-            the row. Stripping and removing duplicates is the loader's work.
+            the row. Stripping and removing duplicates is done here.
         needs (`tuple[str, ...]`, *optional*): The columns that the functions read.
         keep (`tuple[str, ...]` or `dict[str, str]`, *optional*): Columns that go into `meta` where they exist; a dict
             gives them other names.
@@ -44,11 +56,8 @@ class Reader:
     @property
     def used(self) -> list[str]:
         """All columns that are looked at."""
-        return list(dict.fromkeys([*self.columns, self.id, *self._kept.values()]))
-
-    @property
-    def _kept(self) -> Mapping[str, str]:
-        return self.keep if isinstance(self.keep, Mapping) else {name: name for name in self.keep}
+        kept = self.keep.values() if isinstance(self.keep, Mapping) else self.keep
+        return list(dict.fromkeys([*self.columns, self.id, *kept]))
 
     def read(self, row: Row) -> tuple[str, list[str], dict[str, Any]]:
         """Question, accepted answers (stripped, each once) and what is kept.
@@ -58,10 +67,11 @@ class Reader:
         """
         question = row[self.question] if isinstance(self.question, str) else self.question(row)
         golds = answers_of(row[self.golds]) if isinstance(self.golds, str) else self.golds(row)
-        kept = {name: row[column] for name, column in self._kept.items() if column in row}
-        texts = (as_text(gold).strip() for gold in golds if not missing(gold))
         if problem := wrong_question(question):
             raise ValueError(problem)
+        texts = (as_text(gold).strip() for gold in golds if not missing(gold))
+        names = self.keep if isinstance(self.keep, Mapping) else dict(zip(self.keep, self.keep, strict=True))
+        kept = {name: row[column] for name, column in names.items() if column in row}
         return question.strip(), list(dict.fromkeys(filter(None, texts))), {**kept, **self.meta(row)}
 
 
@@ -96,23 +106,7 @@ class Source:
         if "/" not in self.path and self.files:  # a builder: its files say more than its name
             first = next(iter(self.files.values()))
             where = first if isinstance(first, str) else first[0]
-        parts = [where, self.config, self.data_dir, self.revision and f"@{self.revision}"]
-        return " ".join(part for part in parts if part)
-
-    @classmethod
-    def parquet(cls, path: str, data_dir: str, **options: Any) -> Source:
-        """The hub's own conversion of a repository: no loading script, and folders instead of configurations."""
-        return cls(path, revision="refs/convert/parquet", data_dir=data_dir, **options)
-
-    @classmethod
-    def also_parquet(cls, path: str, config: str, **options: Any) -> tuple[Source, Source]:
-        """A repository, and behind it the hub's conversion under the same name."""
-        return cls(path, config, **options), cls.parquet(path, config, **options)
-
-    @classmethod
-    def flashrag(cls, config: str, **splits: str) -> Source:
-        """A copy in the one shape of FlashRAG's collection: the last resort of several chains."""
-        return cls("RUC-NLPIR/FlashRAG_datasets", config, splits=splits)
+        return " ".join(filter(None, [where, self.config, self.data_dir, self.revision and f"@{self.revision}"]))
 
 
 @dataclass(frozen=True)
@@ -180,11 +174,7 @@ def missing(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """One accepted answer as text. Texts and numbers only: what else turns up among answers is a broken row.
-
-    Raises:
-        `ValueError`: It is something else, a dict or a truth value for example.
-    """
+    """One accepted answer as text. Texts and numbers only: what else turns up among answers is a broken row."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError(f"an accepted answer must be a text or a number, got {type(value).__name__}: {value!r:.80}")
     return str(value)
@@ -220,3 +210,179 @@ def wrong_question(question: Any) -> str:
     if not isinstance(question, str) or not question.strip():
         return f"`question` must be a text that is not empty, got {question!r:.200}"
     return ""
+
+
+def wrong_answers(answers: Any) -> str:
+    """What is wrong with a row's `answers`; empty if nothing."""
+    if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
+        return f"`answers` must be a list of strings, got {answers!r}"
+    return "" if answers else '`answers` is empty; give at least one accepted answer ("" for a question that has none)'
+
+
+# From rows as their source has them to records in our schema ----------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """Rows as their source has them, how to read one, where they come from and, if they are a part, their numbers."""
+
+    rows: Any
+    reader: Reader
+    origin: str
+    numbers: Sequence[int] | None = None
+
+
+def fitting_reader(name: str, task: Task, found: Iterable[str], origin: str) -> Reader:
+    """The first reader whose columns are there.
+
+    Raises:
+        `ValueError`: If there is none; names the columns that are missing and those that are there.
+    """
+    found = list(found)
+    for reader in task.readers:
+        if set(reader.columns) <= set(found):
+            return reader
+    lacking = [[column for column in reader.columns if column not in found] for reader in task.readers]
+    # Of a set that is known the first shape is the usual one; of one's own data it is the nearest.
+    near, hint = lacking[0], ""
+    if not task.sources:
+        near, hint = min(lacking, key=len), "; say which is which with columns={'question': …, 'answers': …}"
+    raise ValueError(f"{name}: {origin} has no column {_quoted(near)}; it has: {', '.join(map(str, found))}{hint}")
+
+
+def cut_rows(name: str, task: Task, split: str, found: Found) -> Found:
+    """The rows of a split: all there are or, where the task says so, the numbers that its authors picked.
+
+    Raises:
+        `ValueError`: If these are not the rows that the numbers are about.
+    """
+    cut, rows, origin = task.cuts.get(split), found.rows, found.origin
+    if cut is None:
+        return found
+    if cut.whole is not None and len(rows) != cut.whole:
+        raise ValueError(
+            f"{name}: split {split!r} is cut by row numbers out of {cut.whole:,} rows, but {origin} has {len(rows):,}"
+        )
+    numbers = cut.numbers(len(rows))
+    question = found.reader.read(rows[numbers[0]])[0]
+    if cut.first not in question:
+        raise ValueError(
+            f"{name}: {origin} has its rows in another order: split {split!r} should begin with a question about "
+            f"{cut.first!r}, not {question[:80]!r}"
+        )
+    picked = rows.select(numbers) if hasattr(rows, "select") else [rows[number] for number in numbers]
+    return found._replace(rows=picked, numbers=numbers)
+
+
+def read_all(name: str, task: Task, parts: Iterable[Found], prefix: str) -> list[Record]:
+    """All parts in our schema; of unique sets each question once, and in the set's own order where it has one.
+
+    Rows without an accepted answer are left out; rows without an id are called by `prefix` and their number.
+
+    Raises:
+        `ValueError`: For the first row that is not as documented or has no question; names it.
+    """
+    first, records = 0, []
+    for part in parts:
+        records += _read_part(name, task, part, prefix, first)
+        first += len(part.rows)
+    if task.unique:  # as in the released code: the first place stays, the last answers win
+        records = list({record["question"]: record for record in records}.values())
+    return records if task.order is None else [records[number] for number in task.order.numbers(len(records))]
+
+
+def _read_part(name: str, task: Task, found: Found, prefix: str, first: int) -> list[Record]:
+    rows, reader, origin, numbers = found
+    records = []
+    for number, row in zip(numbers or range(len(rows)), _only(rows, reader.used), strict=True):
+        try:
+            question, golds, kept = reader.read(row)
+            json.dumps([question, golds, kept], ensure_ascii=False).encode()  # JSON can hold what no table can
+        except UnicodeEncodeError as error:
+            half = f"half of a surrogate pair, {error.object[error.start]!a}"
+            raise ValueError(f"{name}: row {number} of {origin} cannot be read: it has {half}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"{name}: row {number} of {origin} cannot be read: {first_line(error)}") from None
+        if golds or task.unanswerable:
+            own, meta = row.get(reader.id), {"row": number, "source": origin, **kept}
+            key = f"{prefix}-{first + number}" if missing(own) else str(own)
+            records.append({"id": key, "question": question, "answers": golds or [""], "task": name, "meta": meta})
+    dropped = len(rows) - len(records)
+    if dropped and not records:
+        raise ValueError(f"{name}: none of the {dropped} rows of {origin} has an accepted answer")
+    if dropped:
+        logger.warning(f"{name}: {dropped} rows of {origin} have no accepted answer and were dropped")
+    return records
+
+
+def sample_rows(name: str, records: list[Record], n: int, seed: int) -> list[Record]:
+    """`n` rows with different questions, in the order they were drawn; how they were drawn goes into `meta`.
+
+    Raises:
+        `ValueError`: If there are not so many.
+    """
+    # Of equal questions the first stands for all: where there are none this is a plain sample of the rows.
+    first: dict[str, Record] = {}
+    for record in records:
+        first.setdefault(record["question"], record)
+    distinct = list(first.values())
+    if n > len(distinct):
+        raise ValueError(f"{name}: n={n}, but there are only {len(distinct)} different questions with an answer")
+    how = {"n": n, "seed": seed, "of": len(distinct)}
+    drawn = random.Random(seed).sample(range(len(distinct)), n)
+    return [{**distinct[i], "meta": {**distinct[i]["meta"], "sample": how}} for i in drawn]
+
+
+def to_dataset(records: Iterable[Record]) -> Dataset:
+    """Records as a data set, `meta` as JSON."""
+    from datasets import Dataset, Features, List, Value
+
+    text = Value("string")
+    features = Features({"id": text, "question": text, "answers": List(text), "task": text, "meta": text})
+    rows = [{**record, "meta": json.dumps(record["meta"], ensure_ascii=False)} for record in records]
+    return Dataset.from_list(rows, features=features)
+
+
+def validate_dataset(dataset: Any, columns: Sequence[str] = ("question", "answers")) -> None:
+    """Check that a data set can be trained or evaluated on, before anything expensive begins.
+
+    Args:
+        dataset (`datasets.Dataset`, `datasets.IterableDataset` or `list[dict]`): Of a streamed one only the first row
+            is looked at.
+        columns (`Sequence[str]`, *optional*, defaults to `("question", "answers")`): What every row must have:
+            `question` (str) and `answers` (list of str) are looked into, others need only be there.
+
+    Raises:
+        `ValueError`: If it is missing or empty, lacks a column, or a row has no question or no accepted answer; names
+            the first such row.
+    """
+    if dataset is None:
+        raise ValueError("train_dataset is missing; load one with load_task, or make a datasets.Dataset of your rows")
+    first = next(iter(dataset), None)
+    if first is None:
+        raise ValueError("the dataset is empty; check its split, filters and files")
+    lacking = [column for column in columns if column not in first]
+    if lacking:
+        raise ValueError(f"the dataset has no column {_quoted(lacking)}; it has: {', '.join(first)}")
+    checks = {"question": wrong_question, "answers": wrong_answers}
+    checked = [column for column in columns if column in checks]
+    rows = _only(dataset, checked) if hasattr(dataset, "__len__") else islice(dataset, 1)
+    for number, row in enumerate(rows if checked else ()):
+        for column in checked:
+            if problem := checks[column](row.get(column)):  # `get`: rows of a list need not have the same keys
+                raise ValueError(f"row {number} of the dataset: {problem}")
+
+
+def first_line(error: BaseException) -> str:
+    """An error's first line, for an error of our own that is one line."""
+    return (str(error).strip().splitlines() or ["no message"])[0][:300]
+
+
+def _only(dataset: Any, columns: Iterable[str]) -> Any:
+    """The data set with no more than these columns: contexts are large, and need not be decoded to be ignored."""
+    if not hasattr(dataset, "select_columns"):  # a plain list of rows
+        return dataset
+    return dataset.select_columns([column for column in columns if column in dataset.column_names])
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

@@ -12,6 +12,22 @@ from typing import Any
 
 from .task import Cut, Reader, Row, Source, Task, answers_of, as_list, whole_number
 
+
+def _parquet(path: str, data_dir: str, **options: Any) -> Source:
+    """The hub's own conversion of a repository: no loading script, and folders instead of configurations."""
+    return Source(path, revision="refs/convert/parquet", data_dir=data_dir, **options)
+
+
+def _also_parquet(path: str, config: str, **options: Any) -> tuple[Source, Source]:
+    """A repository, and behind it the hub's conversion under the same name."""
+    return Source(path, config, **options), _parquet(path, config, **options)
+
+
+def _flashrag(config: str, **splits: str) -> Source:
+    """A copy in the one shape of FlashRAG's collection: the last resort of several chains."""
+    return Source("RUC-NLPIR/FlashRAG_datasets", config, splits=splits)
+
+
 # The released Prompt-R1 files: the paper's own samples of its twelve sets, the best source for its tables. Of the 128
 # rows of the GSM8K evaluation file 111 are GSM8K *training* questions; `contamination_report` counts such rows.
 
@@ -113,15 +129,23 @@ def last_integer(solution: str) -> str:
 
 # Prompt-R1's sets: the released files and their public sources --------------------------------------------------------
 
-_FLASHRAG = Reader("question", lambda row: as_list(row["golden_answers"]), ("golden_answers",))
+
+def _golds(column: str, keep: tuple[str, ...] = ()) -> Reader:
+    """`question`, and a column with a list of accepted answers, which may be written as a text."""
+    return Reader("question", lambda row: as_list(row[column]), (column,), keep)
+
+
+_RELEASED = Reader(
+    prompt_r1_question,
+    lambda row: row["reward_model"]["ground_truth"],
+    ("prompt", "reward_model"),
+    keep=("data_source",),
+    meta=prompt_r1_meta,
+)
+_FLASHRAG = _golds("golden_answers")
 _GSM8K = Reader("question", lambda row: [gsm8k_answer(row["answer"])], ("answer",), keep={"solution": "answer"})
 _MUSIQUE = Reader(
-    "question",
-    lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]),
-    ("answer", "answer_aliases"),
-)
-_POPQA = Reader(
-    "question", lambda row: as_list(row["possible_answers"]), ("possible_answers",), keep=("prop", "s_pop", "o_pop")
+    "question", lambda row: answers_of(row["answer"]) + as_list(row["answer_aliases"]), ("answer", "answer_aliases")
 )
 # SQuAD: the question alone, as in the paper; the passage stays in `meta`.
 _SQUAD = Reader("question", lambda row: squad_answers(row["answers"]), ("answers",), keep=("title", "context"))
@@ -144,23 +168,22 @@ _STORY = Reader(lambda row: _asked(STORY_TASK, _TAG.sub("", row["prompt"])), "st
 _XSUM = Reader(lambda row: _asked(ARTICLE_TASK, row["summary"]), "document", ("summary",))
 _WRITING = ("semantic_similarity", "token_f1")
 
+# 2Wiki's root has a loading script, which only the packaged builder passes by.
+_2WIKI_FILES: dict[str, str | list[str]] = {
+    ours: f"hf://datasets/xanhho/2WikiMultihopQA/{theirs}.parquet"
+    for ours, theirs in {"train": "train", "validation": "dev"}.items()
+}
+_POPQA_FILE: dict[str, str | list[str]] = {"test": "hf://datasets/akariasai/PopQA/test.tsv"}
+
 PROMPT_R1_TASKS: dict[str, Task] = {
     "prompt_r1": Task(
         (Source("QwenQKing/Prompt-R1", files=_FILES),),
-        (
-            Reader(
-                prompt_r1_question,
-                lambda row: row["reward_model"]["ground_truth"],
-                ("prompt", "reward_model"),
-                keep=("data_source",),
-                meta=prompt_r1_meta,
-            ),
-        ),
+        (_RELEASED,),
         {"train": 40_960, "validation": 2048, "test": 1_536, **{f"test/{name}": 128 for name in EVALUATION_FILES}},
         "Apache-2.0",
     ),
     "hotpotqa": Task(
-        (*Source.also_parquet("hotpotqa/hotpot_qa", "distractor"), Source.flashrag("hotpotqa", validation="dev")),
+        (*_also_parquet("hotpotqa/hotpot_qa", "distractor"), _flashrag("hotpotqa", validation="dev")),
         (Reader("question", "answer", keep=("type", "level")), _FLASHRAG),
         {"train": 90_447, "validation": 7_405},
         "CC-BY-SA-4.0",
@@ -168,21 +191,15 @@ PROMPT_R1_TASKS: dict[str, Task] = {
     "2wiki": Task(
         (
             Source("framolfese/2WikiMultihopQA"),
-            Source(  # its root has a loading script, which only the packaged builder passes by
-                "parquet",
-                files={
-                    "train": "hf://datasets/xanhho/2WikiMultihopQA/train.parquet",
-                    "validation": "hf://datasets/xanhho/2WikiMultihopQA/dev.parquet",
-                },
-            ),
-            Source.flashrag("2wikimultihopqa", validation="dev"),  # train: 15,000 rows only
+            Source("parquet", files=_2WIKI_FILES),
+            _flashrag("2wikimultihopqa", validation="dev"),  # train: 15,000 rows only
         ),
         (Reader("question", "answer", keep=("type",)), _FLASHRAG),
         {"train": 167_454, "validation": 12_576},
         "Apache-2.0",
     ),
     "gsm8k": Task(
-        Source.also_parquet("openai/gsm8k", "main"),
+        _also_parquet("openai/gsm8k", "main"),
         (_GSM8K,),
         {"train": 7_473, "test": 1_319},
         "MIT",
@@ -192,19 +209,15 @@ PROMPT_R1_TASKS: dict[str, Task] = {
         (
             Source("bdsaglam/musique", "answerable"),
             Source("dgslibisey/MuSiQue"),
-            Source.flashrag("musique", validation="dev"),
+            _flashrag("musique", validation="dev"),
         ),
         (_MUSIQUE, _FLASHRAG),
         {"train": 19_938, "validation": 2_417},
         "CC-BY-4.0",
     ),
     "popqa": Task(
-        (
-            Source("akariasai/PopQA"),
-            Source("csv", files={"test": "hf://datasets/akariasai/PopQA/test.tsv"}, options={"sep": "\t"}),
-            Source.flashrag("popqa"),
-        ),
-        (_POPQA, _FLASHRAG),
+        (Source("akariasai/PopQA"), Source("csv", files=_POPQA_FILE, options={"sep": "\t"}), _flashrag("popqa")),
+        (_golds("possible_answers", ("prop", "s_pop", "o_pop")), _FLASHRAG),
         {"test": 14_267},
         "none stated",
     ),
@@ -215,17 +228,14 @@ PROMPT_R1_TASKS: dict[str, Task] = {
         "CC-BY-SA-4.0",
         unanswerable=True,
     ),
-    "triviaqa": Task(
-        (
-            *Source.also_parquet("mandarjoshi/trivia_qa", "rc.nocontext"),
-            Source.flashrag("triviaqa", validation="dev"),  # the unfiltered set: other sizes
-        ),
+    "triviaqa": Task(  # FlashRAG's is the unfiltered set: other sizes
+        (*_also_parquet("mandarjoshi/trivia_qa", "rc.nocontext"), _flashrag("triviaqa", validation="dev")),
         (_TRIVIAQA, _FLASHRAG),
         {"train": 138_384, "validation": 17_944},
         "unknown",
     ),
     "mathqa": Task(
-        (Source("regisss/math_qa"), Source.parquet("allenai/math_qa", "default")),
+        (Source("regisss/math_qa"), _parquet("allenai/math_qa", "default")),
         (_MATHQA,),
         {"train": 29_837, "validation": 4_475, "test": 2_985},
         "Apache-2.0",
@@ -245,7 +255,7 @@ PROMPT_R1_TASKS: dict[str, Task] = {
         metrics=_WRITING,
     ),
     "xsum": Task(
-        (Source("EdinburghNLP/xsum"), Source.parquet("EdinburghNLP/xsum", "default")),
+        (Source("EdinburghNLP/xsum"), _parquet("EdinburghNLP/xsum", "default")),
         (_XSUM,),
         {"train": 204_045, "validation": 11_332, "test": 11_334},
         "unknown",
@@ -258,7 +268,7 @@ PROMPT_R1_TASKS: dict[str, Task] = {
 # are not here: nothing is trained.
 
 
-def _big_bench_hard(name: str, train: str, validation: str, test: str, metric: str) -> Task:
+def _big_bench_hard(name: str, metric: str, train: str, validation: str, test: str) -> Task:
     """One of the 27 sets: 250 rows in one list, cut by position. The three texts are in each part's first question."""
     ours_to_theirs = {"train": "test", "validation": "test", "test": "test"}
     url = f"https://raw.githubusercontent.com/suzgunmirac/BIG-Bench-Hard/main/bbh/{name}.json"
@@ -294,21 +304,19 @@ _SVAMP = Reader(
     keep={"type": "Type"},
 )
 _AQUA = Reader(
-    lambda row: row["question"] + "\n" + "\n".join(row["options"]),
-    "correct",
-    ("question", "options"),
-    keep=("options",),
+    lambda row: row["question"] + "\n" + "\n".join(row["options"]), "correct", ("question", "options"), ("options",)
 )
+_SVAMP_FILE: dict[str, str | list[str]] = {"test": "https://raw.githubusercontent.com/arkilpatel/SVAMP/main/SVAMP.json"}
 
 PROREFINE_TASKS: dict[str, Task] = {
     "bbh_object_counting": _big_bench_hard(
-        "object_counting", "a flute, a piano", "stalks of celery", "a couch, a bed", "integer_match"
+        "object_counting", "integer_match", "a flute, a piano", "stalks of celery", "a couch, a bed"
     ),
     "bbh_word_sorting": _big_bench_hard(
-        "word_sorting", "syndrome therefrom", "hat core sonnet discreet", "oakland seaborg jacobi", "word_sorting_match"
+        "word_sorting", "word_sorting_match", "syndrome therefrom", "hat core sonnet discreet", "oakland seaborg jacobi"
     ),
     "gsm8k_dspy": Task(  # DSPy's split, by way of TextGrad
-        Source.also_parquet("openai/gsm8k", "main", splits={"validation": "train"}),
+        _also_parquet("openai/gsm8k", "main", splits={"validation": "train"}),
         (_GSM8K_DSPY,),
         {"train": 200, "validation": 300, "test": 1_319},
         "MIT",
@@ -319,18 +327,15 @@ PROREFINE_TASKS: dict[str, Task] = {
         },
         metrics=("integer_match",),
     ),
-    "svamp": Task(
-        (
-            Source("ChilleD/SVAMP", splits={"test": "train+test"}),  # 700 and 300 of the original thousand
-            Source("json", files={"test": "https://raw.githubusercontent.com/arkilpatel/SVAMP/main/SVAMP.json"}),
-        ),
+    "svamp": Task(  # 700 and 300 of the original thousand
+        (Source("ChilleD/SVAMP", splits={"test": "train+test"}), Source("json", files=_SVAMP_FILE)),
         (_SVAMP,),
         {"test": 1_000},
         "MIT",
         metrics=("integer_match",),
     ),
     "aqua": Task(
-        Source.also_parquet("deepmind/aqua_rat", "raw"),
+        _also_parquet("deepmind/aqua_rat", "raw"),
         (_AQUA,),
         {"train": 97_467, "validation": 254, "test": 254},
         "Apache-2.0",
@@ -361,21 +366,28 @@ def competition_answers(value: object) -> list[str]:
 
 _MATHS = ("math_match", "exact_match")
 _DAPO = Reader(dapo_question, lambda row: answers_of(row["reward_model"]["ground_truth"]), ("prompt", "reward_model"))
-_PROBLEM = Reader("problem", lambda row: competition_answers(row["answer"]), ("answer",))
-_SEARCH = Reader("question", lambda row: as_list(row["golden_answers"]), ("golden_answers",), keep=("data_source",))
-_PARTS_OF_TEST = {  # half-open row ranges of the search set's test file, in its order
-    "nq": (0, 3_610),
-    "triviaqa": (3_610, 14_923),
-    "popqa": (14_923, 29_190),
-    "hotpotqa": (29_190, 36_595),
-    "2wikimultihopqa": (36_595, 49_171),
-    "musique": (49_171, 51_588),
-    "bamboogle": (51_588, 51_713),
-}
-_SEARCH_FILE = "hf://datasets/PeterJinGo/nq_hotpotqa_train/{}.parquet"
 _DAPO_REPOSITORY = Source("BytedTsinghua-SIA/DAPO-Math-17k")  # 1.79 M rows: each problem about a hundred times
+_PROBLEM = Reader("problem", lambda row: competition_answers(row["answer"]), ("answer",))
 _AIMO = "AI-MO/aimo-validation-"
+_MATH_ARENA = "MathArena/hmmt_"
 _TRAIN_IS_TEST = {"test": "train"}
+_PARTS_OF_TEST = {  # half-open row ranges of the search set's test file, in its order
+    "test/nq": (0, 3_610),
+    "test/triviaqa": (3_610, 14_923),
+    "test/popqa": (14_923, 29_190),
+    "test/hotpotqa": (29_190, 36_595),
+    "test/2wikimultihopqa": (36_595, 49_171),
+    "test/musique": (49_171, 51_588),
+    "test/bamboogle": (51_588, 51_713),
+}
+_SEARCH = Source(  # file by file and column by column: other columns have different structs in train and test
+    "parquet",
+    files={
+        split: f"hf://datasets/PeterJinGo/nq_hotpotqa_train/{split.partition('/')[0]}.parquet"
+        for split in ("train", "test", *_PARTS_OF_TEST)
+    },
+    options={"columns": ["id", "question", "golden_answers", "data_source"]},
+)
 
 
 def _competition(split: str, rows: int, licence: str, *sources: Source, seed: int | None = None) -> Task:
@@ -414,32 +426,23 @@ ESPL_TASKS: dict[str, Task] = {
         "train",
         90,
         "CC-BY-NC-SA-4.0",
-        Source("MathArena/hmmt_feb_2023", also=("MathArena/hmmt_feb_2024", "MathArena/hmmt_feb_2025")),
+        Source(f"{_MATH_ARENA}feb_2023", also=(f"{_MATH_ARENA}feb_2024", f"{_MATH_ARENA}feb_2025")),
         seed=42,
     ),
-    "hmmt_nov25": _competition("test", 30, "CC-BY-NC-SA-4.0", Source("MathArena/hmmt_nov_2025", splits=_TRAIN_IS_TEST)),
+    "hmmt_nov25": _competition("test", 30, "CC-BY-NC-SA-4.0", Source(f"{_MATH_ARENA}nov_2025", splits=_TRAIN_IS_TEST)),
     "aimo_aime": _competition("train", 90, "Apache-2.0", Source(_AIMO + "aime")),
     "aimo_amc": _competition("train", 83, "Apache-2.0", Source(_AIMO + "amc")),
     "aime_and_amc": _competition("train", 173, "Apache-2.0", Source(_AIMO + "aime", also=(_AIMO + "amc",)), seed=42),
     "beyondaime": _competition("test", 100, "CC0-1.0", Source("ByteDance-Seed/BeyondAIME")),
     "nq_hotpotqa": Task(  # test is seven sets in a row; each is a split of its own, `test/nq` for example
-        (
-            Source(  # file by file and column by column: other columns have different structs in train and test
-                "parquet",
-                files={
-                    split: _SEARCH_FILE.format(split.partition("/")[0])
-                    for split in ("train", "test", *(f"test/{part}" for part in _PARTS_OF_TEST))
-                },
-                options={"columns": ["id", "question", "golden_answers", "data_source"]},
-            ),
-        ),
         (_SEARCH,),
+        (_golds("golden_answers", ("data_source",)),),
         {
             **{"train": 169_615, "test": 51_713},
-            **{f"test/{part}": stop - start for part, (start, stop) in _PARTS_OF_TEST.items()},
+            **{split: stop - start for split, (start, stop) in _PARTS_OF_TEST.items()},
         },
         "not seen",
-        cuts={f"test/{part}": Cut(*rows, whole=51_713) for part, rows in _PARTS_OF_TEST.items()},
+        cuts={split: Cut(*rows, whole=51_713) for split, rows in _PARTS_OF_TEST.items()},
     ),
 }
 

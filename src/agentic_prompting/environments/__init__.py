@@ -1,16 +1,23 @@
-"""What the agent talks to. An environment is any object with `step(rollout) -> Future[Observation] | None`."""
+"""What the agent talks to. An environment is any object with `step(rollout) -> Observation | None`."""
 
-from .function import FunctionEnvironment, as_environment
-from .llm import CUT_MARK, LLMEnvironment
-from .retrievers import BM25Retriever, ChromaRetriever, Document, HTTPRetriever, Retriever
-from .search import SearchEnvironment, SearchGrammar, read_call, render_documents
+from .llm import CUT_MARK, LLMEnvironment, as_environment
+from .search import (
+    BM25Retriever,
+    ChromaRetriever,
+    Document,
+    HTTPRetriever,
+    Retriever,
+    SearchEnvironment,
+    SearchGrammar,
+    read_call,
+    render_documents,
+)
 
 __all__ = [
     "CUT_MARK",
     "BM25Retriever",
     "ChromaRetriever",
     "Document",
-    "FunctionEnvironment",
     "HTTPRetriever",
     "LLMEnvironment",
     "Retriever",

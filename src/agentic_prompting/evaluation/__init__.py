@@ -3,7 +3,6 @@
 The papers' tables, and the optimisers that they compare with, are made of these in `benchmarks/paper_tables/`.
 """
 
-from .answers import Answer, FunctionSystem, System, read_answer
 from .harness import Evaluation, EvaluationStopped, EvaluationTask, evaluate_agent, load_evaluation_task
 from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, load_metric, semantic_similarity
 from .scoring import (
@@ -17,7 +16,15 @@ from .scoring import (
     score_records,
     wilson_interval,
 )
-from .systems import AgentSystem, PromptedSystem, ProRefineSystem
+from .systems import (
+    AgentSystem,
+    Answer,
+    FunctionSystem,
+    PromptedSystem,
+    ProRefineSystem,
+    System,
+    read_answer,
+)
 from .tables import (
     Comparison,
     compare_runs,

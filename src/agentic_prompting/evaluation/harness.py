@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data import TASKS, Task, find_task, is_own, load_task, validate_dataset
+from ..data import TASKS, find_task, is_own, load_task, validate_dataset
 from ..records import Record, RecordFile
 from ..rollout.progress import progress as progress_of
-from .answers import Answer, Row, System, as_system
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
+from .systems import Answer, Row, System, as_system
 
 
 class EvaluationStopped(RuntimeError):
@@ -60,10 +60,7 @@ class Evaluation:
         Raises:
             `KeyError`: There is none.
         """
-        for result in self.results:
-            if (result.system, result.task) == (system, task):
-                return result
-        raise KeyError(f"no result of {system!r} on {task!r}")
+        return {(result.system, result.task): result for result in self.results}[system, task]
 
 
 def evaluate_agent(
@@ -106,7 +103,11 @@ def evaluate_agent(
     if runs < 1 or (n is not None and n < 1):
         raise ValueError(f"runs and n must be at least 1, got {runs} and {n}")
     systems = system if isinstance(system, Mapping) else {"system": system}
-    asked = [_prepared(task, n, seed) for task in _tasks(tasks)]
+    if isinstance(tasks, str):
+        raise ValueError(f"tasks must be a list, got the text {tasks!r}")
+    if isinstance(tasks, Mapping):
+        tasks = [EvaluationTask(name, list(rows)) for name, rows in tasks.items()]
+    asked = [_prepared(task, n, seed) for task in tasks]
     shared = None if metrics is None else find_metrics(metrics, encoder)
     chosen = {task.name: find_metrics(task.metrics, encoder) if shared is None else shared for task in asked}
     evaluation = Evaluation()
@@ -126,13 +127,6 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
-def evaluation_split(task: Task) -> str:
-    """The split to evaluate on: `test` where it has public answers, else `validation`, else what there is."""
-    return next(
-        (split for split in ("test", "validation") if split in task.expected_rows), next(iter(task.expected_rows))
-    )
-
-
 def load_evaluation_task(name: str, n: int | None = None, seed: int = 0, **options: Any) -> EvaluationTask:
     """A task by its name, `name` or `name/split`, or a file of one's own; `options` go to [`load_task`].
 
@@ -142,18 +136,13 @@ def load_evaluation_task(name: str, n: int | None = None, seed: int = 0, **optio
     if is_own(name):
         return EvaluationTask(Path(name).stem, _sampled(list(load_task(name, **options)), n, seed))
     base, _, split = name.partition("/")
-    base, split, task = find_task(base, split or ("test" if base not in TASKS else evaluation_split(TASKS[base])))
+    has = TASKS[base].expected_rows if base in TASKS else {"test": 0}
+    base, split, task = find_task(
+        base, split or next((one for one in ("test", "validation") if one in has), next(iter(has)))
+    )
     few = split in task.expected_rows and n is not None and task.expected_rows[split] <= n
     rows = load_task(base, split, None if few else n, seed, **options)
     return EvaluationTask(name, list(rows), task.metrics)
-
-
-def _tasks(tasks: Sequence[str | EvaluationTask] | Mapping[str, Iterable[Row]]) -> list[str | EvaluationTask]:
-    if isinstance(tasks, Mapping):
-        return [EvaluationTask(name, list(rows)) for name, rows in tasks.items()]
-    if isinstance(tasks, str):
-        raise ValueError(f"tasks must be a list, got the text {tasks!r}")
-    return list(tasks)
 
 
 def _prepared(task: str | EvaluationTask, n: int | None, seed: int) -> EvaluationTask:
@@ -178,17 +167,11 @@ Key = tuple[str, int, int]
 
 
 def _answers(
-    name: str,
-    system: System,
-    tasks: Sequence[EvaluationTask],
-    runs: int,
-    seed: int,
-    path: Path | None,
-    progress: bool,
+    name: str, system: System, tasks: Sequence[EvaluationTask], runs: int, seed: int, path: Path | None, progress: bool
 ) -> list[Record]:
     """All records of one system, those that are on disk already among them."""
     own = digest(system.settings)
-    done = {} if path is None else _saved(path, own)
+    done = {} if path is None else _saved(path, own, tasks)
     file = None if path is None else RecordFile(path)
     wanted = [(task, run) for task in tasks for run in range(runs)]
     records: dict[Key, Record] = {}
@@ -196,7 +179,7 @@ def _answers(
     with progress_of(total, name, shown=progress) as bar:
         for task, run in wanted:
             keys: list[Key] = [(task.name, run, place) for place in range(len(task.rows))]
-            records |= {key: _checked(done[key], task, path) for key in keys if key in done}
+            records |= {key: done[key] for key in keys if key in done}
             left = [key for key in keys if key not in done]
             bar.update(len(keys) - len(left))
             for position, answer in system.answer_each([task.rows[place] for _, _, place in left], seed + run):
@@ -209,9 +192,10 @@ def _answers(
     return [records[key] for key in sorted(records)]
 
 
-def _saved(path: Path, settings: str) -> dict[Key, Record]:
+def _saved(path: Path, settings: str, tasks: Sequence[EvaluationTask]) -> dict[Key, Record]:
     """The answers on disk. Failures are taken away: those questions are asked again."""
     done: dict[Key, Record] = {}
+    rows = {task.name: task.rows for task in tasks}
 
     def worth_keeping(record: Record) -> bool:
         if record.get("settings") != settings:
@@ -219,21 +203,16 @@ def _saved(path: Path, settings: str) -> dict[Key, Record]:
                 f"{path} holds answers of another system or other settings of it: give another output folder, "
                 "or go on with the settings it was begun with"
             )
-        good = record.get("error") is None
-        return good and done.setdefault(key_of(record), record) is record
+        place, of_task = record["place"], rows.get(record["task"], [])
+        if place < len(of_task) and record["question"] != of_task[place]["question"]:
+            raise ValueError(
+                f"{path} holds answers to another sample of {record['task']} (question {place} is another): go on "
+                "with the n and seed it was begun with, or give another output folder"
+            )
+        return record.get("error") is None and done.setdefault(key_of(record), record) is record
 
     RecordFile(path).keep(worth_keeping)
     return done
-
-
-def _checked(record: Record, task: EvaluationTask, path: Path | None) -> Record:
-    """A saved record, if it is of this question."""
-    if record["question"] != task.rows[record["place"]]["question"]:
-        raise ValueError(
-            f"{path} holds answers to another sample of {task.name} (question {record['place']} is another): go on "
-            "with the n and seed it was begun with, or give another output folder"
-        )
-    return record
 
 
 def _record(system: str, task: EvaluationTask, key: Key, answer: Answer) -> Record:
@@ -258,15 +237,13 @@ def read_records(paths: Iterable[str | Path]) -> list[Record]:
     Raises:
         `ValueError`: A file holds something else; names it. A torn last line is left out.
     """
-    records = {(record["system"], key_of(record)): record for path in paths for record in _read(Path(path))}
+    records: dict[tuple[str, Key], Record] = {}
+    for path in paths:
+        for record in RecordFile(path):
+            if not {"system", "task", "run", "place"} <= set(record):
+                raise ValueError(f"{path} holds a line that is no record of an evaluation")
+            records[record["system"], key_of(record)] = record
     return list(records.values())
-
-
-def _read(path: Path) -> Iterable[Record]:
-    for record in RecordFile(path):
-        if not {"system", "task", "run", "place"} <= set(record):
-            raise ValueError(f"{path} holds a line that is no record of an evaluation")
-        yield record
 
 
 def key_of(record: Mapping[str, Any]) -> Key:

@@ -8,10 +8,11 @@ questions are hard for both.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,7 @@ class Result:
         values (`dict[str, dict[int, float]]`): By metric and place of the question, the mean over its runs. A question
             without a score in any run is not there.
         estimates (`dict[str, Estimate | None]`): By metric; `None` if nothing could be scored.
-        answers (`int`): Questions times runs.
-        failed (`int`): Those of them that failed and have no score.
+        answers (`int`), failed (`int`): Questions times runs, and those of them that failed and have no score.
         ungraded (`dict[str, int]`): By metric, answers that it could not grade.
         calls (`float`), tokens (`float`), cost_usd (`float`), seconds (`float`): Means per answered question.
         fit_calls (`int`): Calls it took to make the system.
@@ -60,19 +60,15 @@ def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Sc
         records (`Sequence[Mapping]`): With `answer` (and `whole`) or `error`, and `answers`, the accepted ones.
         metrics (`Mapping[str, Score]`): By name; see [`find_metrics`].
     """
-    given = [number for number, record in enumerate(records) if record.get("error") is None]
     scores: dict[str, list[float | None]] = {}
     for name, metric in metrics.items():
-        read = _whole if name in READ_WHOLE else _answer
+        scores[name] = [0.0 if _given(record) else None for record in records]
         # Asked and without an answer is 0, except where less may be better: there it is what an empty answer is.
         silent = isinstance(metric, EvaluateScore)
-        answered = [number for number in given if silent or records[number].get("answer") is not None]
-        values = metric(
-            [read(records[number]) for number in answered], [records[number]["answers"] for number in answered]
-        )
-        scores[name] = [None if record.get("error") is not None else 0.0 for record in records]
-        for number, value in zip(answered, values, strict=True):
-            scores[name][number] = None if value is None else float(value)
+        asked = [i for i, one in enumerate(records) if _given(one) and (silent or one.get("answer") is not None)]
+        texts = [_read(records[i], whole=name in READ_WHOLE) for i in asked]
+        for i, value in zip(asked, metric(texts, [records[i]["answers"] for i in asked]), strict=True):
+            scores[name][i] = None if value is None else float(value)
     return scores
 
 
@@ -80,7 +76,7 @@ def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
     """R_fmt (eq 10) of each record whose trajectory has an agent's turns; `None` for others and for failures."""
     return [
         prompt_r1_score([turn["text"] for turn in turns], record["answers"]).format
-        if record.get("error") is None and (turns := _turns(record))
+        if _given(record) and (turns := _turns(record))
         else None
         for record in records
     ]
@@ -94,27 +90,30 @@ def summarise(
     forms = format_scores(records)
     if any(form is not None for form in forms):
         scores["format"] = forms
-    given = [record for record in records if record.get("error") is None]
-    one_run = len({record["run"] for record in records}) <= 1
+    given = [record for record in records if _given(record)]
+    failed, one_run = len(records) - len(given), len({record["run"] for record in records}) <= 1
     values = {name: _per_question(records, of_all) for name, of_all in scores.items()}
     return Result(
         system=system,
         task=task,
         values=values,
-        estimates={name: _estimate(name, list(mean.values()), one_run) for name, mean in values.items()},
+        estimates={name: _estimate(name, list(means.values()), one_run) for name, means in values.items()},
         answers=len(records),
-        failed=len(records) - len(given),
-        ungraded={name: of_all.count(None) - (len(records) - len(given)) for name, of_all in scores.items()},
+        failed=failed,
+        ungraded={name: of_all.count(None) - failed for name, of_all in scores.items()},
         fit_calls=fit_calls,
-        **{name: _mean(given, name) for name in ("calls", "tokens", "cost_usd", "seconds")},
+        **{
+            name: fmean(record.get(name, 0) for record in given) if given else 0.0
+            for name in ("calls", "tokens", "cost_usd", "seconds")
+        },
     )
 
 
 def _per_question(records: Sequence[Mapping[str, Any]], scores: Sequence[float | None]) -> dict[int, float]:
-    runs: dict[int, list[float]] = {}
+    runs: dict[int, list[float]] = defaultdict(list)
     for record, score in zip(records, scores, strict=True):
         if score is not None:
-            runs.setdefault(record["place"], []).append(score)
+            runs[record["place"]].append(score)
     return {place: sum(of_one) / len(of_one) for place, of_one in sorted(runs.items())}
 
 
@@ -126,15 +125,13 @@ def _estimate(name: str, values: Sequence[float], one_run: bool) -> Estimate | N
     return bootstrap_interval(values)
 
 
-def _mean(records: Sequence[Mapping[str, Any]], name: str) -> float:
-    return sum(record.get(name, 0) for record in records) / len(records) if records else 0.0
+def _given(record: Mapping[str, Any]) -> bool:
+    return record.get("error") is None
 
 
-def _answer(record: Mapping[str, Any]) -> str:
-    return "" if record["answer"] is None else str(record["answer"])
-
-
-def _whole(record: Mapping[str, Any]) -> str:
+def _read(record: Mapping[str, Any], whole: bool) -> str:
+    if not whole:
+        return "" if record["answer"] is None else str(record["answer"])
     # An answer without a reply around it is given the mark that these metrics look for.
     return str(record["whole"]) if record.get("whole") else f"Answer: {record['answer']}"
 
@@ -152,8 +149,7 @@ class Estimate:
     """A mean with its confidence interval.
 
     Args:
-        mean (`float`): The mean over the items.
-        low (`float`), high (`float`): The ends of the interval.
+        mean (`float`), low (`float`), high (`float`): The mean over the items, and the ends of the interval.
         n (`int`): How many items it is over.
     """
 
@@ -241,19 +237,13 @@ class PairedDifference:
 
 
 def paired_difference(
-    first: Mapping[int, float],
-    second: Mapping[int, float],
-    level: float = 0.95,
-    n_resamples: int = 2000,
-    seed: int = 0,
+    first: Mapping[int, float], second: Mapping[int, float], level: float = 0.95, n_resamples: int = 2000, seed: int = 0
 ) -> PairedDifference:
     """Compare scores by question.
 
     Args:
         first (`Mapping[int, float]`), second (`Mapping[int, float]`): Score by question.
-        level (`float`, *optional*, defaults to `0.95`): Of the interval.
-        n_resamples (`int`, *optional*, defaults to `2000`): Of the bootstrap.
-        seed (`int`, *optional*, defaults to `0`): Of the bootstrap.
+        level (`float`), n_resamples (`int`), seed (`int`): Of the interval; see [`bootstrap_interval`].
 
     Raises:
         `ValueError`: If they have no question in common.
@@ -264,14 +254,8 @@ def paired_difference(
     differences = [float(first[question] - second[question]) for question in both]
     wins = sum(difference > 0 for difference in differences)
     losses = sum(difference < 0 for difference in differences)
-    return PairedDifference(
-        bootstrap_interval(differences, level, n_resamples, seed),
-        wins,
-        losses,
-        len(both) - wins - losses,
-        mcnemar(wins, losses),
-        len(set(first) ^ set(second)),
-    )
+    interval, ties = bootstrap_interval(differences, level, n_resamples, seed), len(both) - wins - losses
+    return PairedDifference(interval, wins, losses, ties, mcnemar(wins, losses), len(set(first) ^ set(second)))
 
 
 def mcnemar(wins: int, losses: int) -> float:

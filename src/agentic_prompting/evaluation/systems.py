@@ -1,10 +1,15 @@
-"""Systems to compare: prompted models, agents, ProRefine."""
+"""What is evaluated: a [`System`], questions in, [`Answer`]s out: a prompted model, an agent, ProRefine, any function.
+
+An answer keeps three outcomes apart: an answer (a text), none (the system was asked and gave none: wrong), and a
+failure (an outage, a spent budget: not the system's doing, no score).
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from ..llm import ChatModel, Message, Reply, as_chat, with_system
@@ -13,21 +18,150 @@ from ..refine import ProRefiner, RefinementResult
 from ..refine.types import read_query
 from ..rollout import Rollout, rollout_seed
 from ..rollout.recording import rollout_record
-from .answers import Answer, Row, System, answer_of_replies, read_answer
+
+Row = Mapping[str, Any]
 
 
-class ChatSystem(System):
-    """A system that asks one model, for each question a conversation of its own; questions run concurrently.
+@dataclass(frozen=True)
+class Answer:
+    """One system's answer to one question.
 
     Args:
-        chat ([`ChatModel`]): The model.
+        text (`str`, *optional*): The answer itself; `None` if the system gave none.
+        whole (`str`, *optional*): The reply that it was read from, for metrics that read it in their own way.
+        error (`str`, *optional*): Why there is nothing to score.
+        fatal (`bool`, *optional*, defaults to `False`): Whether no later question can go better.
+        calls (`int`), cached (`int`): Model calls, and those of them that were replayed, unpaid.
+        tokens (`int`), cost_usd (`float`): Read and written, and what they cost.
+        seconds (`float`): From question to answer.
+        trajectory (*optional*): JSON-able; how it came about.
+    """
+
+    text: str | None = None
+    whole: str | None = None
+    error: str | None = None
+    fatal: bool = False
+    calls: int = 0
+    cached: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+    seconds: float = 0.0
+    trajectory: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields, those that say nothing left out."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, False)}
+
+
+class System:
+    """Something that answers questions: a sub-class has an `async def answer`, or an `answer_batch` of its own.
+
+    Attributes:
+        fit_calls (`int`): Model calls it took to make it (prompt optimisation), for the table.
+        max_in_flight (`int`): Questions on their way at once.
+        batch_size (`int`): Questions given to `answer_batch` at once; what is answered is saved.
+    """
+
+    fit_calls: int = 0
+    max_in_flight: int = 64
+    batch_size: int = 64
+
+    async def answer(self, row: Row, seed: int) -> Answer:
+        """Answer one row with a `question`. What it raises fails this question; another seed is another sample."""
+        raise NotImplementedError(f"{type(self).__name__} has neither `answer` nor `answer_batch`")
+
+    def answer_batch(self, rows: Sequence[Row], seed: int) -> Sequence[Answer]:
+        """Answer rows together, in order: for what does not answer one by one."""
+        raise NotImplementedError
+
+    async def _answered(self, row: Row, seed: int) -> Answer:
+        try:
+            return await self.answer(row, seed)
+        except Exception as error:  # whatever is inside is not ours, and its question is not answered wrong
+            return Answer(error=f"{type(error).__name__}: {error}")
+
+    def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
+        """Answer rows with a `question`, yielding `(position, answer)` as each is there.
+
+        Args:
+            rows (`Sequence[Mapping]`): The questions.
+            seed (`int`, *optional*, defaults to `0`): Another seed is another run: other samples.
+        """
+        if type(self).answer_batch is System.answer_batch:
+            yield from in_parallel((self._answered(row, seed) for row in rows), self.max_in_flight)
+            return
+        for start in range(0, len(rows), self.batch_size):
+            yield from enumerate(self.answer_batch(rows[start : start + self.batch_size], seed), start)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What makes it this system, JSON-able: results of other settings are not continued."""
+        return {"class": type(self).__name__}
+
+    def __call__(self, questions: Sequence[str | Row], seed: int = 0) -> list[Answer]:
+        """All answers, in the order of the questions."""
+        rows = [{"question": question} if isinstance(question, str) else question for question in questions]
+        answers = dict(self.answer_each(rows, seed))
+        return [answers[number] for number in range(len(rows))]
+
+
+class FunctionSystem(System):
+    """A function of texts as a system.
+
+    Args:
+        function (`Callable[[list[str]], Sequence[str | None]]`): Questions to answers, in order. What it raises fails
+            the questions it was given.
+        batch_size (`int`, *optional*, defaults to `32`): Questions it is given at once; what is answered is saved.
+    """
+
+    def __init__(self, function: Callable[[list[str]], Sequence[str | None]], batch_size: int = 32):
+        self.function, self.batch_size = function, batch_size
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"function": getattr(self.function, "__qualname__", type(self.function).__name__)}
+
+    def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
+        started = time.perf_counter()
+        try:
+            texts = list(self.function([row["question"] for row in rows]))
+        except Exception as error:  # whatever is inside is not ours, and its questions are not answered wrong
+            return [Answer(error=f"{type(error).__name__}: {error}")] * len(rows)
+        if len(texts) != len(rows):
+            raise ValueError(f"the system gave {len(texts)} answers to {len(rows)} questions")
+        seconds = (time.perf_counter() - started) / len(rows)
+        return [Answer(text, seconds=seconds) for text in texts]
+
+
+def as_system(system: System | Callable[..., Any]) -> System:
+    """A system as it is, or a function of texts made one.
+
+    Raises:
+        `TypeError`: If it is neither.
+    """
+    if isinstance(system, System):
+        return system
+    if not callable(system):
+        raise TypeError(f"a system is a System or a function from questions to answers, got {system!r:.100}")
+    return FunctionSystem(system)
+
+
+class PromptedSystem(System):
+    """A model under a prompt, asked once: direct, chain of thought, or the prompt that an optimiser found.
+
+    Args:
+        chat ([`ChatModel`]): The model; each question is a conversation of its own, and they run concurrently.
         prompt (`str`, *optional*): Its system message.
+        fit_calls (`int`, *optional*, defaults to `0`): What finding the prompt took.
         max_in_flight (`int`, *optional*, defaults to `64`): Questions on their way at once.
         **sampling: Sent with every call.
     """
 
-    def __init__(self, chat: ChatModel, prompt: str | None = None, max_in_flight: int = 64, **sampling: Any):
-        self.chat, self.prompt, self.max_in_flight, self.sampling = chat, prompt, max_in_flight, sampling
+    def __init__(
+        self, chat: ChatModel, prompt: str | None = None, fit_calls: int = 0, max_in_flight: int = 64, **sampling: Any
+    ):
+        self.chat, self.prompt, self.sampling = chat, prompt, sampling
+        self.fit_calls, self.max_in_flight = fit_calls, max_in_flight
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -46,19 +180,6 @@ class ChatSystem(System):
     async def call(self, messages: Sequence[Message], seed: int) -> Reply:
         """One call of this system; another seed is another sample."""
         return await as_chat(self.chat)(messages, repeat=seed, **self.sampling)
-
-
-class PromptedSystem(ChatSystem):
-    """A model under a prompt, asked once: direct, chain of thought, or the prompt that an optimiser found.
-
-    Args:
-        fit_calls (`int`, *optional*, defaults to `0`): What finding the prompt took.
-        **options: The others are those of `ChatSystem`.
-    """
-
-    def __init__(self, chat: ChatModel, prompt: str | None, fit_calls: int = 0, **options: Any):
-        super().__init__(chat, prompt, **options)
-        self.fit_calls = fit_calls
 
 
 class Agent(Protocol):
@@ -83,31 +204,12 @@ class AgentSystem(System):
     def settings(self) -> Mapping[str, Any]:
         return {"agent": self.name}
 
-    def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
-        for start in range(0, len(rows), self.batch_size):
-            started = time.perf_counter()
-            batch = rows[start : start + self.batch_size]
-            # Of the batch's own first question: what is left of a resumed run is played as it would have been.
-            own_seed = rollout_seed(seed, batch[0]["question"])
-            rollouts = self.agent.answer_all(batch, seed=own_seed, progress=False)
-            seconds = (time.perf_counter() - started) / len(rollouts)
-            yield from enumerate((answer_of_rollout(rollout, seconds) for rollout in rollouts), start)
-
-
-def answer_of_rollout(rollout: Rollout, seconds: float) -> Answer:
-    """An episode as an answer. `seconds`: its share of the batch's time."""
-    error = rollout.error
-    return Answer(
-        text=rollout.answer,
-        error=None if error is None else f"{error.kind}: {error}",
-        fatal=error is not None and error.fatal,
-        calls=len(rollout.replies),
-        cached=sum(reply.cached for reply in rollout.replies),
-        tokens=sum(reply.usage.tokens for reply in rollout.replies) + sum(rollout.mask),
-        cost_usd=sum(reply.usage.cost_usd for reply in rollout.replies),
-        seconds=seconds,
-        trajectory=rollout_record(rollout),
-    )
+    def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
+        started = time.perf_counter()
+        # Of the batch's own first question: what is left of a resumed run is played as it would have been.
+        rollouts = self.agent.answer_all(rows, seed=rollout_seed(seed, rows[0]["question"]), progress=False)
+        seconds = (time.perf_counter() - started) / len(rollouts)
+        return [answer_of_rollout(rollout, seconds) for rollout in rollouts]
 
 
 class ProRefineSystem(System):
@@ -126,16 +228,63 @@ class ProRefineSystem(System):
     def settings(self) -> Mapping[str, Any]:
         return {"refiner": self.refiner.digest(), "prompt": self.prompt}
 
-    def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
-        queries = (replace(read_query(row), repeat=seed) for row in rows)
-        works = (self.refiner.arefine(self.prompt, query) for query in queries)
-        for position, result in in_parallel(works, self.max_in_flight):
-            yield position, answer_of_refinement(result)
+    async def answer(self, row: Row, seed: int) -> Answer:
+        return answer_of_refinement(await self.refiner.arefine(self.prompt, replace(read_query(row), repeat=seed)))
+
+
+# What came of it, as an answer ----------------------------------------------------------------------------------------
+
+_BOXED = re.compile(r"\\boxed\s*\{")
+_ANSWER_LINE = re.compile(r"answer\s*:[ \t*]*(.+)", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def read_answer(reply: str) -> str:
+    """The answer in a reply: in answer tags, in the last `\\boxed{...}`, or the rest of the line after the last
+    `Answer:`; the whole reply where there is none of these. A full stop and markup around it are not part of it."""
+    if tagged := _ANSWER_TAG.findall(reply):
+        return tagged[-1].strip()
+    if boxes := list(_BOXED.finditer(reply)):
+        return _to_closing_brace(reply[boxes[-1].end() :])
+    if lines := _ANSWER_LINE.findall(reply):
+        return lines[-1].strip().strip("*").removesuffix(".").strip()
+    return reply.strip()
+
+
+def _to_closing_brace(text: str) -> str:
+    depth = 1
+    for place, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if not depth:
+            return text[:place].strip()
+    return text.strip()
+
+
+def answer_of_replies(replies: Sequence[Reply], seconds: float, trajectory: Any = None) -> Answer:
+    """The answer in the last of the replies, with what all of them took. A failed call is a failed answer."""
+    used = Answer(**_used(replies), seconds=seconds, trajectory=trajectory)
+    error = next((reply.error for reply in replies if reply.error is not None), None)
+    if error is not None:
+        return replace(used, error=f"{error.kind}: {error}", fatal=error.fatal)
+    return replace(used, text=read_answer(replies[-1].text), whole=replies[-1].text)
+
+
+def answer_of_rollout(rollout: Rollout, seconds: float) -> Answer:
+    """An episode as an answer. `seconds`: its share of the batch's time."""
+    error, used = rollout.error, _used(rollout.replies)
+    return Answer(
+        text=rollout.answer,
+        error=None if error is None else f"{error.kind}: {error}",
+        fatal=error is not None and error.fatal,
+        **{**used, "tokens": used["tokens"] + sum(rollout.mask)},
+        seconds=seconds,
+        trajectory=rollout_record(rollout),
+    )
 
 
 def answer_of_refinement(result: RefinementResult) -> Answer:
     """A refined question as an answer; the best there is, if a failure ended it early but left one."""
-    usage = list(result.usage.values())
+    usage = result.usage.values()
     failed = result.error is not None and not result.finish_reason
     return Answer(
         text=None if failed else read_answer(result.answer),
@@ -144,13 +293,18 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
         fatal=result.error is not None and result.error.fatal,
         calls=sum(role.calls for role in usage),
         cached=sum(role.cached for role in usage),
-        tokens=sum(role.prompt_tokens + role.completion_tokens for role in usage),
+        tokens=sum(role.tokens for role in usage),
         cost_usd=sum(role.cost_usd for role in usage),
         seconds=result.seconds,
-        trajectory={
-            "prompt": result.prompt,
-            "stop_reason": result.stop_reason,
-            "verdict": result.verdict,
-            "steps": len(result.steps),
-        },
+        trajectory={name: getattr(result, name) for name in ("prompt", "stop_reason", "verdict")}
+        | {"steps": len(result.steps)},
     )
+
+
+def _used(replies: Sequence[Reply]) -> dict[str, Any]:
+    return {
+        "calls": len(replies),
+        "cached": sum(reply.cached for reply in replies),
+        "tokens": sum(reply.usage.tokens for reply in replies),
+        "cost_usd": sum(reply.usage.cost_usd for reply in replies),
+    }

@@ -6,7 +6,7 @@ Tables are Markdown, CSV, LaTeX and JSON, from one list of rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -70,18 +70,13 @@ def load_run(
         task: find_metrics({name: metrics.get(name, name) for name in names}, encoder)
         for task, names in summary["metrics"].items()
     }
-    results = [
-        summarise(
-            system,
-            task,
-            [record for record in records if (record["system"], record["task"]) == (system, task)],
-            by_task[task],
-            fit_calls,
-        )
-        for system, fit_calls in summary["fit_calls"].items()
-        for task in by_task
-    ]
-    return Evaluation([result for result in results if result.answers], records)
+    results = []
+    for system, fit_calls in summary["fit_calls"].items():
+        for task, of_task in by_task.items():
+            own = [record for record in records if (record["system"], record["task"]) == (system, task)]
+            if own:
+                results.append(summarise(system, task, own, of_task, fit_calls))
+    return Evaluation(results, records)
 
 
 def compare_systems(evaluation: Evaluation, baseline: str) -> list[Comparison]:
@@ -93,12 +88,8 @@ def compare_systems(evaluation: Evaluation, baseline: str) -> list[Comparison]:
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
     if baseline not in systems:
         raise ValueError(f"there is no system {baseline!r} to compare with; there are: {', '.join(systems)}")
-    pairs = (
-        _compared(result, evaluation.result(baseline, result.task), (result.system, baseline))
-        for result in evaluation.results
-        if result.system != baseline
-    )
-    return [comparison for comparison in pairs if comparison is not None]
+    others = (result for result in evaluation.results if result.system != baseline)
+    return _compared((one, evaluation.result(baseline, one.task), (one.system, baseline)) for one in others)
 
 
 def compare_runs(
@@ -109,37 +100,33 @@ def compare_runs(
     Raises:
         `ValueError`: They have nothing in common, or asked different questions.
     """
-    _check_same_questions(first, second)
+    asked = {(record["task"], record["place"]): record["question"] for record in first.records}
+    for record in second.records:
+        if asked.get((record["task"], record["place"]), record["question"]) != record["question"]:
+            raise ValueError(
+                f"the runs asked different questions of {record['task']} (place {record['place']}): nothing is paired. "
+                "Give both the same n and seed"
+            )
     theirs = {(result.system, result.task): result for result in second.results}
-    pairs = (
-        _compared(result, theirs[result.system, result.task], tuple(f"{result.system} ({name})" for name in names))
-        for result in first.results
-        if (result.system, result.task) in theirs
+    comparisons = _compared(
+        (one, theirs[one.system, one.task], (f"{one.system} ({names[0]})", f"{one.system} ({names[1]})"))
+        for one in first.results
+        if (one.system, one.task) in theirs
     )
-    comparisons = [comparison for comparison in pairs if comparison is not None]
     if not comparisons:
         raise ValueError("the two runs have no system on the same task in common")
     return comparisons
 
 
-def _compared(first: Result, second: Result, names: tuple[str, ...]) -> Comparison | None:
-    """In the first metric; `None` if no question has a score from both."""
-    metric = next(iter(first.values))
-    ours, theirs = first.values[metric], second.values.get(metric, {})
-    if not set(ours) & set(theirs):
-        return None
-    return Comparison(first.task, metric, names[0], names[1], paired_difference(ours, theirs))
-
-
-def _check_same_questions(first: Evaluation, second: Evaluation) -> None:
-    asked = {(record["task"], record["place"]): record["question"] for record in first.records}
-    for record in second.records:
-        question = asked.get((record["task"], record["place"]))
-        if question is not None and question != record["question"]:
-            raise ValueError(
-                f"the runs asked different questions of {record['task']} (place {record['place']}): nothing is paired. "
-                "Give both the same n and seed"
-            )
+def _compared(pairs: Iterable[tuple[Result, Result, tuple[str, str]]]) -> list[Comparison]:
+    """In the first metric; those left out that have no question with a score from both."""
+    comparisons = []
+    for first, second, names in pairs:
+        metric = next(iter(first.values))
+        ours, theirs = first.values[metric], second.values.get(metric, {})
+        if set(ours) & set(theirs):
+            comparisons.append(Comparison(first.task, metric, *names, paired_difference(ours, theirs)))
+    return comparisons
 
 
 Table = list[dict[str, str]]
@@ -153,11 +140,11 @@ def results_table(evaluation: Evaluation) -> Table:
     """
     metrics = list(dict.fromkeys(name for result in evaluation.results for name in result.estimates))
     tasks = list(dict.fromkeys(result.task for result in evaluation.results))
-    rows = []
-    for result in sorted(evaluation.results, key=lambda result: tasks.index(result.task)):
-        row = {"task": result.task, "system": result.system}
-        row |= {metric: _estimate(result.estimates.get(metric)) for metric in metrics}
-        row |= {
+    return [
+        {
+            "task": result.task,
+            "system": result.system,
+            **{metric: _estimate(result.estimates.get(metric)) for metric in metrics},
             "answered": str(result.answers - result.failed),
             "failed": str(result.failed),
             "ungraded": str(max(result.ungraded.values(), default=0)),
@@ -167,8 +154,8 @@ def results_table(evaluation: Evaluation) -> Table:
             "$": f"{result.cost_usd:.5f}",
             "seconds": f"{result.seconds:.2f}",
         }
-        rows.append(row)
-    return rows
+        for result in sorted(evaluation.results, key=lambda result: tasks.index(result.task))
+    ]
 
 
 def differences_table(comparisons: Sequence[Comparison]) -> Table:
@@ -213,9 +200,9 @@ def to_latex(table: Table) -> str:
 
 def to_json(evaluation: Evaluation, comparisons: Sequence[Comparison] = ()) -> str:
     """Everything in numbers: estimates, counts and differences; scores by question are in the records."""
-    results = [
-        {name: value for name, value in asdict(result).items() if name != "values"} for result in evaluation.results
-    ]
+    results = [asdict(result) for result in evaluation.results]
+    for result in results:
+        del result["values"]
     return json.dumps({"results": results, "comparisons": [asdict(one) for one in comparisons]}, indent=2) + "\n"
 
 
@@ -230,12 +217,7 @@ def write_tables(
     results, differences = results_table(evaluation), differences_table(comparisons)
     markdown = f"# {title}\n\n" if title else ""
     markdown += to_markdown(results) + ("\n" + to_markdown(differences) if differences else "")
-    texts = {
-        "md": markdown,
-        "json": to_json(evaluation, comparisons),
-        "csv": to_csv(results),
-        "tex": to_latex(results),
-    }
+    texts = {"md": markdown, "json": to_json(evaluation, comparisons), "csv": to_csv(results), "tex": to_latex(results)}
     paths = {kind: Path(folder) / f"table.{kind}" for kind in texts}
     for kind, text in texts.items():
         atomic_write(paths[kind], text)

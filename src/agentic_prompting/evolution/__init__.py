@@ -3,7 +3,7 @@
 No torch, no trl: [`ESPLTrainer`] uses this room beside the weight update, [`evolve`] without one.
 """
 
-from .evolve import Evolution, EvolutionStopped, EvolveResult, StepLog, evolve
+from .evolve import Evolution, EvolutionStopped, EvolveConfig, EvolveResult, StepLog, evolve
 from .lineage import (
     EvolutionJournal,
     Lineage,
@@ -15,76 +15,35 @@ from .lineage import (
     read_lineage,
 )
 from .operators import Outcome, breed, crossover, mutate
-from .parsing import parse_edits
-from .population import Member, Population, load_state
+from .parsing import ProposedEdits, parse_edits
+from .population import ESPLSettings, Member, Population, load_state
 from .ratings import (
     RULES,
-    Rating,
-    crossover_rating,
-    mutation_rating,
-    optimistic_scores,
-    ranks,
-    rate,
-    select,
-    selection_rule,
-)
-from .results import (
     Attempt,
     ProblemResult,
     PromptResult,
+    Rating,
     best_result,
     common_means,
+    crossover_rating,
+    mutation_rating,
+    optimistic_scores,
     question_of,
+    ranks,
+    rate,
     scores_of,
+    select,
+    selection_rule,
     sole_wins,
     truth_of,
 )
-from .settings import ESPLSettings, EvolveConfig
 from .system_prompt import Draft, Edit, SystemPrompt
 
 __all__ = [
-    "RULES",
-    "Attempt",
-    "Draft",
-    "ESPLSettings",
-    "Edit",
-    "Evolution",
-    "EvolutionJournal",
-    "EvolutionStopped",
-    "EvolveConfig",
-    "EvolveResult",
-    "Lineage",
-    "Member",
-    "Outcome",
-    "Population",
-    "ProblemResult",
-    "PromptResult",
-    "Rating",
-    "StepLog",
-    "SystemPrompt",
-    "attempt_records",
-    "best_result",
-    "breed",
-    "common_means",
-    "crossover",
-    "crossover_rating",
-    "evolve",
-    "journal_beside",
-    "lineage_of",
-    "load_state",
-    "mutate",
-    "mutation_rating",
-    "optimistic_scores",
-    "parse_edits",
-    "plot_lineage",
-    "question_of",
-    "ranks",
-    "rate",
-    "read_journal",
-    "read_lineage",
-    "scores_of",
-    "select",
-    "selection_rule",
-    "sole_wins",
-    "truth_of",
-]
+    "RULES", "Attempt", "Draft", "ESPLSettings", "Edit", "Evolution", "EvolutionJournal", "EvolutionStopped",
+    "EvolveConfig", "EvolveResult", "Lineage", "Member", "Outcome", "Population", "ProblemResult", "PromptResult",
+    "ProposedEdits", "Rating", "StepLog", "SystemPrompt", "attempt_records", "best_result", "breed", "common_means",
+    "crossover", "crossover_rating", "evolve", "journal_beside", "lineage_of", "load_state", "mutate",
+    "mutation_rating", "optimistic_scores", "parse_edits", "plot_lineage", "question_of", "ranks", "rate",
+    "read_journal", "read_lineage", "scores_of", "select", "selection_rule", "sole_wins", "truth_of",
+]  # fmt: skip

@@ -1,8 +1,7 @@
 """`evolve`: the evolution of system prompts alone, for models whose weights nobody can train. No trainer, no torch.
 
-The same population, ratings and operators as in joint training; the policy is a [`ChatModel`]. A step: draw problems,
-select prompts, play, rate, reflect, and the children join. A step is done whole or not at all, and a run continues from
-its state, or from its checkpoint, exactly as if it had not been interrupted.
+The policy is a [`ChatModel`]. A step is done whole or not at all, and a run continues from its checkpoint exactly as if
+it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -13,19 +12,18 @@ import json
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..llm import Budget, BudgetExceeded, ChatModel, Reply, Usage, as_chat, charge
 from ..llm.loop import in_parallel
 from ..records import atomic_write
-from ..rollout import AgentSpec, Grammar, Rollout, Sample, gather
+from ..rollout import AgentSpec, Grammar, Rollout, Sample, TagGrammar, gather
 from .lineage import EvolutionJournal, attempt_records, journal_beside
 from .operators import Outcome, breed
-from .population import Population, load_state, rng_of, rng_state
-from .results import Attempt, ProblemResult, PromptResult, best_result, mean, question_of, scores_of, truth_of
-from .settings import EvolveConfig
+from .population import ESPLSettings, Population, load_state, one_of, rng_of, rng_state, setting
+from .ratings import Attempt, ProblemResult, PromptResult, best_result, mean, question_of, scores_of, truth_of
 from .system_prompt import SystemPrompt
 
 logger = logging.getLogger(__name__)
@@ -35,6 +33,47 @@ Reward = Callable[..., Any]
 (then on a thread of its own, as it may block) or `async`."""
 
 _FORMAT = 1  # of the state; raised when a reader of the old one would go wrong
+
+
+@dataclass
+class EvolveConfig(ESPLSettings):
+    """The settings of [`evolve`]: those of [`ESPLSettings`] and these.
+
+    Args:
+        steps (`int`, *optional*, defaults to `20`): Steps in all, those before a resume included (our choice).
+        mode (`str`, *optional*, defaults to `"evolution"`): `evolution`, or `reflection`: one prompt, the newest, and
+            mutation alone (the paper's baseline, 4.1).
+        problems_per_step (`int`, *optional*, defaults to `10`): b.
+        prompt_template (`str`, *optional*, defaults to `"{question}"`): The user message; a row's own `prompt` wins.
+        grammar ([`Grammar`], *optional*): How rewards find the answer in a reply: in Prompt-R1's tags if not set; with
+            `FreeText()` the whole reply is the answer.
+        policy_sampling (`dict`, *optional*): As `reference_sampling`, for the policy (the paper samples at a
+            temperature of .6 to .7 and top-p .95).
+        max_failed (`float`, *optional*, defaults to `0.5`): If more than this share of a step's policy calls fails, the
+            run stops.
+        seed (`int`, *optional*, defaults to `0`): Of the order of problems, selection and crossover.
+
+    Raises:
+        `ValueError`: A value is out of range.
+    """
+
+    steps: int = setting(20, "Steps in all.")
+    mode: str = setting("evolution", "evolution, or reflection: one prompt.")
+    problems_per_step: int = setting(10, "b: problems per step.")
+    prompt_template: str = "{question}"
+    grammar: Grammar = field(default_factory=TagGrammar)
+    policy_sampling: dict[str, Any] = field(default_factory=dict)
+    max_failed: float = 0.5
+    seed: int = setting(0, "Of everything that is drawn.")
+
+    def __post_init__(self) -> None:
+        one_of("mode", self.mode, ("evolution", "reflection"))
+        if self.problems_per_step < 1 or self.steps < 0 or not 0 <= self.max_failed <= 1:
+            raise ValueError(
+                f"need problems_per_step >= 1, steps >= 0 and 0 <= max_failed <= 1, got {self.problems_per_step}, "
+                f"{self.steps} and {self.max_failed}"
+            )
+        super().__post_init__()
 
 
 @dataclass
@@ -103,23 +142,21 @@ class Evolution:
             raise ValueError(f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}")
         self.policy, self.reference, self.rows, self.reward, self.config = policy, reference, rows, reward, config
         self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=config.grammar)
-        alone = config.mode == "reflection"
+        self.alone = config.mode == "reflection"
         if isinstance(prompt, Population):
-            if alone and prompt.window != 1:
+            if self.alone and prompt.window != 1:
                 raise ValueError("mode='reflection' needs a Population with window=1")
             config.check_own_population()
             self.population = prompt
         else:
-            self.population = config.population(prompt, config.seed, window=1 if alone else None)
-        self.prompts_per_step = 1 if alone else config.prompts_per_step
-        self.p_crossover = 0.0 if alone else config.p_crossover
+            self.population = config.population(prompt, config.seed, window=1 if self.alone else None)
         self.rng = random.Random(f"{config.seed}:crossover")
         self.logs: list[StepLog] = []
         self.attempts: list[dict[str, Any]] = []  # of the latest step: for the journal
         self.usage = {"policy": Usage(), "reference": Usage()}
 
     async def step(self) -> StepLog:
-        """One step.
+        """One step (Algorithm 1): draw problems, select prompts, play, rate, reflect; the children join.
 
         Raises:
             [`EvolutionStopped`]: It failed; everything but `usage` is as before it.
@@ -136,17 +173,32 @@ class Evolution:
         return log
 
     async def _step(self) -> StepLog:
-        population = self.population
+        population, config = self.population, self.config
         epoch, places = self._problems()
-        drawn = population.select(self.prompts_per_step)
+        drawn = population.select(1 if self.alone else config.prompts_per_step)
         prompts = list({prompt.id: prompt for prompt in drawn}.values())
         results = await self._play(prompts, [self.rows[place] for place in places], epoch)
         values = population.record(prompts, [result.row for result in results])
-        crossing = results if self.rng.random() < self.p_crossover else None
-        outcomes = await self._reflect(best_result(results, values), crossing)
+        crosses = self.rng.random() < (0.0 if self.alone else config.p_crossover)
+        outcomes = await self._reflect(best_result(results, values), results if crosses else None)
         children = [population.add(outcome.child) if outcome.child else None for outcome in outcomes]
         self.attempts = attempt_records(len(self.logs), outcomes, children, scores_of(results), population)
-        return self._log(results, values, outcomes, children)
+        rewards = [attempt.reward for result in results for one in result.problems for attempt in one.attempts]
+        ids, born = [prompt.id or 0 for prompt in prompts], [child.id if child else None for child in children]
+        ratings = {name: population.rating(name) for name in [*ids, *born] if name is not None}
+        return StepLog(
+            step=len(self.logs),
+            prompts=ids,
+            values=values,
+            reward=mean(rewards),
+            failed=rewards.count(None) / len(rewards),
+            operators=[
+                {"operator": one.operator, "reason": one.reason, "child": child, "counts": dict(one.counts)}
+                for one, child in zip(outcomes, born, strict=True)
+            ],
+            ratings={str(name): [rating.mu, rating.sigma] for name, rating in ratings.items()},
+            diversity=population.diversity(),
+        )
 
     def _problems(self) -> tuple[int, list[int]]:
         """The pass over the data and the rows of this step: a function of the step alone, each row once a pass."""
@@ -171,10 +223,9 @@ class Evolution:
             for repeat in repeats
         )
         self.usage["policy"] += sum((reply.usage for reply in replies), Usage())
-        rewards = await _score(
-            self.reward, [row for _ in prompts for row in rows for _ in repeats], replies, self.spec.grammar
-        )
-        _check_failures(replies, rewards, self.config.max_failed)
+        asked = [row for _ in prompts for row in rows for _ in repeats]
+        rewards = await _score(self.reward, asked, replies, self.spec.grammar)
+        self._check_failures(replies, rewards)
         attempts = [Attempt(reply.text, score) for reply, score in zip(replies, rewards, strict=True)]
         cells = iter([tuple(attempts[start : start + n]) for start in range(0, len(attempts), n)])
         return [
@@ -182,40 +233,23 @@ class Evolution:
             for prompt in prompts
         ]
 
+    def _check_failures(self, replies: Sequence[Reply], rewards: Sequence[float | None]) -> None:
+        """Stops for an error that cannot get better by waiting, and for too many rollouts without a reward."""
+        errors = [reply.error for reply in replies if reply.error is not None]
+        if fatal := next((error for error in errors if error.fatal), None):
+            raise EvolutionStopped(f"the policy cannot be asked any more: {fatal}")
+        share, limit = rewards.count(None) / len(rewards), self.config.max_failed
+        if share > limit:
+            why = errors[0] if errors else "the reward gave None"
+            raise EvolutionStopped(f"{share:.0%} of the policy's calls failed (max_failed={limit:.0%}): {why}")
+
     async def _reflect(self, best: PromptResult | None, crossing: list[PromptResult] | None) -> list[Outcome]:
         sampling: Any = self.config.reference_sampling or {}
         outcomes = await breed(self.reference, best, crossing, self.config, **sampling)
-        for outcome in outcomes:
-            self.usage["reference"] += outcome.usage
-        for outcome in outcomes:
-            if outcome.error is not None and outcome.error.fatal:
-                raise EvolutionStopped(f"the reference cannot be asked any more: {outcome.error}")
+        self.usage["reference"] += sum((outcome.usage for outcome in outcomes), Usage())
+        if fatal := next((one.error for one in outcomes if one.error is not None and one.error.fatal), None):
+            raise EvolutionStopped(f"the reference cannot be asked any more: {fatal}")
         return outcomes
-
-    def _log(
-        self,
-        results: Sequence[PromptResult],
-        values: Sequence[float | None],
-        outcomes: Sequence[Outcome],
-        children: Sequence[SystemPrompt | None],
-    ) -> StepLog:
-        rewards = [attempt.reward for result in results for one in result.problems for attempt in one.attempts]
-        born = [None if child is None else child.id for child in children]
-        ids = [result.prompt.id for result in results if result.prompt.id is not None]
-        ratings = {str(name): self.population.rating(name) for name in [*ids, *born] if name is not None}
-        return StepLog(
-            step=len(self.logs),
-            prompts=ids,
-            values=list(values),
-            reward=mean(rewards),
-            failed=rewards.count(None) / len(rewards) if rewards else 0.0,
-            operators=[
-                {"operator": outcome.operator, "reason": outcome.reason, "child": child, "counts": dict(outcome.counts)}
-                for outcome, child in zip(outcomes, born, strict=True)
-            ],
-            ratings={name: [rating.mu, rating.sigma] for name, rating in ratings.items()},
-            diversity=self.population.diversity(),
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain JSON."""
@@ -292,13 +326,12 @@ def evolve(
         charge(budget, policy=policy, reference=reference, judge=reward)
     config = config or EvolveConfig()
     evolution = Evolution(policy, reference, rows, reward, prompt, config)
-    path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and path.exists():
-        load_state(path, evolution.load_state_dict)
-    journal = None if path is None else EvolutionJournal(journal_beside(path))
-    if journal is not None:
+    path, stopped = None if checkpoint is None else Path(checkpoint), None
+    if path is not None:
+        if path.exists():
+            load_state(path, evolution.load_state_dict)
+        journal = EvolutionJournal(journal_beside(path))
         journal.keep_before(len(evolution.logs))
-    stopped = None
     while len(evolution.logs) < config.steps:
         try:
             ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
@@ -306,8 +339,8 @@ def evolve(
             stopped = f"{error}{_bill(budget)}"
             logger.warning("evolution stopped before step %d: %s", len(evolution.logs), stopped)
             break
-        if path is not None and journal is not None:
-            journal.write(evolution.attempts)  # first: a step whose state is not there yet is done again
+        if path is not None:
+            journal.append(evolution.attempts)  # first: a step whose state is not there yet is done again
             atomic_write(path, json.dumps(evolution.state_dict(), ensure_ascii=False))
         if on_step is not None:
             on_step(log)
@@ -357,16 +390,3 @@ def _rollout(row: Mapping[str, Any], text: str, grammar: Grammar) -> Rollout:
     turn = grammar.parse(text)
     rollout.sampled(Sample([0]), turn)
     return rollout.ended("answered" if turn.kind == "answer" else "malformed")
-
-
-def _check_failures(replies: Sequence[Reply], rewards: Sequence[float | None], max_failed: float) -> None:
-    """Raises [`EvolutionStopped`] for an error that cannot get better by waiting, and for too many rollouts without a
-    reward."""
-    errors = [reply.error for reply in replies if reply.error is not None]
-    fatal = next((error for error in errors if error.fatal), None)
-    if fatal is not None:
-        raise EvolutionStopped(f"the policy cannot be asked any more: {fatal}")
-    share = rewards.count(None) / len(rewards)
-    if share > max_failed:
-        why = errors[0] if errors else "the reward gave None"
-        raise EvolutionStopped(f"{share:.0%} of the policy's calls failed (max_failed={max_failed:.0%}): {why}")

@@ -1,9 +1,7 @@
 """What a run of evolution leaves behind: its journal, one line for each child that was attempted and why; and
 E-SPL's evolutionary tree (Figure 3): who came from whom, what is believed of each, where to draw it, and the picture.
 
-The journal lies beside the state it belongs to. A line is known by its step and its number within the step. Steps that
-a killed run had done after its last checkpoint are done again, perhaps with other children:
-[`EvolutionJournal.keep_before`] takes the old lines away, so that no attempt is there twice.
+A line of the journal is known by its step and its number within the step.
 """
 
 from __future__ import annotations
@@ -30,20 +28,16 @@ def journal_beside(state: str | Path) -> Path:
     return state.with_name(JOURNAL_FILE if state.name == "population.json" else f"{state.stem}.{JOURNAL_FILE}")
 
 
-class EvolutionJournal:
-    """Appends attempts to a file, which the first one creates. For one process of a job only."""
+class EvolutionJournal(RecordFile):
+    """Keeps [`attempt_records`] on the disk. For one process of a job only."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self._file = RecordFile(path, sync=True)
+        super().__init__(path, sync=True)
 
     def keep_before(self, step: int) -> None:
-        """Take away the attempts of this step and later ones."""
-        self._file.keep(lambda attempt: attempt["step"] < step)
-
-    def write(self, attempts: Iterable[Mapping[str, Any]]) -> None:
-        """Append [`attempt_records`]; they are on the disk when this returns."""
-        self._file.append(attempts)
+        """Take away the attempts of this step and later ones: a run that was killed does them again, perhaps with other
+        children, and none must be there twice."""
+        self.keep(lambda attempt: attempt["step"] < step)
 
 
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
@@ -72,8 +66,9 @@ def attempt_records(
         population ([`Population`]): For what is known of the parents on held-out problems.
 
     Returns:
-        `list[dict]`: Each `step`, `attempt`, `operator`, `reason`, `child` (id or `None`), `parents`, `counts`,
-            `edits` and `evidence` (see [`OperatorTrace`] and [`with_scores`]), `held_out` of the parents where it was
+        `list[dict]`: Each `step`, `attempt`, `operator`, `reason`, `child` (id or `None`), `parents`, `counts`, `edits`
+            and `evidence` (of the [`OperatorTrace`]; each problem with the `scores` of the batch's prompts on it by id,
+            and the ids in `won` and `lost`, both empty where all did alike), `held_out` of the parents where it was
             measured.
     """
     records = []
@@ -90,27 +85,23 @@ def attempt_records(
                 "parents": list(trace.parents),
                 "counts": dict(outcome.counts),
                 "edits": trace.edits,
-                "evidence": [with_scores(problem, scores) for problem in trace.problems],
+                "evidence": [_with_scores(problem, scores) for problem in trace.problems],
                 "held_out": {name: value for name, value in measured.items() if value is not None},
             }
         )
     return records
 
 
-def with_scores(problem: Mapping[str, Any], scores: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
-    """A problem of an [`OperatorTrace`] with how each prompt of the batch did on it: in place of `column` it has
-    `scores` by id, and the ids in `won` and `lost`, both empty where all did alike."""
+def _with_scores(problem: Mapping[str, Any], scores: Mapping[int, Sequence[float | None]]) -> dict[str, Any]:
     column = problem["column"]
-    known = {name: row[column] for name, row in scores.items() if column < len(row)}
-    scored = {name: value for name, value in known.items() if value is not None}
+    scored = {name: row[column] or 0.0 for name, row in scores.items() if row[column : column + 1] not in ([], [None])}
     top = max(scored.values(), default=0.0)
-    won = [name for name, value in scored.items() if value == top]
-    differ = len(won) < len(scored)
+    lost = [name for name, value in scored.items() if value < top]
     return {
         **{name: value for name, value in problem.items() if name != "column"},
         "scores": {str(name): round(value, 6) for name, value in scored.items()},
-        "won": won if differ else [],
-        "lost": [name for name in scored if name not in won] if differ else [],
+        "won": [name for name in scored if name not in lost] if lost else [],
+        "lost": lost,
     }
 
 
@@ -125,8 +116,7 @@ class Node:
         member ([`Member`]): The prompt and its rating.
         lane (`int`): Its row in the picture, 0 at the top.
         in_window (`bool`): Whether it can still be selected.
-        best (`bool`): Whether its μ - λσ is the highest of those that were rated.
-        counts (`dict[str, int]`, *optional*): What its operator did: edits proposed, applied, refused.
+        best (`bool`): Whether it is [`Population.best`].
         story (`dict`, *optional*): The line of the journal that tells what led to it; see [`attempt_records`].
     """
 
@@ -134,8 +124,13 @@ class Node:
     lane: int
     in_window: bool
     best: bool
-    counts: Mapping[str, int] | None = None
     story: Mapping[str, Any] | None = None
+
+    @property
+    def counts(self) -> Mapping[str, int] | None:
+        """What its operator did: edits proposed, applied, refused."""
+        counts = (self.story or {}).get("counts")
+        return counts if isinstance(counts, dict) else None
 
 
 @dataclass(frozen=True)
@@ -165,15 +160,12 @@ def read_lineage(path: str | Path) -> Lineage:
         `ValueError`: If the file is neither.
     """
     try:
-        state = json.loads(Path(path).read_text(encoding="utf-8"))
-        saved = state["population"]
-        members = read_members(saved["members"])
-        window = saved["window"]
+        saved = json.loads(Path(path).read_text(encoding="utf-8"))["population"]
+        members, window = read_members(saved["members"]), saved["window"]
         best = best_of(members, saved.get("best_rule", "conservative"), saved.get("exploration", EXPLORATION))
-        counts = _counts(state.get("steps") or [])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no population that this version can read: {error!r}") from None
-    return _lineage(members, best, window, counts, read_journal(journal_beside(path)))
+    return _lineage(members, best, window, read_journal(journal_beside(path)))
 
 
 def lineage_of(population: Population) -> Lineage:
@@ -182,18 +174,11 @@ def lineage_of(population: Population) -> Lineage:
     return _lineage(population.members, best, population.window)
 
 
-def _lineage(
-    members: Sequence[Member],
-    best: Member,
-    window: int,
-    counts: Mapping[int, Mapping[str, int]] | None = None,
-    attempts: Sequence[dict[str, Any]] = (),
-) -> Lineage:
-    counts, alive = dict(counts or {}), range(len(members))[-window:]
+def _lineage(members: Sequence[Member], best: Member, window: int, attempts: Iterable[dict[str, Any]] = ()) -> Lineage:
+    attempts, alive = list(attempts), range(len(members))[-window:]
     stories = {one["child"]: one for one in attempts if one.get("child") is not None}
-    counts |= {child: story["counts"] for child, story in stories.items() if isinstance(story.get("counts"), dict)}
     nodes = [
-        Node(member, lane, place in alive, member is best, counts.get(place), stories.get(place))
+        Node(member, lane, place in alive, member is best, stories.get(place))
         for place, (member, lane) in enumerate(zip(members, lanes(members), strict=True))
     ]
     return Lineage(nodes, window, [one for one in attempts if one.get("child") is None])
@@ -203,43 +188,28 @@ def lanes(members: Sequence[Member]) -> list[int]:
     """A row for each prompt, so that a line of descent runs straight and side branches turn off below it.
 
     The first child of a prompt by mutation goes on in its branch; every other child opens a new one, right under its
-    (first) parent's. Branches of different times share a row.
+    (first) parent's. Branches of different times share a row: the first one, from the top, that has room.
     """
     branches: list[list[int]] = []  # from top to bottom, each a list of ids
-    row_of: dict[int, list[int]] = {}
+    branch_of: dict[int, list[int]] = {}
     for place, member in enumerate(members):
         parents = member.prompt.parents
-        row = row_of[parents[0]] if parents else None
-        if row is None:
-            row = []
-            branches.append(row)
-        elif row[-1] != parents[0] or len(parents) > 1:
-            above = branches.index(row)
-            row = []
-            branches.insert(above + 1, row)
-        row.append(place)
-        row_of[place] = row
-    lane = {place: number for number, row in enumerate(_packed(branches)) for place in row}
-    return [lane[place] for place in range(len(members))]
-
-
-def _packed(branches: Sequence[list[int]]) -> list[list[int]]:
-    """Branches that do not live at the same time share a row: the first one, from the top, that has room."""
+        branch = branch_of[parents[0]] if parents else []
+        if not parents:
+            branches.append(branch)
+        elif branch[-1] != parents[0] or len(parents) > 1:
+            above, branch = branches.index(branch), []
+            branches.insert(above + 1, branch)
+        branch.append(place)
+        branch_of[place] = branch
     rows: list[list[list[int]]] = []
     for branch in branches:
-        for row in rows:
-            if all(branch[0] > other[-1] + 1 or branch[-1] + 1 < other[0] for other in row):
-                row.append(branch)
-                break
-        else:
-            rows.append([branch])
-    return [[place for branch in row for place in branch] for row in rows]
-
-
-def _counts(steps: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, int]]:
-    """What the operators did for each child, from the logs of [`evolve`]."""
-    made = (operator for step in steps for operator in step["operators"])
-    return {operator["child"]: operator["counts"] for operator in made if operator["child"] is not None}
+        room = (row for row in rows if all(branch[0] > b[-1] + 1 or branch[-1] + 1 < b[0] for b in row))
+        if (row := next(room, None)) is None:
+            rows.append(row := [])
+        row.append(branch)
+    lane = {place: number for number, row in enumerate(rows) for branch in row for place in branch}
+    return [lane[place] for place in range(len(members))]
 
 
 # Its picture ----------------------------------------------------------------------------------------------------------
@@ -281,7 +251,11 @@ def plot_lineage(lineage: Lineage, path: str | Path) -> None:
     rows = 1 + max(node.lane for node in nodes)
     figure = figure_class()(figsize=(9, min(14.0, 3.5 + 0.28 * rows)), layout="constrained")
     tree, ratings = figure.subplots(2, 1, height_ratios=[max(2.0, 0.3 * rows), 2.0])
-    _draw_edges(tree, lineage)
+    for parent, child in lineage.edges:
+        crossed = nodes[child].member.prompt.operator == "crossover"
+        style = {"color": LINES[2][0], "linestyle": "--"} if crossed else {"color": "#777777"}
+        ends = (nodes[parent], nodes[child])
+        tree.plot([n.member.prompt.born_at for n in ends], [n.lane for n in ends], linewidth=1.2, zorder=1, **style)
     means = [node.member.rating.mu for node in nodes]
     births = [node.member.prompt.born_at for node in nodes]
     drawn = tree.scatter(births, [node.lane for node in nodes], c=means, cmap="cividis", s=130, zorder=3)
@@ -299,17 +273,3 @@ def plot_lineage(lineage: Lineage, path: str | Path) -> None:
     ratings.grid(alpha=0.3)
     ratings.xaxis.get_major_locator().set_params(integer=True)
     figure.savefig(path, dpi=110)
-
-
-def _draw_edges(axis: Any, lineage: Lineage) -> None:
-    for parent, child in lineage.edges:
-        ends = [lineage.nodes[parent], lineage.nodes[child]]
-        crossed = ends[1].member.prompt.operator == "crossover"
-        axis.plot(
-            [node.member.prompt.born_at for node in ends],
-            [node.lane for node in ends],
-            color=LINES[2][0] if crossed else "#777777",
-            linestyle="--" if crossed else "-",
-            linewidth=1.2,
-            zorder=1,
-        )

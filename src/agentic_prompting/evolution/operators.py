@@ -12,18 +12,17 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
 
-from ..llm import ChatModel, LLMError, Message, Usage, as_chat
-from ..rollout import gather
-from ..rollout.templates import fill
+from ..llm import ChatModel, LLMError, Usage, as_chat
+from ..rollout import fill, gather
 from . import templates
-from .parsing import ParsedEdits, final_text, parse_edits
-from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
-from .settings import ESPLSettings
+from .parsing import RESPONSE_FORMAT, ParsedEdits, final_text, parse_edits
+from .population import ESPLSettings
+from .ratings import ProblemResult, PromptResult, common_means, merge_results, sole_wins
 from .system_prompt import Draft, Edit, EditReport, SystemPrompt
 from .templates import shorten
 
 Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged"]
-Summaries = list[tuple[float, str]]
+Summaries = Sequence[tuple[float, str]]
 """Of one problem: reward and summary of each attempt."""
 
 MAX_ATTEMPT_CHARS = 20_000
@@ -56,7 +55,7 @@ class OperatorTrace:
     problems: list[dict[str, Any]] = field(default_factory=list)
     edits: list[dict[str, Any]] = field(default_factory=list)
 
-    def show(self, column: int, problem: ProblemResult, summaries: Sequence[tuple[float, str]] = ()) -> None:
+    def show(self, column: int, problem: ProblemResult, summaries: Summaries = ()) -> None:
         """Note a problem that the operator looks at."""
         if len(self.problems) < MAX_PROBLEMS:
             kept = [{"reward": reward, "text": _short(text)} for reward, text in summaries[:MAX_REFLECTIONS]]
@@ -65,8 +64,9 @@ class OperatorTrace:
 
     def propose(self, report: EditReport, problem: int | None = None) -> None:
         """Note edits and what became of them."""
-        judged = [*((edit, None) for edit in report.applied), *report.refused]
-        self.edits += [_told(edit, why, problem) for edit, why in judged[: MAX_EDITS - len(self.edits)]]
+        for edit, why in [*((edit, None) for edit in report.applied), *report.refused][: MAX_EDITS - len(self.edits)]:
+            said = {name: _short(getattr(edit, name)) for name in ("text", "search", "reason")}
+            self.edits.append({"problem": problem, "op": edit.op, "ids": list(edit.ids)[:20], **said, "refused": why})
 
 
 @dataclass
@@ -103,52 +103,68 @@ class Outcome:
         self.reason, self.child = reason, child
         return self
 
-    def read(self, text: str, prompt: SystemPrompt) -> ParsedEdits:
-        """The edits of a reply, what cannot be read counted."""
-        read = parse_edits(text)
-        if prompt.principles is None and not read.found and templates.NO_CHANGE in text:
-            read = ParsedEdits(found=True)
-        self.counts.update(f"unread/{problem}" for problem in read.problems)
-        return read
 
-    def apply(self, plan: str | None, draft: Draft, allowed: Collection[str]) -> Outcome:
-        """The last step of both operators: the edits of a reply onto the draft, like a patch, and the child."""
-        if plan is None:
-            return self.ended("call_failed")
-        read = self.read(plan, draft.prompt)
-        if not read.found:
-            return self.ended("unreadable")
-        report = draft.apply(read.edits, ("replace",) if draft.prompt.principles is None else allowed)
-        self.trace.propose(report)
-        self.counts["applied"] += len(report.applied)
-        self.counts.update(f"refused/{why}" for _, why in report.refused)
-        child = draft.finish()
-        if child.text == draft.prompt.text:
-            return self.ended("unchanged")
-        return self.ended("child", replace(child, operator=self.operator, parents=self.trace.parents))
+class _Work:
+    """One operator at work on a prompt: the reference LLM asked, its edits read and applied, all told in `outcome`."""
 
-
-class _Reader:
-    """The reference LLM as one operator asks it: a template filled in, a text back, every call on the bill."""
-
-    def __init__(self, reference: ChatModel, outcome: Outcome, sampling: dict[str, Any]):
-        self.reference, self.outcome, self.sampling = reference, outcome, sampling
+    def __init__(
+        self, outcome: Outcome, prompt: SystemPrompt, reference: ChatModel, settings: ESPLSettings, sampling: Any
+    ):
+        self.outcome, self.prompt, self.settings = outcome, prompt, settings
+        self.reference, self.sampling = as_chat(reference), sampling
+        self.free_text = prompt.principles is None
         self._costs: list[float] = []
 
-    async def __call__(self, template: str, **values: object) -> str | None:
-        """What it says to this, without its thoughts; `None` if there is nothing."""
-        message: Message = {"role": "user", "content": fill(template, **values)}
-        reply = await as_chat(self.reference)([message], **self.sampling)
+    async def ask(self, template: str, stage: str = "", **values: object) -> str | None:
+        """What the reference says to this, without its thoughts; `None` if there is nothing.
+
+        Of a `stage` that asks for edits the template says how to write them, for this kind of prompt.
+        """
+        sampling = self.sampling
+        if stage and self.settings.structured_edits and not self.free_text:
+            sampling = {**sampling, "response_format": RESPONSE_FORMAT}
+        if stage:
+            form = templates.FORMATS[stage, "free text" if self.free_text else "principles"]
+            values["answer_format"] = fill(form, max_words=self.settings.max_words)
+        reply = await self.reference([{"role": "user", "content": fill(template, **values)}], **sampling)
         text = None if reply.error else final_text(reply.text) or None
-        outcome, used = self.outcome, self.outcome.usage
+        outcome = self.outcome
         outcome.counts["calls"] += 1
         outcome.counts["failed_calls"] += text is None
         self._costs.append(reply.usage.cost_usd)  # an exact sum: replies come in any order
-        tokens = used + reply.usage
-        outcome.usage = replace(tokens, cost_usd=fsum(self._costs))
+        outcome.usage = replace(outcome.usage + reply.usage, cost_usd=fsum(self._costs))
         if reply.error and (outcome.error is None or (reply.error.fatal and not outcome.error.fatal)):
             outcome.error = reply.error
         return text
+
+    def read(self, text: str) -> ParsedEdits:
+        """The edits of a reply, what cannot be read counted."""
+        read = parse_edits(text)
+        if self.free_text and not read.found and templates.NO_CHANGE in text:
+            read = ParsedEdits(found=True)
+        self.outcome.counts.update(f"unread/{problem}" for problem in read.problems)
+        return read
+
+    def judged(self, report: EditReport, count: str, problem: int | None = None) -> EditReport:
+        """What became of some edits, told and counted."""
+        self.outcome.trace.propose(report, problem)
+        self.outcome.counts[count] += len(report.applied)
+        self.outcome.counts.update(f"refused/{why}" for _, why in report.refused)
+        return report
+
+    def finish(self, plan: str | None, draft: Draft, allowed: Collection[str]) -> Outcome:
+        """The last step of both operators: the edits of a reply onto the draft, like a patch, and the child."""
+        if plan is None:
+            return self.outcome.ended("call_failed")
+        read = self.read(plan)
+        if not read.found:
+            return self.outcome.ended("unreadable")
+        self.judged(draft.apply(read.edits, ("replace",) if self.free_text else allowed), "applied")
+        child = draft.finish()
+        if child.text == self.prompt.text:
+            return self.outcome.ended("unchanged")
+        parents = self.outcome.trace.parents
+        return self.outcome.ended("child", replace(child, operator=self.outcome.operator, parents=parents))
 
 
 async def mutate(
@@ -166,86 +182,61 @@ async def mutate(
     """
     settings, prompt = settings or ESPLSettings(), result.prompt
     outcome = Outcome("mutation", trace=OperatorTrace(_known([prompt.id])))
-    reader = _Reader(reference, outcome, sampling)
-    chosen = [
-        (column, problem) for column, problem in enumerate(result.problems) if problem.instructive(settings.reflect_on)
-    ]
+    work = _Work(outcome, prompt, reference, settings, sampling)
+    chosen = [(at, problem) for at, problem in enumerate(result.problems) if problem.instructive(settings.reflect_on)]
     if not chosen:
         return outcome.ended("no_evidence")
 
-    lessons = await gather(_critique(reader, prompt, problem, settings) for _, problem in chosen)
+    lessons = await gather(_critique(work, problem) for _, problem in chosen)
     for (column, problem), (summaries, _) in zip(chosen, lessons, strict=True):
         outcome.trace.show(column, problem, summaries)
     critiques = [(place, text) for place, (_, text) in enumerate(lessons) if text is not None]
     if not critiques:
         return outcome.ended("call_failed")
-    read = [(place, edits) for place, text in critiques if (edits := outcome.read(text, prompt)).found]
+    read = [(place, edits) for place, text in critiques if (edits := work.read(text)).found]
     if not read:
         return outcome.ended("unreadable")
-    draft, proposals = _propose(outcome, prompt, read, settings)
+    draft, proposals = _propose(work, read)
     if not proposals:
         return outcome.ended("unchanged")
 
-    plan = await reader(
-        templates.CONSOLIDATE,
-        prompt=draft.finish().text,  # only added to so far: the ids are still those of the draft
-        proposals=templates.render_proposals(proposals),
-        answer_format=_format(prompt, templates.CONSOLIDATE_FORMAT, templates.CONSOLIDATE_TEXT_FORMAT, settings),
-    )
-    return outcome.apply(plan, draft, ("modify", "merge"))
+    # The draft was only added to so far: the ids are still the parent's.
+    shown = templates.render_proposals(proposals)
+    plan = await work.ask(templates.CONSOLIDATE, "consolidate", prompt=draft.finish().text, proposals=shown)
+    return work.finish(plan, draft, ("modify", "merge"))
 
 
-async def _critique(
-    reader: _Reader, prompt: SystemPrompt, problem: ProblemResult, settings: ESPLSettings
-) -> tuple[Summaries, str | None]:
+async def _critique(work: _Work, problem: ProblemResult) -> tuple[Summaries, str | None]:
     """Of one problem the summaries of its attempts (A.3) and the critique of them together (A.4)."""
+    told = {"prompt": work.prompt.text, "question": problem.question, "truth": problem.truth}
     texts = await gather(
-        reader(
-            templates.SUMMARISE,
-            prompt=prompt.text,
-            question=problem.question,
-            truth=problem.truth,
-            attempt=shorten(attempt, MAX_ATTEMPT_CHARS),
-            reward=f"{reward:g}",
-        )
+        work.ask(templates.SUMMARISE, attempt=shorten(attempt, MAX_ATTEMPT_CHARS), reward=f"{reward:g}", **told)
         for attempt, reward in problem.scored
     )
     scored = zip(problem.scored, texts, strict=True)
     summaries = [(reward, text) for (_, reward), text in scored if text is not None]
     if not summaries:
         return summaries, None
-    critique = await reader(
-        templates.CRITIQUE,
-        prompt=prompt.text,
-        question=problem.question,
-        truth=problem.truth,
-        summaries=templates.render_summaries(summaries),
-        max_ops=settings.max_ops,
-        answer_format=_format(prompt, templates.CRITIQUE_FORMAT, templates.CRITIQUE_TEXT_FORMAT, settings),
-    )
-    return summaries, critique
+    shown = {"summaries": templates.render_summaries(summaries), "max_ops": work.settings.max_ops}
+    return summaries, await work.ask(templates.CRITIQUE, "critique", **told, **shown)
 
 
-def _propose(
-    outcome: Outcome, prompt: SystemPrompt, read: Sequence[tuple[int, ParsedEdits]], settings: ESPLSettings
-) -> tuple[Draft, list[list[str]]]:
+def _propose(work: _Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft, list[list[str]]]:
     """The local edits of each problem (A.4): a draft, and the proposals as the consolidation gets to read them.
 
     Principles: what is added goes into the draft, one problem after another; what is modified is a suggestion only, as
     the problems may not agree (A.5): the plan decides. Free text: each problem's edits are tried on the parent, and the
     draft stays the parent: blocks of several writers seldom fit one after another.
     """
-    draft = Draft(prompt, settings.max_words)
+    prompt, max_words, max_ops = work.prompt, work.settings.max_words, work.settings.max_ops
+    draft, proposals = Draft(prompt, max_words), []
     known = frozenset(draft.principles)
-    proposals = []
     for place, reply in read:
-        if prompt.principles is None:
-            report = Draft(prompt, settings.max_words).apply(reply.edits, ("replace",), settings.max_ops)
+        if work.free_text:
+            report = Draft(prompt, max_words).apply(reply.edits, ("replace",), max_ops)
         else:
-            report = draft.apply(reply.edits, ("add", "modify"), settings.max_ops, known, suggested=("modify",))
-        outcome.trace.propose(report, place)
-        outcome.counts["proposed"] += len(report.applied)
-        outcome.counts.update(f"refused/{why}" for _, why in report.refused)
+            report = draft.apply(reply.edits, ("add", "modify"), max_ops, known, suggested=("modify",))
+        work.judged(report, "proposed", place)
         agreed = [edit for edit, why in report.refused if why == "duplicate"]  # said twice: worth knowing
         if report.applied or agreed:
             proposals.append([_describe(edit) for edit in [*report.applied, *agreed]])
@@ -266,30 +257,27 @@ async def crossover(
     """
     settings, outcome = settings or ESPLSettings(), Outcome("crossover")
     scored = [result for result in merge_results(results) if any(value is not None for value in result.row)]
-    values = common_means([result.row for result in scored])
-    wins = sole_wins([result.row for result in scored])
+    rows = [result.row for result in scored]
+    values, wins = common_means(rows), sole_wins(rows)
     order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))[: len(_LETTERS)]
     outcome.trace.parents = _known([scored[place].prompt.id for place in order])
     if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
         return outcome.ended("too_few_winners")
-    best = scored[order[0]].prompt
+    problems, best = scored[0].problems, scored[order[0]].prompt
     for column in sorted({column for place in order for column in wins[place]}):
-        outcome.trace.show(column, scored[0].problems[column])
+        outcome.trace.show(column, problems[column])
     sets = [
         (
             letter,
-            scored[place].prompt.text,
-            values[place] or 0.0,
-            [(problem.question, problem.truth) for problem in (scored[place].problems[at] for at in wins[place])],
+            scored[at].prompt.text,
+            values[at] or 0.0,
+            [(problems[c].question, problems[c].truth) for c in wins[at]],
         )
-        for letter, place in zip(_LETTERS, order, strict=False)
+        for letter, at in zip(_LETTERS, order, strict=False)
     ]
-    plan = await _Reader(reference, outcome, sampling)(
-        templates.CROSSOVER,
-        sets=templates.render_sets(sets),
-        answer_format=_format(best, templates.CROSSOVER_FORMAT, templates.CROSSOVER_TEXT_FORMAT, settings),
-    )
-    return outcome.apply(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
+    work = _Work(outcome, best, reference, settings, sampling)
+    plan = await work.ask(templates.CROSSOVER, "crossover", sets=templates.render_sets(sets))
+    return work.finish(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
 
 
 async def breed(
@@ -319,20 +307,10 @@ def _known(ids: Sequence[int | None]) -> tuple[int, ...]:
     return tuple(name for name in ids if name is not None)
 
 
-def _format(prompt: SystemPrompt, principles: str, free_text: str, settings: ESPLSettings) -> str:
-    """How edits are to be written, for this kind of prompt, with the limits filled in."""
-    return fill(free_text if prompt.principles is None else principles, max_words=settings.max_words)
-
-
 def _describe(edit: Edit) -> str:
     if edit.op == "replace":
         return f"a block\n<<<<<<< SEARCH\n{edit.search}\n=======\n{edit.text}\n>>>>>>> REPLACE"
     return f"{edit.op} {edit.ids[0]}: {edit.text}" if edit.op == "modify" else f"{edit.op}: {edit.text}"
-
-
-def _told(edit: Edit, refused: str | None, problem: int | None) -> dict[str, Any]:
-    texts = {"text": _short(edit.text), "search": _short(edit.search), "reason": _short(edit.reason)}
-    return {"problem": problem, "op": edit.op, "ids": list(edit.ids)[:20], **texts, "refused": refused}
 
 
 def _short(text: str) -> str:

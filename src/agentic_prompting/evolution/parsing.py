@@ -1,8 +1,7 @@
 """From what an LLM really sends to edits. Never raises: what cannot be read is said in `problems`.
 
-JSON is found (fenced or bare, prose around it, the last block counts), made safe for LaTeX, and read strictly; what is
-then not JSON (comments, trailing commas, single quotes, a missing bracket) goes through `json-repair`. Search and
-replace blocks for free text are read as they stand: there is nothing to escape in them.
+JSON is found (fenced or bare, prose around it, the last block counts), made safe for LaTeX and read; what is not quite
+JSON goes through `json-repair`. Search and replace blocks for free text are read as they stand.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import json_repair
-from pydantic import AliasChoices, BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from .system_prompt import Edit
 
@@ -35,7 +34,6 @@ _OPERATIONS = {
     **dict.fromkeys(("remove", "delete", "drop"), "remove"),
     **dict.fromkeys(("replace", "search_replace"), "replace"),
 }
-_KEYS = ("add", "modify", "merge", "remove")
 _BACKSLASH = re.compile(r"\\(\\|\"|/|u[0-9a-fA-F]{4}|[A-Za-z]+|.|$)", re.DOTALL)
 # LaTeX commands that begin like a JSON escape for a line break, tab or carriage return. A backspace or form feed is
 # never meant in a text, so \beta and \frac need no mention.
@@ -48,49 +46,39 @@ _ID = re.compile(
     r"^[\[(\"'`#\s]*(?:([A-Z])\s*[.:/_-]\s*(?=G))?(?:G[ .:_-]*|principle\s+|)(\d+)[\])\"'`.:\s]*$", re.IGNORECASE
 )
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n`]*$", re.MULTILINE)
-_SKIPPED = r"(?>\s|//[^\n]*|\#[^\n]*|/\*.*?(?:\*/|\Z))*+"  # white space and comments
-_JSON = re.compile(rf"\[{_SKIPPED}(?=[\[{{\]\"']|$)|{{{_SKIPPED}(?=[\"'}}]|\w{{1,40}}\s*:|$)", re.DOTALL)
+_JSON = re.compile(r"\[(?=\s*+(?:[\[{\]\"']|//|/\*|#|$))|{(?=\s*+(?:[\"'}/#]|\w{1,40}\s*:|$))")
 _SINGLE_QUOTED = re.compile(r"(?<=[\[{,:])(\s*)'((?:\\.|[^\\])*?)'(?=\s*[,:}\]])", re.DOTALL)
 _REPAIR_LIMIT = 10_000  # characters; repairing takes quadratic time on some texts, and no edit is this long
 _DECODER = json.JSONDecoder(strict=False)
 _OWN_MARK = re.compile(r"^\s*(?:\[(?:[A-Z]\.)?G\d+\][.:]?|(?:[A-Z]\.)?G\d+[.:])\s*")
+_SEARCH = r"^[ \t]*<{5,9}[ \t]*SEARCH[ \t]*"
 _BLOCK = re.compile(
-    r"^[ \t]*<{5,9}[ \t]*SEARCH[ \t]*\n(.*?)^[ \t]*={5,9}[ \t]*\n(.*?)^[ \t]*>{5,9}[ \t]*REPLACE",
-    re.DOTALL | re.MULTILINE,
+    rf"{_SEARCH}\n(.*?)^[ \t]*={{5,9}}[ \t]*\n(.*?)^[ \t]*>{{5,9}}[ \t]*REPLACE", re.DOTALL | re.MULTILINE
 )
 
 
 class ProposedEdit(BaseModel):
-    """An edit as an LLM writes it, under any of the names that are met for its fields."""
+    """An edit of principles as the reference LLM is to write it."""
 
-    op: Literal["add", "modify", "merge", "remove", "replace"] = Field(validation_alias=AliasChoices(*_NAMES["op"]))
-    ids: list[str] = Field([], validation_alias=AliasChoices(*_NAMES["ids"]))
-    text: str = Field("", validation_alias=AliasChoices(*_NAMES["text"]))
-    search: str = Field("", validation_alias=AliasChoices(*_NAMES["search"]))
-    reason: str = Field("", validation_alias=AliasChoices(*_NAMES["reason"]))
+    model_config = ConfigDict(extra="forbid")
+    op: Literal["add", "modify", "merge", "remove"]
+    ids: list[str]
+    text: str
+    reason: str
 
-    @model_validator(mode="before")
-    @classmethod
-    def _said(cls, record: dict[str, Any]) -> dict[str, Any]:
-        said = {name: value for name, value in record.items() if value is not None}
-        return said if _has(said, "op") else {**said, "op": "replace"}
 
-    @field_validator("op", mode="before")
-    @classmethod
-    def _operation(cls, value: Any) -> Any:
-        return _OPERATIONS.get(_text(value).strip().casefold(), value)
+class ProposedEdits(BaseModel):
+    """A reply under `structured_edits`: its thoughts first, then the edits."""
 
-    @field_validator("ids", mode="before")
-    @classmethod
-    def _several(cls, value: Any) -> list[str]:
-        if isinstance(value, str):
-            value = [part for part in re.split(r"[,;&+]|\band\b", value.strip("[]() ")) if part.strip()]
-        return [str(item) for item in (value if isinstance(value, list) else [value])]
+    model_config = ConfigDict(extra="forbid")
+    reasoning: str
+    edits: list[ProposedEdit]
 
-    @field_validator("text", "search", "reason", mode="before")
-    @classmethod
-    def _words(cls, value: Any) -> str:
-        return _text(value)
+
+RESPONSE_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {"name": "edits", "strict": True, "schema": ProposedEdits.model_json_schema()},
+}
 
 
 @dataclass(frozen=True)
@@ -109,22 +97,15 @@ class ParsedEdits:
     found: bool = False
 
 
-def parse_edits(text: str, own_set: str = "A") -> ParsedEdits:
-    """Read the edits out of a reply. Never raises.
-
-    Args:
-        text (`str`): The reply.
-        own_set (`str`, *optional*, defaults to `"A"`): The set that is edited, where principles are written `A.G3`:
-            its ids lose the letter. Those of other sets keep it (`B.G3`), so that no edit can take them for its own.
-    """
-    text = _storable(final_text(text))
-    blocks = _read_blocks(text)
-    if blocks.found:
+def parse_edits(text: str) -> ParsedEdits:
+    """Read the edits out of a reply (`str`). Never raises."""
+    text = _storable(final_text(text)).replace("\r\n", "\n")
+    if (blocks := _read_blocks(text)).found:
         return blocks
     last: ParsedEdits | None = None
     for part in _FENCE.split(text):  # so that a block which is never closed cannot swallow the next one
-        for values, unclosed in _values(escape_latex(part)):
-            read = _read(values, unclosed, own_set)
+        for values, mended in _values(escape_latex(part)):
+            read = _read(values, part.rstrip() if mended else "")
             # The last block that has edits or is an empty list counts; a stray `[G3]` in the prose does not.
             if read.found or last is None:
                 last = read
@@ -136,14 +117,14 @@ def final_text(text: str) -> str:
     return text.rpartition("</think>")[2].strip()
 
 
-def principle_id(value: Any, own_set: str = "A") -> str:
-    """`3`, `G3`, `[G3]`, `A.G3` as `"G3"`; another set's as `"B.G3"`; anything else unchanged, to be refused later."""
+def principle_id(value: Any) -> str:
+    """`3`, `G3`, `[G3]`, `A.G3` as `"G3"`, A being the set that is edited; another set's as `"B.G3"`, so that no edit
+    can take it for its own; anything else unchanged, to be refused later."""
     match = _ID.match(str(value))
     if isinstance(value, bool) or match is None:
         return str(value).strip()
-    name = f"G{int(match[2])}"
-    letter = (match[1] or own_set).upper()
-    return name if letter == own_set.upper() else f"{letter}.{name}"
+    name, letter = f"G{int(match[2])}", (match[1] or "A").upper()
+    return name if letter == "A" else f"{letter}.{name}"
 
 
 def escape_latex(text: str) -> str:
@@ -165,72 +146,62 @@ def _escape(match: re.Match[str]) -> str:
     return "\\" + match[0]
 
 
-def _values(text: str) -> Iterator[tuple[list[Any], str]]:
-    """What JSON a text holds, in blocks (neighbours with nothing but commas between them are one: JSON lines), each
-    with the text that it was mended from if a string in it was never closed."""
+def _values(text: str) -> Iterator[tuple[list[Any], bool]]:
+    """What JSON a text holds, in blocks: neighbours with nothing but commas between them are one (JSON lines); and
+    whether the last value of a block had to be mended."""
     block: list[Any] = []
-    end = 0
+    end, mended = 0, False
     while (start := _JSON.search(text, end)) is not None:
         if block and text[end : start.start()].strip(" \t\r\n,"):
-            yield block, ""
+            yield block, False
             block = []
         try:
             value, end = _DECODER.raw_decode(text, start.start())
         except (ValueError, RecursionError):
-            repaired, unclosed = _repair(text[start.start() :])
-            yield [*block, *repaired], unclosed
-            return
+            value, end, mended = _repair(text[start.start() :]), len(text), True
         block.append(value)
-    if block:
-        yield block, ""
+    yield block, mended
 
 
-def _repair(text: str) -> tuple[list[Any], str]:
-    """What can be made of text that begins with broken JSON, and the text if a string in it was never closed."""
+def _repair(text: str) -> Any:
+    """What can be made of text that begins with broken JSON."""
     if len(text) > _REPAIR_LIMIT:
-        return [], ""
-    text = _SINGLE_QUOTED.sub(lambda match: match[1] + _double_quoted(match[2]), text)
+        return None
+    double = {'"': '\\"', "\\'": "'"}
+    quoted = lambda found: re.sub(r"\\.|\"", lambda one: double.get(one[0], one[0]), found[2])  # noqa: E731
     try:
-        mended: Any = json_repair.loads(text, logging=True)
+        return json_repair.loads(_SINGLE_QUOTED.sub(lambda found: f'{found[1]}"{quoted(found)}"', text))
     except Exception:  # its parser gives up on absurd nesting in several ways; a bad reply is no reason to stop
-        return [], ""
-    value, log = mended
-    return [value], text if any("missed the closing quote" in one["text"] for one in log) else ""
+        return None
 
 
-def _double_quoted(inside: str) -> str:
-    """A single-quoted string's inside as JSON has it."""
-    return '"' + re.sub(r"\\.|\"", lambda found: {'"': '\\"', "\\'": "'"}.get(found[0], found[0]), inside) + '"'
-
-
-def _read(values: list[Any], unclosed: str, own_set: str) -> ParsedEdits:
+def _read(values: list[Any], mended: str) -> ParsedEdits:
+    """The edits among JSON values; of values that had to be mended, with the text they were mended from."""
     records = list(_records(values))
     if not records and not any(map(_is_empty_list, values)):
-        return ParsedEdits(problems=("not_an_edit",))
-    # A string that runs to the end of the reply: the reply ended inside of it.
-    cut_off = bool(unclosed and records) and unclosed.rstrip().endswith(_text([*records[-1].values()][-1]).rstrip())
+        return ParsedEdits(problems=("not_an_edit",) if values else ("no_json",))
+    # Where a text is the end of it all, without its quotation mark, the reply ended inside of it.
+    cut_off = bool(records) and mended.endswith(_text([*records[-1].values()][-1]).rstrip() or "\0")
+    edits = [_edit(record) for record in (records[:-1] if cut_off else records)]
     problems = ["cut_off"] if cut_off else []
-    edits = [_edit(record, own_set) for record in (records[:-1] if cut_off else records)]
     problems += ["unknown_operation" for edit in edits if edit is None]
     return ParsedEdits(tuple(edit for edit in edits if edit is not None), tuple(problems), True)
 
 
 def _records(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
     """The edits among parsed JSON: dicts that name an operation (or search), in lists, wrapped, or grouped by it."""
-    if depth > 6:
-        return
-    if isinstance(value, dict):
-        record = {str(key).strip().casefold(): item for key, item in value.items()}
-        if _has(record, "op") or any(isinstance(record.get(name), str) for name in _NAMES["search"]):
-            yield record
-        else:
-            for key, item in record.items():
-                yield from _under_operation(key, item) if key in _KEYS else _records(item, depth + 1)
-    elif isinstance(value, list):
+    if isinstance(value, list) and depth <= 6:
         yield from (found for item in value for found in _records(item, depth + 1))
+    elif isinstance(value, dict) and depth <= 6:
+        record = {str(key).strip().casefold(): item for key, item in value.items()}
+        if _said(record, "op") is not None or isinstance(_said(record, "search"), str):
+            yield record
+            return
+        for key, item in record.items():
+            yield from _grouped(key, item) if key in ("add", "modify", "merge", "remove") else _records(item, depth + 1)
 
 
-def _under_operation(op: str, value: Any) -> Iterator[dict[str, Any]]:
+def _grouped(op: str, value: Any) -> Iterator[dict[str, Any]]:
     """Edits grouped by operation: `{"add": ["..."], "modify": [{"id": "G1", "text": "..."}], "remove": ["G2"]}`."""
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, dict):
@@ -239,30 +210,32 @@ def _under_operation(op: str, value: Any) -> Iterator[dict[str, Any]]:
             yield {"op": op, "ids" if op == "remove" else "text": item}
 
 
-def _has(record: dict[str, Any], field: str) -> bool:
-    return any(record.get(name) is not None for name in _NAMES[field])
+def _said(record: dict[str, Any], field: str) -> Any:
+    """A field's value, under whichever of its names it comes."""
+    return next((record[name] for name in _NAMES[field] if record.get(name) is not None), None)
 
 
 def _is_empty_list(value: Any) -> bool:
-    return value == [] or (isinstance(value, dict) and len(value) == 1 and next(iter(value.values())) == [])
+    return value == [] or (isinstance(value, dict) and [] in value.values())
 
 
-def _edit(record: dict[str, Any], own_set: str) -> Edit | None:
-    try:
-        said = ProposedEdit.model_validate(record)
-    except ValidationError:
-        return None
-    ids = tuple(principle_id(name, own_set) for name in said.ids)
-    if said.op == "replace" and (said.search or not ids):
-        return Edit("replace", text=said.text, search=said.search, reason=said.reason)
-    op = "modify" if said.op == "replace" else said.op  # "replace G3 by ..."
-    return Edit(op, ids, _OWN_MARK.sub("", said.text), reason=said.reason)
+def _edit(record: dict[str, Any]) -> Edit | None:
+    op = _OPERATIONS.get(_text(_said(record, "op") or "replace").strip().casefold())
+    text, search, reason = (_text(_said(record, field)) for field in ("text", "search", "reason"))
+    ids = _said(record, "ids")
+    if isinstance(ids, str):
+        ids = [part for part in re.split(r"[,;&+]|\band\b", ids.strip("[]() ")) if part.strip()]
+    names = tuple(principle_id(name) for name in (ids if isinstance(ids, list) else [ids]) if name is not None)
+    if op == "replace" and (search or not names):
+        return Edit("replace", text=text, search=search, reason=reason)
+    op = "modify" if op == "replace" else op  # "replace G3 by ..."
+    return None if op is None else Edit(op, names, _OWN_MARK.sub("", text), reason=reason)
 
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_text, value))
-    return _storable(value) if isinstance(value, str) else str(value)
+    return "" if value is None else _storable(str(value))
 
 
 def _storable(text: str) -> str:
@@ -271,12 +244,7 @@ def _storable(text: str) -> str:
 
 
 def _read_blocks(text: str) -> ParsedEdits:
-    text = text.replace("\r\n", "\n")
-    edits = [Edit("replace", text=_line(new), search=_line(old)) for old, new in _BLOCK.findall(text)]
-    cut = len(re.findall(r"^[ \t]*<{5,9}[ \t]*SEARCH", text, re.MULTILINE)) > len(edits)
-    return ParsedEdits(tuple(edits), ("cut_off",) if cut else (), bool(edits) or cut)
-
-
-def _line(block: str) -> str:
-    """The lines of a block without the line break that ends the last one."""
-    return block.removesuffix("\n")
+    blocks = ((old.removesuffix("\n"), new.removesuffix("\n")) for old, new in _BLOCK.findall(text))
+    edits = tuple(Edit("replace", text=new, search=old) for old, new in blocks)
+    cut = len(re.findall(_SEARCH, text, re.MULTILINE)) > len(edits)
+    return ParsedEdits(edits, ("cut_off",) if cut else (), bool(edits) or cut)

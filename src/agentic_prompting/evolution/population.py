@@ -1,4 +1,4 @@
-"""The population: every system prompt that ever lived, what is believed of it, and who plays next.
+"""The population: every system prompt that ever lived, and what is believed of it; and E-SPL's settings.
 
 It knows nothing of LLMs, rewards or weights: it is told scores and given children. All it holds goes through
 [`Population.state_dict`] as plain JSON, the random generator included, so that a resumed run continues exactly.
@@ -10,22 +10,25 @@ import json
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from .ratings import (
     EXPLORATION,
+    RULES,
     Rating,
+    Row,
     SelectionRule,
+    cell_means,
+    common_means,
     crossover_rating,
     mutation_rating,
     rate,
     select,
     selection_rule,
 )
-from .results import Row, cell_means, common_means
-from .system_prompt import SystemPrompt
+from .system_prompt import MAX_WORDS, SystemPrompt
 
 BEST_RULES = ("conservative", "mean", "newest")
 
@@ -66,8 +69,8 @@ class Population:
     Args:
         root ([`SystemPrompt`]): The first one. It gets id 0.
         window (`int`, *optional*, defaults to `10`): K: only the latest so many are selected (A.5).
-        rule (`str` or `Callable`, *optional*, defaults to `"top_plus_random"`): Who plays: a name, or a function of
-            the members of the window (oldest first), k and a `random.Random` that returns k positions.
+        rule (`str` or `Callable`, *optional*, defaults to `"top_plus_random"`): Who plays: a name of `RULES`, or a
+            function of the members of the window (oldest first), k and a `random.Random` that returns k positions.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, also for `best("conservative")`.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): The prompts of a batch are drawn independently, as
@@ -103,18 +106,16 @@ class Population:
             raise ValueError(f"{window=} must be at least 1")
         if delta_sigma < 0 or tie_tolerance < 0:
             raise ValueError(f"{delta_sigma=} and {tie_tolerance=} must not be negative")
-        _check_best_rule(best_rule)
-        self.window, self.independent_draws = window, independent_draws
+        one_of("best_rule", best_rule, BEST_RULES)
+        self.window, self.independent_draws, self.best_rule = window, independent_draws, best_rule
         self.exploration, self.delta_sigma, self.tie_tolerance = exploration, delta_sigma, tie_tolerance
-        self.best_rule = best_rule
         self.rule = selection_rule(rule, exploration, temperature, independent_draws)
         self.rng = random.Random(seed)
         self.members = [Member(replace(root, id=0), Rating())]
         self.turns = 0
 
     def select(self, k: int) -> list[SystemPrompt]:
-        """The prompts of the next batch: different ones, unless the window holds fewer than `k` or draws are
-        independent."""
+        """The prompts of the next batch, by the rule; see [`select`]."""
         self.turns += 1
         alive = self.alive()
         places = select(alive, k, self.rule, self.rng, self.independent_draws)
@@ -135,28 +136,23 @@ class Population:
         Returns:
             `list[float | None]`: V_i per row.
         """
-        ids = [prompt if isinstance(prompt, int) else _id(prompt) for prompt in prompts]
-        if len(ids) != len(scores):
-            raise ValueError(f"{len(ids)} prompts but {len(scores)} rows of scores")
-        players = list(dict.fromkeys(ids))
-        rows = [
-            cell_means([row for name, row in zip(ids, scores, strict=True) if name == player]) for player in players
-        ]
-        values = dict(zip(players, common_means(rows), strict=True))
-        rated = [player for player in players if values[player] is not None]
+        played: dict[int, list[Row]] = {}
+        ids = [_id(prompt) for prompt in prompts]
+        for name, row in zip(ids, scores, strict=True):
+            played.setdefault(name, []).append(row)
+        values = dict(zip(played, common_means([cell_means(rows) for rows in played.values()]), strict=True))
+        rated = {name: value for name, value in values.items() if value is not None}
         if len(rated) > 1:
-            before = [self.members[player].rating for player in rated]
-            after = rate(before, [values[player] or 0.0 for player in rated], self.tie_tolerance)
-            for player, rating in zip(rated, after, strict=True):
-                self.members[player].rating = rating
-                self.members[player].games += 1
+            new = rate([self.members[name].rating for name in rated], list(rated.values()), self.tie_tolerance)
+            for name, rating in zip(rated, new, strict=True):
+                self.members[name].rating = rating
+                self.members[name].games += 1
         return [values[name] for name in ids]
 
     def note_held_out(self, prompt: SystemPrompt, rewards: Sequence[float]) -> None:
         """Keep what a member got on held-out problems, in place of what was measured before. Changes no rating."""
         if rewards:
-            deviation = statistics.pstdev(rewards)
-            measured = {"mean": statistics.fmean(rewards), "deviation": deviation, "n": len(rewards)}
+            measured = {"mean": statistics.fmean(rewards), "deviation": statistics.pstdev(rewards), "n": len(rewards)}
             self.members[_id(prompt)].held_out = measured
 
     def add(self, child: SystemPrompt, rating: Rating | None = None) -> SystemPrompt:
@@ -187,11 +183,9 @@ class Population:
                 made from count and the parents may have played again since. By default the current ones.
         """
         known = [(parents or {}).get(parent, self.members[parent].rating) for parent in child.parents]
-        if not known:
-            return Rating()
         if len(known) == 1:
             return mutation_rating(known[0], self.delta_sigma)
-        return crossover_rating(known, self.delta_sigma)
+        return crossover_rating(known, self.delta_sigma) if known else Rating()
 
     def best(self, rule: str | None = None) -> SystemPrompt:
         """The prompt to use.
@@ -212,7 +206,7 @@ class Population:
 
     def rating(self, prompt: SystemPrompt | int) -> Rating:
         """The current rating of a member."""
-        return self.members[prompt if isinstance(prompt, int) else _id(prompt)].rating
+        return self.members[_id(prompt)].rating
 
     def diversity(self) -> float:
         """How much the prompts in play differ: the mean share of words that two of them do not have in common, over
@@ -220,35 +214,25 @@ class Population:
         """
         words = [set(member.prompt.text.casefold().split()) for member in self.alive()]
         pairs = [(one, other) for place, one in enumerate(words) for other in words[:place]]
-        apart = [1 - len(one & other) / len(one | other) if one != other else 0.0 for one, other in pairs]
+        apart = [len(one ^ other) / len(one | other) if one != other else 0.0 for one, other in pairs]
         return statistics.fmean(apart) if apart else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes during a run, as plain JSON; and for whoever draws it what decides who is in play and
-        who is best."""
-        return {
-            "window": self.window,
-            "exploration": self.exploration,
-            "best_rule": self.best_rule,
-            "members": [member.to_json() for member in self.members],
-            "turns": self.turns,
-            "rng": rng_state(self.rng),
-        }
+        """Everything that changes during a run, as plain JSON; and what decides who is in play and who is best."""
+        settings = {name: getattr(self, name) for name in ("window", "exploration", "best_rule")}
+        members = [member.to_json() for member in self.members]
+        return {**settings, "members": members, "turns": self.turns, "rng": rng_state(self.rng)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`Population.state_dict`]. The settings stay those of the constructor.
 
         Raises:
-            `ValueError`: It is damaged, or was made with islands, which are gone. Nothing has changed then.
+            `ValueError`: It is damaged. Nothing has changed then.
         """
         try:
-            members, turns = read_members(state["members"]), state["turns"]
-            islands = len(state.get("joined", [0]))  # as older versions wrote it
-            rng = rng_of(state["rng"])
+            members, turns, rng = read_members(state["members"]), state["turns"], rng_of(state["rng"])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the saved population is damaged: {_said(error)}") from None
-        if islands > 1:
-            raise ValueError(f"the saved population has islands={islands}: this version has one window of all")
         self.members, self.turns, self.rng = members, turns, rng
 
 
@@ -285,7 +269,7 @@ def read_members(saved: Iterable[Mapping[str, Any]]) -> list[Member]:
 
 def best_of(members: Sequence[Member], rule: str = "conservative", exploration: float = EXPLORATION) -> Member:
     """The best of some members by [`Population.best`]'s rule, λ being `exploration`."""
-    _check_best_rule(rule)
+    one_of("best_rule", rule, BEST_RULES)
     if rule == "newest":
         return members[-1]
     doubt = exploration if rule == "conservative" else 0.0
@@ -310,12 +294,118 @@ def _said(error: Exception) -> str:
     return f"{error} is missing" if isinstance(error, KeyError) else str(error).partition("\n")[0]
 
 
-def _id(prompt: SystemPrompt) -> int:
-    if prompt.id is None:
+def _id(prompt: SystemPrompt | int) -> int:
+    name = prompt if isinstance(prompt, int) else prompt.id
+    if name is None:
         raise ValueError("this prompt does not belong to a population: it has no id")
-    return prompt.id
+    return name
 
 
-def _check_best_rule(rule: str) -> None:
-    if rule not in BEST_RULES:
-        raise ValueError(f"best_rule must be one of {', '.join(BEST_RULES)}, got {rule!r}")
+def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
+    """Raises `ValueError` if a setting is none of what it may be."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+# The settings --------------------------------------------------------------------------------------------------------
+
+_OF_A_POPULATION = (
+    "window", "selection", "exploration", "selection_temperature", "independent_draws", "delta_sigma", "tie_tolerance",
+    "best_rule",
+)  # fmt: skip
+
+
+def setting(default: Any, text: str) -> Any:
+    """A field with its words for a command line."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class ESPLSettings:
+    """The settings of E-SPL, the same for the trainer and for [`evolve`]; the defaults are the paper's (Appendix A and
+    B, eq 1-4) unless said otherwise.
+
+    Args:
+        prompts_per_step (`int`, *optional*, defaults to `3`): M: system prompts tried in each batch.
+        num_generations (`int`, *optional*, defaults to `5`): N: rollouts of each problem under each prompt.
+        window (`int`, *optional*, defaults to `10`): K: only the latest so many prompts are drawn.
+        selection (`str`, *optional*, defaults to `"top_plus_random"`): How the M prompts are drawn: `top_plus_random`
+            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own pass a [`Population`].
+        exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3.
+        selection_temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
+        independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts independently, as Algorithm 1
+            reads, so that one may come twice. By default they are different ones, as in the paper's own runs.
+        best_rule (`str`, *optional*, defaults to `"conservative"`): Which prompt is tested and saved: `conservative`
+            (the highest μ - λσ), `mean` (the highest μ) or `newest` (the released code's); see [`Population.best`].
+        delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: uncertainty added for a child.
+        tie_tolerance (`float`, *optional*, defaults to `0.01`): Mean rewards this close are a tie.
+        p_crossover (`float`, *optional*, defaults to `0.2`): Probability of a crossover after a batch.
+        reflect_on (`str`, *optional*, defaults to `"mixed"`): The problems a mutation looks at: `mixed`, those with
+            differing rewards (A.2); `imperfect`, those with a reward below 1.0, also where every attempt failed.
+        max_ops (`int`, *optional*, defaults to `2`): K_ops: edits per problem (A.4).
+        max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused (A.5).
+        structured_edits (`bool`, *optional*, defaults to `False`): Ask for edits of principles by `response_format`
+            with a JSON schema ([`ProposedEdits`]), where the endpoint has that. Without, JSON is found in the reply.
+        prompt_place (`str`, *optional*, defaults to `"system"`): Where the prompt stands: `system` message, or `user`:
+            in front of the first user message (the paper's maths template).
+        reference_sampling (`dict` or `str`, *optional*): Passed on with every call of the reference LLM: `temperature`,
+            `top_p`, `max_tokens`, ...; on a command line as JSON. The model's own defaults if it is not set.
+
+    Raises:
+        `ValueError`: A value is out of range.
+    """
+
+    prompts_per_step: int = setting(3, "M: system prompts per batch.")
+    num_generations: int = setting(5, "N: rollouts per problem and prompt.")
+    window: int = setting(10, "K: the latest so many prompts are drawn.")
+    selection: str = setting("top_plus_random", f"How prompts are drawn: {', '.join(RULES)}.")
+    exploration: float = setting(EXPLORATION, "Lambda of eq 3.")
+    selection_temperature: float = setting(1.0, "T of eq 3, for softmax.")
+    independent_draws: bool = setting(False, "Draw prompts independently: one may come twice.")
+    best_rule: str = setting("conservative", f"The prompt that is tested: {', '.join(BEST_RULES)}.")
+    delta_sigma: float = setting(1.0, "Uncertainty added for a child.")
+    tie_tolerance: float = setting(0.01, "Mean rewards this close are a tie.")
+    p_crossover: float = setting(0.2, "Probability of a crossover after a batch.")
+    reflect_on: str = setting("mixed", "mixed (the paper) or imperfect.")
+    max_ops: int = setting(2, "K_ops: edits per problem.")
+    max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
+    structured_edits: bool = setting(False, "Ask for edits by a JSON schema.")
+    prompt_place: str = setting("system", "system or user.")
+    reference_sampling: dict[str, Any] | str | None = setting(None, "Of the reference's calls: JSON.")
+
+    def __post_init__(self) -> None:
+        one_of("selection", self.selection, RULES)
+        one_of("reflect_on", self.reflect_on, ("mixed", "imperfect"))
+        one_of("prompt_place", self.prompt_place, ("system", "user"))
+        for name in ("prompts_per_step", "num_generations", "window", "max_ops", "max_words"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.p_crossover <= 1:
+            raise ValueError(f"p_crossover must be between 0 and 1, got {self.p_crossover}")
+        if isinstance(self.reference_sampling, str):
+            self.reference_sampling = _read_sampling(self.reference_sampling)
+        self.population(SystemPrompt(""))  # raises for what only it can judge
+
+    def population(self, root: SystemPrompt, seed: int = 0, window: int | None = None) -> Population:
+        """A new population under these settings."""
+        names = ("exploration", "independent_draws", "delta_sigma", "tie_tolerance", "best_rule")
+        options = {name: getattr(self, name) for name in names}
+        options |= {"temperature": self.selection_temperature, "seed": seed}
+        return Population(root, window or self.window, self.selection, **options)
+
+    def check_own_population(self) -> None:
+        """Raises `ValueError` for a setting that a population of one's own would leave without effect."""
+        defaults = {one.name: one.default for one in fields(ESPLSettings)}
+        for name in _OF_A_POPULATION:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name}={getattr(self, name)!r} would be ignored: a Population brings its own")
+
+
+def _read_sampling(text: str) -> dict[str, Any]:
+    try:
+        sampling = json.loads(text)
+    except ValueError:
+        sampling = None
+    if not isinstance(sampling, dict):
+        raise ValueError(f"reference_sampling must be a JSON object, got {text!r}")
+    return sampling

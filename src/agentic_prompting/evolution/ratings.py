@@ -1,28 +1,209 @@
-"""How good a system prompt is believed to be, and which prompts play next (3.2, A.5, Appendix B).
+"""How prompts did on a batch (eq 9), what is believed of them because of it (TrueSkill: 3.2, Appendix B), and who plays
+next (eq 3, A.5).
 
-Ratings are TrueSkill over the batches in which prompts met: only who did better in the same batch counts, never the
-reward itself, as rewards under different weights cannot be compared. The update is the `trueskill` package's; what is
-tied and what a child starts with is ours.
-
-A selection rule gets the members of the window, oldest first, and returns the positions of `k` different ones. It never
-has to care for windows that hold fewer: [`select`] does.
+Only who did better in the same batch counts for a rating, never the reward itself: rewards under different weights
+cannot be compared. The update is the `trueskill` package's; what is tied and what a child starts with is ours.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Any, Protocol
+
+from .system_prompt import SystemPrompt
 
 MU, SIGMA = 25.0, 25.0 / 3
 BETA, TAU, DRAW_PROBABILITY = 25.0 / 6, 25.0 / 300, 0.10
 EXPLORATION = 2.0
 """λ of eq 3: how many standard deviations of doubt count in a prompt's favour."""
 _ROUNDING = 1e-9  # .52 - .51 is a little more than .01 in floating point
+
+Row = Sequence[float | None]
+"""Mean rewards of one prompt, a number per problem; `None` where all attempts failed for outside reasons."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One rollout as the reference LLM gets to read it.
+
+    Args:
+        text (`str`): Everything the policy wrote and was answered, in order.
+        reward (`float`, *optional*): `None` if it failed through no fault of the policy: it is then no evidence.
+    """
+
+    text: str
+    reward: float | None
+
+
+@dataclass(frozen=True)
+class ProblemResult:
+    """The rollouts of one problem under one system prompt.
+
+    Args:
+        question (`str`): The problem.
+        truth (`str`): The accepted answer(s), for the reference LLM only.
+        attempts (`tuple[Attempt, ...]`): The N rollouts.
+    """
+
+    question: str
+    truth: str
+    attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def scored(self) -> list[tuple[str, float]]:
+        """Text and reward of the attempts that have one."""
+        return [(attempt.text, attempt.reward) for attempt in self.attempts if attempt.reward is not None]
+
+    @property
+    def value(self) -> float | None:
+        """V_{i,κ}: the mean reward; `None` where every rollout failed."""
+        return mean([attempt.reward for attempt in self.attempts])
+
+    def instructive(self, reflect_on: str = "mixed") -> bool:
+        """Whether the problem is worth reflecting on.
+
+        `mixed`: the rewards differ, 0 < V < 1 for rewards of 0 and 1 (A.2). `imperfect`: some reward is below 1.0:
+        what the policy does not know at all shows only where every attempt failed.
+        """
+        rewards = [reward for _, reward in self.scored]
+        if not rewards:
+            return False
+        top = max(rewards) if reflect_on == "mixed" else 1.0
+        return min(rewards) < top - _ROUNDING
+
+
+@dataclass(frozen=True)
+class PromptResult:
+    """One system prompt and how it did on the batch.
+
+    Args:
+        prompt ([`SystemPrompt`]): The prompt, with its id.
+        problems (`tuple[ProblemResult, ...]`): One per problem, in the same order for every prompt of the batch.
+    """
+
+    prompt: SystemPrompt
+    problems: tuple[ProblemResult, ...]
+
+    @property
+    def row(self) -> list[float | None]:
+        """The prompt's row of the matrix of mean rewards (eq 9)."""
+        return [problem.value for problem in self.problems]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types; [`PromptResult.from_json`] gives an equal result back."""
+        problems = [
+            [problem.question, problem.truth, [[attempt.text, attempt.reward] for attempt in problem.attempts]]
+            for problem in self.problems
+        ]
+        return {"prompt": self.prompt.to_json(), "evidence": problems}
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> PromptResult:
+        """The inverse of [`PromptResult.to_json`]."""
+        problems = tuple(
+            ProblemResult(question, truth, tuple(Attempt(text, reward) for text, reward in attempts))
+            for question, truth, attempts in saved["evidence"]
+        )
+        return cls(SystemPrompt.from_json(saved["prompt"]), problems)
+
+
+def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
+    """One result per prompt: those of a prompt that was drawn twice are put together, problem by problem.
+
+    Raises:
+        `ValueError`: The results are not over the same problems.
+    """
+    if len({tuple(problem.question for problem in result.problems) for result in results}) > 1:
+        raise ValueError("the results of a batch must be over the same problems in the same order")
+    merged: dict[int | None, PromptResult] = {}
+    for result in results:
+        first = merged.get(result.prompt.id)
+        if first is not None:
+            both = zip(first.problems, result.problems, strict=True)
+            together = (ProblemResult(a.question, a.truth, a.attempts + b.attempts) for a, b in both)
+            result = PromptResult(result.prompt, tuple(together))
+        merged[result.prompt.id] = result
+    return list(merged.values())
+
+
+def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | None:
+    """The result of the prompt with the highest of the V_i that [`Population.record`] returns; `None` without any."""
+    scored = [(value, result) for value, result in zip(values, results, strict=True) if value is not None]
+    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+
+
+def scores_of(results: Iterable[PromptResult]) -> dict[int, list[float | None]]:
+    """By prompt id its row of mean rewards; of a prompt that was drawn twice the first."""
+    scores: dict[int, list[float | None]] = {}
+    for result in results:
+        if result.prompt.id is not None:
+            scores.setdefault(result.prompt.id, result.row)
+    return scores
+
+
+def question_of(row: Mapping[str, Any]) -> str:
+    """The problem of a dataset row as the reference LLM reads it: its `question`, else its `prompt` without system
+    messages."""
+    if row.get("question"):
+        return str(row["question"])
+    prompt = row["prompt"]
+    if isinstance(prompt, str):
+        return prompt
+    return "\n\n".join(message["content"] for message in prompt if message["role"] != "system")
+
+
+def truth_of(row: Mapping[str, Any]) -> str:
+    """Its accepted answers in one line."""
+    answers = row.get("answers") or ()
+    return answers if isinstance(answers, str) else " | ".join(map(str, answers))
+
+
+# The matrix ----------------------------------------------------------------------------------------------------------
+
+
+def mean(values: Row) -> float | None:
+    """The mean of what there is; `None` if there is nothing."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def cell_means(rows: Sequence[Row]) -> list[float | None]:
+    """Several rows of one prompt as one: per problem the mean of those that have a score."""
+    return [mean(column) for column in zip(*rows, strict=True)]
+
+
+def common_means(rows: Sequence[Row]) -> list[float | None]:
+    """V_i of each prompt: its mean over the problems on which every prompt that has a score at all has one, so that
+    conditions are matched; `None` for a prompt without any, and for all that have no problem in common."""
+    columns = _complete([row for row in rows if mean(row) is not None])
+    return [mean([row[column] for column in columns]) for row in rows]
+
+
+def sole_wins(rows: Sequence[Row]) -> list[list[int]]:
+    """For each prompt the problems on which it alone did best (ρ_i of Algorithm 2).
+
+    Ties are nobody's win, and neither is a problem on which one of the prompts has no score.
+    """
+    wins: list[list[int]] = [[] for _ in rows]
+    for column in _complete(rows):
+        values = [row[column] or 0.0 for row in rows]
+        holders = [index for index, value in enumerate(values) if value >= max(values) - _ROUNDING]
+        if len(holders) == 1:
+            wins[holders[0]].append(column)
+    return wins
+
+
+def _complete(rows: Sequence[Row]) -> list[int]:
+    """The columns in which every row has a score."""
+    return [number for number, column in enumerate(zip(*rows, strict=True)) if None not in column]
+
+
+# The ratings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -82,10 +263,10 @@ def ranks(scores: Sequence[float], tie_tolerance: float = 0.01) -> list[int]:
     Raises:
         `ValueError`: A score is not finite, or the tolerance is negative.
     """
-    if not all(math.isfinite(score) for score in scores):
-        raise ValueError(f"scores must be finite, got {list(scores)}: leave out prompts that have no score")
-    if tie_tolerance < 0:
-        raise ValueError(f"tie_tolerance must not be negative, got {tie_tolerance}")
+    if not all(map(math.isfinite, scores)) or tie_tolerance < 0:
+        raise ValueError(
+            f"scores must be finite and tie_tolerance must not be negative: {list(scores)}, {tie_tolerance}"
+        )
     places = [0] * len(scores)
     place, first = -1, math.inf
     for index in sorted(range(len(scores)), key=lambda i: -scores[i]):
@@ -113,8 +294,8 @@ def crossover_rating(parents: Sequence[Rating], delta_sigma: float = 1.0) -> Rat
         raise ValueError("a crossed child needs at least one parent")
     precisions = [rating.sigma**-2 for rating in parents]
     total = sum(precisions)
-    mean = sum(rating.mu * precision for rating, precision in zip(parents, precisions, strict=True)) / total
-    return Rating(mean, math.sqrt(1 / total + delta_sigma**2))
+    centre = sum(rating.mu * precision for rating, precision in zip(parents, precisions, strict=True)) / total
+    return Rating(centre, math.sqrt(1 / total + delta_sigma**2))
 
 
 @lru_cache(maxsize=1)
@@ -122,15 +303,12 @@ def _environment() -> Any:
     """TrueSkill with its defaults, on Python's own normal distribution: the package's built-in one is good to 1e-7."""
     from trueskill import TrueSkill
 
-    return TrueSkill(MU, SIGMA, BETA, TAU, DRAW_PROBABILITY, backend=(_cdf, _pdf, NormalDist().inv_cdf))
+    normal = NormalDist()
+    return TrueSkill(MU, SIGMA, BETA, TAU, DRAW_PROBABILITY, backend=(_cdf, normal.pdf, normal.inv_cdf))
 
 
 def _cdf(x: float) -> float:
-    return math.erfc(-x / math.sqrt(2)) / 2
-
-
-def _pdf(x: float) -> float:
-    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return math.erfc(-x / math.sqrt(2)) / 2  # exact in the lower tail, where NormalDist's `1 + erf` is not
 
 
 # Who plays -----------------------------------------------------------------------------------------------------------
@@ -144,6 +322,7 @@ class Rated(Protocol):
 
 
 SelectionRule = Callable[[Sequence[Rated], int, random.Random], list[int]]
+"""Gets the window, oldest first, and returns the positions of k different members; never more than there are."""
 
 
 def optimistic_scores(members: Sequence[Rated], exploration: float = EXPLORATION) -> list[float]:
@@ -152,7 +331,7 @@ def optimistic_scores(members: Sequence[Rated], exploration: float = EXPLORATION
 
 
 def top_plus_random(
-    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION
+    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
 ) -> list[int]:
     """The highest score always (of equal ones the youngest), the others uniformly: the paper's own runs (A.5)."""
     scores = optimistic_scores(members, exploration)
@@ -162,19 +341,22 @@ def top_plus_random(
 
 
 def softmax(
-    members: Sequence[Rated],
-    k: int,
-    rng: random.Random,
-    exploration: float = EXPLORATION,
-    temperature: float = 1.0,
+    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
 ) -> list[int]:
-    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1)."""
-    scores = optimistic_scores(members, exploration)
-    top = max(scores)
-    return _draw([math.exp((score - top) / temperature) for score in scores], k, rng)
+    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1).
+
+    That is: the k highest of score / T plus Gumbel noise, minus the logarithm of an exponential variable.
+    """
+    noisy = [
+        score / temperature - math.log(rng.expovariate(1.0) or 5e-324)
+        for score in optimistic_scores(members, exploration)
+    ]
+    return sorted(range(len(noisy)), key=lambda position: -noisy[position])[:k]
 
 
-def uniform(members: Sequence[Rated], k: int, rng: random.Random) -> list[int]:
+def uniform(
+    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
+) -> list[int]:
     """Each with the same probability."""
     return rng.sample(range(len(members)), k)
 
@@ -188,12 +370,9 @@ RULES: dict[str, Callable[..., list[int]]] = {
 
 
 def selection_rule(
-    rule: str | SelectionRule,
-    exploration: float = EXPLORATION,
-    temperature: float = 1.0,
-    independent: bool = False,
+    rule: str | SelectionRule, exploration: float = EXPLORATION, temperature: float = 1.0, independent: bool = False
 ) -> SelectionRule:
-    """A rule by name with its parameters set; an object of one's own comes back as it is.
+    """A rule by name with its parameters set; a function of one's own comes back as it is.
 
     Args:
         rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
@@ -212,17 +391,11 @@ def selection_rule(
         raise ValueError(f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function")
     if independent and rule == "top_plus_random":
         raise ValueError(f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform")
-    if rule == "softmax":
-        return partial(softmax, exploration=exploration, temperature=temperature)
-    return RULES[rule] if rule == "uniform" else partial(RULES[rule], exploration=exploration)
+    return partial(RULES[rule], exploration=exploration, temperature=temperature)
 
 
 def select(
-    members: Sequence[Rated],
-    k: int,
-    rule: SelectionRule,
-    rng: random.Random,
-    independent: bool = False,
+    members: Sequence[Rated], k: int, rule: SelectionRule, rng: random.Random, independent: bool = False
 ) -> list[int]:
     """Positions of `k` members: different ones, as long as there are enough; else each at least ⌊k / n⌋ times.
 
@@ -244,17 +417,4 @@ def select(
     chosen: list[int] = []
     while len(chosen) < k:
         chosen += rule(members, min(k - len(chosen), len(members)), rng)
-    return chosen
-
-
-def _draw(weights: list[float], k: int, rng: random.Random) -> list[int]:
-    """k different positions, one after another with p ∝ weight; uniformly where only weights of 0 are left."""
-    weights = list(weights)
-    left = list(range(len(weights)))
-    chosen: list[int] = []
-    for _ in range(k):
-        total = math.fsum(weights)
-        place = rng.choices(range(len(left)), weights if total > 0 else None)[0]
-        chosen.append(left.pop(place))
-        weights.pop(place)
     return chosen

@@ -2,8 +2,7 @@
 
 Two kinds. *Principles*: a preamble and numbered rules, edited one by one (the paper's maths prompts) by `add`,
 `modify`, `merge`, `remove`. *Free text* (its search prompt): edited by `replace`, whose search text must occur exactly
-once. Immutable: an operator makes a new one, with the ids of its parents. An edit that does not fit exactly is refused
-and counted, never guessed.
+once. An edit that does not fit exactly is refused and counted, never guessed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..llm import Message
@@ -56,7 +55,7 @@ class SystemPrompt:
         object.__setattr__(self, "parents", tuple(self.parents))
         if self.principles is None:
             return
-        folded = tuple(" ".join(principle.split()) for principle in self.principles)
+        folded = tuple(map(_folded, self.principles))
         if not all(folded):
             raise ValueError(f"principle {folded.index('')} of the system prompt is empty")
         if _MARK.search(self.preamble):
@@ -74,6 +73,19 @@ class SystemPrompt:
 
     def __str__(self) -> str:
         return self.text
+
+    @classmethod
+    def of(cls, prompt: SystemPrompt | str) -> SystemPrompt:
+        """A prompt as it is; of a text with lines `[G0]. ...` its principles, any other as a preamble to add them to.
+
+        Raises:
+            `TypeError`: It is neither.
+        """
+        if isinstance(prompt, SystemPrompt):
+            return prompt
+        if not isinstance(prompt, str):
+            raise TypeError(f"a system prompt is a SystemPrompt or a text, not a {type(prompt).__name__}")
+        return cls.parse(prompt) if "[G0]" in prompt else cls(prompt, ())
 
     @classmethod
     def parse(cls, text: str) -> SystemPrompt:
@@ -94,11 +106,10 @@ class SystemPrompt:
         ends = [mark.start() for mark in marks[1:]] + [len(text)]
         bodies = [text[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=True)]
         for number, body in enumerate(bodies):
-            parts = re.split(r"\n[ \t]*\n", body, maxsplit=1)
-            if len(parts) > 1:
+            if rest := re.split(r"\n[ \t]*\n", body, maxsplit=1)[1:]:
                 raise ValueError(
-                    f"text after principle {number} belongs to none: {parts[1].strip()[:80]!r}. Move it in front of "
-                    "the first principle, or use free text: SystemPrompt(text)"
+                    f"text after principle {number} belongs to none: {rest[0].strip()[:80]!r}. Move it in front of the "
+                    "first principle, or use free text: SystemPrompt(text)"
                 )
         return cls(text[: marks[0].start()], tuple(bodies))
 
@@ -130,10 +141,7 @@ class SystemPrompt:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; [`SystemPrompt.from_json`] gives an equal prompt back."""
-        saved = asdict(self)
-        saved["parents"] = list(self.parents)
-        saved["principles"] = None if self.principles is None else list(self.principles)
-        return saved
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> SystemPrompt:
@@ -211,7 +219,7 @@ class Draft:
         self.principles = {f"G{number}": text for number, text in enumerate(prompt.principles or ())}
         self.text = prompt.preamble
         self._next = len(self.principles)
-        self._gone: dict[str, str] = {}
+        self._gone: dict[str, str] = {}  # how by id
 
     def apply(
         self,
@@ -224,6 +232,7 @@ class Draft:
         """Apply what can be applied, in order; each edit sees the result of those before it.
 
         Args:
+            edits (`Iterable[Edit]`): The edits.
             allowed (`Collection[str]`, *optional*): The operations that were asked for.
             limit (`int`, *optional*): At most so many are applied (K_ops), the first that can be.
             known (`Collection[str]`, *optional*): The ids that the writer of the edits could see, where the draft has
@@ -233,92 +242,51 @@ class Draft:
         report = EditReport()
         for edit in edits:
             full = limit is not None and len(report.applied) >= limit
-            unseen = known is not None and edit.op != "add" and any(name not in known for name in edit.ids)
-            reason = "too_many" if full else "unknown_id" if unseen else self._try(edit, allowed, suggested)
-            if reason:
+            if reason := "too_many" if full else self._refusal(edit, allowed, known):
                 report.refused.append((edit, reason))
-            else:
-                report.applied.append(edit)
+                continue
+            report.applied.append(edit)
+            if edit.op not in suggested:
+                self._carry_out(edit)
         return report
 
     def finish(self) -> SystemPrompt:
         """The revised prompt, renumbered: the parent itself if nothing changed, else a new one that names it."""
-        if self.prompt.principles is None:
-            child = replace(self.prompt, preamble=self.text)
-        else:
-            child = replace(self.prompt, principles=tuple(self.principles.values()))
+        principles = None if self.prompt.principles is None else tuple(self.principles.values())
+        child = replace(self.prompt, preamble=self.text, principles=principles)
         if child == self.prompt:
             return self.prompt
         parents = () if self.prompt.id is None else (self.prompt.id,)
         return replace(child, id=None, parents=parents, operator="edit", born_at=0)
 
-    def _try(self, edit: Edit, allowed: Collection[str], suggested: Collection[str]) -> str:
-        """Apply one edit, or only check it; the reason for refusing it, or `""`."""
+    def _refusal(self, edit: Edit, allowed: Collection[str], known: Collection[str] | None) -> str:
+        """Why an edit does not fit, or `""`."""
         free_text = self.prompt.principles is None
-        if edit.op not in allowed or edit.op not in OPERATIONS or (edit.op == "replace") != free_text:
+        if edit.op not in allowed or (edit.op == "replace") != free_text:
             return "not_allowed"
-        return self._replace(edit) if free_text else self._revise(edit, edit.op in suggested)
-
-    def _revise(self, edit: Edit, only_check: bool) -> str:
-        text = " ".join(edit.text.split())
-        ids = list(dict.fromkeys(edit.ids))
-        reason = self._check_ids(edit.op, ids)
-        if not reason and edit.op != "remove":
-            reason = self._check_text(text, ids)
-        if reason or only_check:
-            return reason
-        if edit.op == "add":
-            self._insert(text)
-        elif edit.op == "modify":
-            self.principles[ids[0]] = text
-        elif edit.op == "merge":
-            self._merge(ids, text)
-        else:
-            self._drop(ids[0], "removed")
-        return ""
-
-    def _check_ids(self, op: str, ids: list[str]) -> str:
-        if op == "add":
-            return ""  # an id given with it is the LLM's idea of the next number
-        for name in ids:
-            if name not in self.principles:
+        if free_text:
+            return self._block_refusal(edit)
+        ids = set() if edit.op == "add" else set(edit.ids)  # one given with `add` is the LLM's idea of the next
+        for name in edit.ids if ids else ():
+            if name not in self.principles or (known is not None and name not in known):
                 return self._gone.get(name, "unknown_id")
-        wanted = 2 if op == "merge" else 1
-        if len(ids) < wanted:
+        if len(ids) < {"add": 0, "merge": 2}.get(edit.op, 1):
             return "too_few_ids"
-        return "too_many_ids" if op != "merge" and len(ids) > 1 else ""
+        if len(ids) > 1 and edit.op != "merge":
+            return "too_many_ids"
+        return "" if edit.op == "remove" else self._text_refusal(_folded(edit.text), ids)
 
-    def _check_text(self, text: str, ids: list[str]) -> str:
+    def _text_refusal(self, text: str, ids: set[str]) -> str:
         if not text:
             return "empty"
         if len(text.split()) > self.max_words:
             return "too_long"
-        if len(ids) == 1 and self.principles.get(ids[0]) == text:
+        if len(ids) == 1 and self.principles[min(ids)] == text:
             return "unchanged"
-        key = _key(text)
-        others = (other for name, other in self.principles.items() if name not in ids)
-        return "duplicate" if any(_key(other) == key for other in others) else ""
+        others = {_key(other) for name, other in self.principles.items() if name not in ids}
+        return "duplicate" if _key(text) in others else ""
 
-    def _insert(self, text: str) -> str:
-        name = f"G{self._next}"
-        self._next += 1
-        self.principles[name] = text
-        return name
-
-    def _merge(self, ids: list[str], text: str) -> None:
-        """The new principle takes the place of the first of its sources, under an id of its own."""
-        name = self._insert(text)
-        order = [other for other in self.principles if other != name]
-        order.insert(order.index(ids[0]), name)
-        self.principles = {other: self.principles[other] for other in order}
-        for source in ids:
-            self._drop(source, "merged")
-
-    def _drop(self, name: str, why: str) -> None:
-        del self.principles[name]
-        self._gone[name] = why
-
-    def _replace(self, edit: Edit) -> str:
+    def _block_refusal(self, edit: Edit) -> str:
         if not edit.search.strip():
             return "empty"
         if edit.search == edit.text:
@@ -326,13 +294,32 @@ class Draft:
         first = self.text.find(edit.search)
         if first < 0:
             return "not_found"
-        if self.text.find(edit.search, first + 1) >= 0:
+        if self.text.find(edit.search, first + 1) >= 0:  # overlapping ones as well
             return "ambiguous"
-        changed = self.text[:first] + edit.text + self.text[first + len(edit.search) :]
-        if not changed.strip():
-            return "empty"
-        self.text = changed
-        return ""
+        return "" if self.text.replace(edit.search, edit.text).strip() else "empty"
+
+    def _carry_out(self, edit: Edit) -> None:
+        if edit.op == "replace":
+            self.text = self.text.replace(edit.search, edit.text)
+        elif edit.op == "modify":
+            self.principles[edit.ids[0]] = _folded(edit.text)
+        elif edit.op == "add":
+            self.principles |= self._new(edit.text)
+        else:  # what a merge makes takes the place of its first source
+            new = self._new(edit.text) if edit.op == "merge" else {}
+            kept: dict[str, str] = {}
+            for name, text in self.principles.items():
+                kept |= new if name == edit.ids[0] else {} if name in edit.ids else {name: text}
+            self._gone |= dict.fromkeys(edit.ids, "merged" if new else "removed")
+            self.principles = kept
+
+    def _new(self, text: str) -> dict[str, str]:
+        self._next += 1
+        return {f"G{self._next - 1}": _folded(text)}
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _key(text: str) -> str:

@@ -7,7 +7,7 @@ that braces in a problem or an attempt do no harm:
 - `{attempt}`, `{reward}` (str): one rollout and its reward;
 - `{summaries}`, `{proposals}`, `{sets}` (str): what [`render_summaries`] and its neighbours make;
 - `{max_ops}`, `{max_words}` (int): the limits that are enforced when the edits are applied;
-- `{answer_format}` (str): one of the `*_FORMAT` texts below.
+- `{answer_format}` (str): one of the `FORMATS` below.
 """
 
 from __future__ import annotations
@@ -97,36 +97,6 @@ _JSON_RULES = """\
 Ids are those in the instructions. A text has at most {max_words} words, on one line, and does not begin with an id. \
 If nothing should change, the list is empty: []"""
 
-CRITIQUE_FORMAT = (
-    """\
-End your reply with one JSON list in a ```json block. Its items are of these two forms:
-{"op": "add", "text": "a new instruction"}
-{"op": "modify", "id": "G2", "text": "the new wording of an instruction that exists"}
-"""
-    + _JSON_RULES
-)
-
-CONSOLIDATE_FORMAT = (
-    """\
-New instructions that were proposed are in the list above already, with the highest ids. New wordings are not: to take \
-one over, write it as a "modify" of your own, one for each id, of what its proposals have in common. End your reply \
-with one JSON list in a ```json block. Its items are of these two forms:
-{"op": "modify", "id": "G2", "text": "the new wording"}
-{"op": "merge", "ids": ["G1", "G4"], "text": "one instruction in place of all of these"}
-What you do not mention stays as it is. """
-    + _JSON_RULES
-)
-
-CROSSOVER_FORMAT = (
-    """\
-End your reply with one JSON list in a ```json block, with changes to set A. Its items are of these three forms:
-{"op": "add", "text": "a new instruction", "reason": "the set and the problem that speak for it"}
-{"op": "modify", "id": "A.G2", "text": "the new wording", "reason": "..."}
-{"op": "remove", "id": "A.G5", "reason": "..."}
-"""
-    + _JSON_RULES
-)
-
 _BLOCK_RULES = """\
 Write each change as a block of this form:
 <<<<<<< SEARCH
@@ -137,12 +107,37 @@ the lines that take their place
 The lines under SEARCH must occur exactly once in the text, or the change is lost. To add something, search for the \
 line it should follow and repeat that line in the replacement. If nothing should change, write the line: NO CHANGE"""
 
-CRITIQUE_TEXT_FORMAT = _BLOCK_RULES
-CONSOLIDATE_TEXT_FORMAT = (
-    "None of the proposals is applied yet: write every change of the revision yourself. The blocks are applied one "
-    "after another.\n" + _BLOCK_RULES
-)
-CROSSOVER_TEXT_FORMAT = "All changes are changes to the text of set A.\n" + _BLOCK_RULES
+FORMATS = {
+    ("critique", "principles"): """\
+End your reply with one JSON list in a ```json block. Its items are of these two forms:
+{"op": "add", "text": "a new instruction"}
+{"op": "modify", "id": "G2", "text": "the new wording of an instruction that exists"}
+"""
+    + _JSON_RULES,
+    ("consolidate", "principles"): """\
+New instructions that were proposed are in the list above already, with the highest ids. New wordings are not: to take \
+one over, write it as a "modify" of your own, one for each id, of what its proposals have in common. End your reply \
+with one JSON list in a ```json block. Its items are of these two forms:
+{"op": "modify", "id": "G2", "text": "the new wording"}
+{"op": "merge", "ids": ["G1", "G4"], "text": "one instruction in place of all of these"}
+What you do not mention stays as it is. """
+    + _JSON_RULES,
+    ("crossover", "principles"): """\
+End your reply with one JSON list in a ```json block, with changes to set A. Its items are of these three forms:
+{"op": "add", "text": "a new instruction", "reason": "the set and the problem that speak for it"}
+{"op": "modify", "id": "A.G2", "text": "the new wording", "reason": "..."}
+{"op": "remove", "id": "A.G5", "reason": "..."}
+"""
+    + _JSON_RULES,
+    ("critique", "free text"): _BLOCK_RULES,
+    ("consolidate", "free text"): """\
+None of the proposals is applied yet: write every change of the revision yourself. The blocks are applied one after \
+another.
+"""
+    + _BLOCK_RULES,
+    ("crossover", "free text"): "All changes are changes to the text of set A.\n" + _BLOCK_RULES,
+}
+"""How edits are to be written: by stage, and by the kind of prompt."""
 
 NO_CHANGE = "NO CHANGE"
 """What stands for an empty list where the edits are search and replace blocks."""

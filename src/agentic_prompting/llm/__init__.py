@@ -2,25 +2,28 @@
 
 from .budget import Budget, charge
 from .cache import ReplayCache
-from .errors import (
+from .chats import RoutedChat, ScriptedChat, as_chat, complete
+from .loop import run, start
+from .openai_chat import OpenAIChat
+from .types import (
     BadReply,
     BadRequest,
     BudgetExceeded,
     BudgetUnavailable,
+    ChatModel,
     Closed,
     LLMError,
+    Message,
     Misconfigured,
     RateLimited,
     Refused,
+    Reply,
     ServerFailed,
     TimedOut,
     Unreachable,
+    Usage,
+    with_system,
 )
-from .loop import run, start
-from .openai_chat import OpenAIChat
-from .routing import RoutedChat
-from .scripted import ScriptedChat
-from .types import ChatModel, Message, Reply, Usage, as_chat, complete, with_system
 
 __all__ = [
     "BadReply",

@@ -1,4 +1,4 @@
-"""What may be spent, and the book of what was: of one client, of all the roles of a run, of all processes of a job.
+"""What may be spent, the book of what was, and what models cost.
 
 Spending is booked under an account: the role that spent it (`environment`, `reference`, `feedback`, `optimizer`,
 `verifier`, `judge`, or whatever name is given). A file as the book is what makes the budget the *job's*: every process
@@ -8,9 +8,8 @@ was. An all-reduce would know neither the calls of this moment nor those of yest
 
 from __future__ import annotations
 
-import logging
 import os
-import sqlite3
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,14 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import BudgetExceeded, BudgetUnavailable
-from .files import OWING, Connection, open_for_writing
-from .types import Usage
-
-logger = logging.getLogger(__name__)
+from ..records import SharedFile
+from .types import BudgetExceeded, BudgetUnavailable, Usage
 
 _BUSY_SECONDS = 1.0  # for another process to let go of the book
-_AGAIN_SECONDS = 5.0  # until a book out of reach is tried again
 _GRACE_SECONDS = 30.0  # that it may be out of reach before a limit counts as not kept
 
 _TABLE = """
@@ -40,14 +35,47 @@ INSERT INTO spending VALUES (?, ?, ?, ?) ON CONFLICT (account) DO UPDATE SET
     cost_usd = cost_usd + excluded.cost_usd
 """
 
+Price = tuple[float, float]
+"""US dollars per million prompt tokens and per million completion tokens."""
+
+# OpenAI's list prices of late 2025, standard tier, written down by hand. Prices change, and discounts are not in it:
+# check them against the provider's list before you rely on a budget, or pass `price=` yourself.
+PRICES: dict[str, Price] = {
+    "gpt-3.5-turbo": (0.50, 1.50),
+    "gpt-4-turbo": (10.00, 30.00),
+    "gpt-4o": (2.50, 10.00),
+    "gpt-4o-mini": (0.15, 0.60),
+    "gpt-4.1": (2.00, 8.00),
+    "gpt-4.1-mini": (0.40, 1.60),
+    "gpt-4.1-nano": (0.10, 0.40),
+    "gpt-5": (1.25, 10.00),
+    "gpt-5-mini": (0.25, 2.00),
+    "gpt-5-nano": (0.05, 0.40),
+    "gpt-5-pro": (15.00, 120.00),
+    "gpt-5.1": (1.25, 10.00),
+    "o3": (2.00, 8.00),
+    "o3-mini": (1.10, 4.40),
+    "o4-mini": (1.10, 4.40),
+}
+
+# A dated snapshot costs what its model costs. Any other suffix ("-audio-preview", "-pro", ".5") is another model with
+# another price, and a budget kept with the wrong price is worse than being asked for the right one.
+_SNAPSHOT = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{4}|latest)$")
+
+
+def find_price(model: str) -> Price | None:
+    """The price of `model` or of the model that it is a dated snapshot of; `None` where it is not known.
+
+    Args:
+        model (`str`): As sent to the endpoint; a leading `openai/`, as routers want it, is ignored.
+    """
+    name = model.removeprefix("openai/")
+    return PRICES.get(name) or PRICES.get(_SNAPSHOT.sub("", name))
+
 
 @dataclass(frozen=True)
 class Limit:
-    """How much may be spent.
-
-    Args:
-        usd (`float`, *optional*): US dollars.
-        tokens (`int`, *optional*): Prompt and completion tokens together.
+    """How much may be spent, in US dollars and in tokens read and written; `None` is no limit.
 
     Raises:
         `ValueError`: If one of them is negative.
@@ -67,13 +95,14 @@ class Limit:
         """Raise [`BudgetExceeded`] if `spent` has reached the limit."""
         if self.usd is not None and spent.cost_usd >= self.usd:
             what = f"${spent.cost_usd:.4f} of the budget of ${self.usd:.4f} are spent{whose}: raise budget_usd="
-            raise BudgetExceeded(what, attempts=0)
-        if self.tokens is not None and spent.tokens >= self.tokens:
+        elif self.tokens is not None and spent.tokens >= self.tokens:
             what = f"{spent.tokens:,} of the budget of {self.tokens:,} tokens are spent{whose}: raise budget_tokens="
-            raise BudgetExceeded(what, attempts=0)
+        else:
+            return
+        raise BudgetExceeded(what, attempts=0)
 
 
-class Budget:
+class Budget(SharedFile):
     """A total, and the book of what every account has spent of it. Safe to use from several threads.
 
     With a `path` also from several processes, and across restarts: what is in the book stays spent. Delete the file to
@@ -96,15 +125,11 @@ class Budget:
     """
 
     def __init__(self, usd: float | None = None, tokens: int | None = None, path: str | Path | None = None):
-        self.limit, self.path = Limit(usd, tokens), None if path is None else Path(path)
-        self._lock = threading.Lock()  # for the three below; never held while the disk is waited for
+        super().__init__(None if path is None else Path(path), _TABLE, _BUSY_SECONDS)
+        self.limit = Limit(usd, tokens)
+        self._lock = threading.Lock()  # for the two below; never held while the disk is waited for
         self._book: dict[str, Usage] = {}  # as last read; without a path all that was spent
         self._unwritten: list[tuple[str, Usage]] = []
-        self._pid = os.getpid()
-        self._file = Connection(lambda: open_for_writing(path or "", _TABLE, _BUSY_SECONDS))
-        self._fault: Exception | None = None
-        self._failing_since = self._again_at = 0.0
-        OWING.add(self)
 
     def add(self, account: str, usage: Usage) -> None:
         """Book what `account` has used."""
@@ -115,10 +140,9 @@ class Budget:
         """The same without waiting for a disk: it counts at once, and [`Budget.settle`] writes it down."""
         if usage.tokens or usage.cost_usd:
             with self._lock:
+                self._unwritten.append((account, usage))
                 if self.path is None:
-                    self._book = _summed(self._book, [(account, usage)])
-                else:
-                    self._unwritten.append((account, usage))
+                    self._book, self._unwritten = _summed(self._book, self._unwritten), []
 
     def settle(self, at_once: bool = False) -> None:
         """Write down what was spent here, read what was spent elsewhere. Waits for the disk for a second or two.
@@ -126,30 +150,8 @@ class Budget:
         Args:
             at_once (`bool`, *optional*, defaults to `False`): Also where it was out of reach a moment ago.
         """
-        if self.path is None:
-            return
-        with self._file.lock:
-            if time.monotonic() < self._again_at and not at_once:
-                return
-            if self._pid != os.getpid():  # what the parent of a fork owes it writes itself
-                self._pid, self._unwritten = os.getpid(), []
-            owed = list(self._unwritten)
-            if not owed and not self._book and not self.path.exists():
-                return  # a run that has spent nothing leaves no book behind
-            try:
-                book = _written_and_read(self._file(), owed)
-            except (sqlite3.Error, OSError, TypeError, ValueError) as error:
-                self._out_of_reach(error)
-                return
-            with self._lock:
-                del self._unwritten[: len(owed)]
-                expected = _summed(self._book, owed)
-                missing = any(book.get(account, Usage()).tokens < used.tokens for account, used in expected.items())
-                self._book = expected if missing else book
-            if missing:  # emptied or replaced while in use: what it now says is not what was spent
-                self._out_of_reach(ValueError("spending that was in it is gone"))
-            else:
-                self._fault = None
+        if self.path is not None:
+            super().settle(at_once)
 
     def spent(self, account: str | None = None) -> Usage:
         """What `account`, or all of them together, have spent so far."""
@@ -192,18 +194,36 @@ class Budget:
         missing = f" (the book {self.path} is out of reach: {self._fault})" if self._fault is not None else ""
         return (", ".join(spent) or "nothing") + missing
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"usd": self.limit.usd, "tokens": self.limit.tokens, "path": self.path}
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy in another process opens the book for itself
+        return type(self), (self.limit.usd, self.limit.tokens, self.path)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # a copy in another process opens the book for itself
-
-    def _out_of_reach(self, error: Exception) -> None:
-        if self._fault is None:
-            self._failing_since = time.monotonic()
-            logger.warning("the book of spending %s is out of reach, it is kept in memory until: %s", self.path, error)
-        self._fault, self._again_at = error, time.monotonic() + _AGAIN_SECONDS
-        self._file.close()
+    def _write(self) -> None:
+        assert self.path is not None
+        if self._pid != os.getpid():  # what the parent of a fork owes it writes itself
+            self._unwritten = []
+        owed = list(self._unwritten)
+        if not owed and not self._book and not self.path.exists():
+            return  # a run that has spent nothing leaves no book behind
+        connection = self._connected()
+        if owed:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                entries = [(name, used.prompt_tokens, used.completion_tokens, used.cost_usd) for name, used in owed]
+                connection.executemany(_ADD, entries)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        rows = connection.execute("SELECT * FROM spending").fetchall()
+        book = {str(name): Usage(int(read), int(written), float(usd)) for name, read, written, usd in rows}
+        with self._lock:
+            del self._unwritten[: len(owed)]
+            expected = _summed(self._book, owed)
+            missing = any(book.get(name, Usage()).tokens < used.tokens for name, used in expected.items())
+            self._book = expected if missing else book
+        if missing:  # emptied or replaced while in use: what it now says is not what was spent
+            raise ValueError("spending that was in it is gone")
 
 
 def _summed(book: Mapping[str, Usage], more: Iterable[tuple[str, Usage]]) -> dict[str, Usage]:
@@ -211,22 +231,6 @@ def _summed(book: Mapping[str, Usage], more: Iterable[tuple[str, Usage]]) -> dic
     for account, usage in more:
         spent[account] = spent.get(account, Usage()) + usage
     return spent
-
-
-def _written_and_read(connection: sqlite3.Connection, owed: list[tuple[str, Usage]]) -> dict[str, Usage]:
-    """Book `owed`, all of it or nothing, and give back the whole book."""
-    if owed:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            entries = [(account, used.prompt_tokens, used.completion_tokens, used.cost_usd) for account, used in owed]
-            connection.executemany(_ADD, entries)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-    rows = connection.execute("SELECT * FROM spending").fetchall()
-    return {str(account): Usage(int(read), int(written), float(usd)) for account, read, written, usd in rows}
 
 
 def charge(budget: Budget, **roles: Any) -> None:

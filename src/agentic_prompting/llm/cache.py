@@ -22,9 +22,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from .errors import Misconfigured
-from .files import BUSY_SECONDS, OWING, Connection, open_for_writing
-from .types import Message, Reply
+from ..records import FILE_ERRORS, SharedFile
+from .types import Message, Misconfigured, Reply
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +39,7 @@ CREATE TABLE IF NOT EXISTS replies (
 ) WITHOUT ROWID
 """
 _INSERT = "INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_BUSY_SECONDS = 10.0  # for another process to let go of the file, when a reply is to be recorded
-_AGAIN_SECONDS = 5.0  # until a file that could not be written is tried again
+_BUSY_SECONDS = 10.0  # for another process to let go of the file
 
 
 class CacheKey(NamedTuple):
@@ -60,7 +58,7 @@ class CacheKey(NamedTuple):
     label: str
 
 
-class ReplayCache:
+class ReplayCache(SharedFile):
     """Replies on disk, one per request and repeat.
 
     Args:
@@ -75,19 +73,19 @@ class ReplayCache:
         `FileNotFoundError`: There is nothing to replay at `path`.
     """
 
+    path: Path
+
     def __init__(self, path: str | Path, mode: Mode = "record"):
         if mode not in ("record", "replay", "off"):
             raise ValueError(f'mode must be "record", "replay" or "off", not {mode!r}')
-        self.path, self.mode = Path(path), mode
+        super().__init__(Path(path), _TABLE, _BUSY_SECONDS)
+        self.mode = mode
         self._lock = threading.Lock()
         self._asked: dict[bytes, int] = {}
         self._unwritten: dict[tuple[bytes, int], tuple[Any, ...]] = {}
-        self._again_at = 0.0
-        OWING.add(self)
-        self._file = Connection(lambda: _open(Path(path), mode))
         if mode != "off":
-            with self._file.lock:
-                self._file()  # a wrong path fails here, not hours into the run
+            with self._file_lock:
+                self._connected()  # a wrong path fails here, not hours into the run
 
     def key(
         self, model: str, messages: Sequence[Message], sampling: Mapping[str, Any], repeat: int | None = None
@@ -118,13 +116,13 @@ class ReplayCache:
             return None
         what = "no recorded reply"
         try:
-            with self._file.lock:
-                row = self._row(key)
-            if row is not None and isinstance(row[0], str) and row[2] in (None, _checksum(key, *row[:2])):
-                return Reply(text=row[0], finish_reason=row[1], cached=True, attempts=0)
+            with self._file_lock:
+                row = self._unwritten.get(key[:2]) or self._read(key)
+            if row is not None and isinstance(row[3], str) and row[8] == _checksum(key, *row[3:5]):
+                return Reply(text=row[3], finish_reason=row[4], cached=True, attempts=0)
             if row is not None:
                 what = self._damaged(key, "the checksum does not match")
-        except (sqlite3.Error, OSError, ValueError) as error:
+        except FILE_ERRORS as error:
             what = self._damaged(key, str(error))
         if self.mode == "record":
             return None
@@ -145,102 +143,80 @@ class ReplayCache:
         used = reply.usage
         counts = (used.prompt_tokens, used.completion_tokens, time.time())
         row = (*key[:3], reply.text, reply.finish_reason, *counts, _checksum(key, reply.text, reply.finish_reason))
-        with self._file.lock:
+        with self._file_lock:
             self._unwritten.setdefault(key[:2], row)
         self.settle()
-
-    def settle(self, at_once: bool = False) -> None:
-        """Write down what could not be written before; `at_once` also where that failed a moment ago."""
-        with self._file.lock:
-            if not self._unwritten or (time.monotonic() < self._again_at and not at_once):
-                return
-            for place, row in list(self._unwritten.items()):
-                try:
-                    self._file().execute(_INSERT, row)
-                    del self._unwritten[place]
-                except (sqlite3.Error, OSError, ValueError) as error:
-                    if time.monotonic() >= self._again_at:
-                        logger.warning("a reply could not be recorded in %r, it is kept in memory: %s", self, error)
-                    self._again_at = time.monotonic() + _AGAIN_SECONDS
-                    if isinstance(error, sqlite3.OperationalError):
-                        return  # locked, or no space: so it is for the others
 
     def __len__(self) -> int:
         if self.mode == "off":
             return 0
-        with self._file.lock:
-            return int(self._file().execute("SELECT COUNT(*) FROM replies").fetchone()[0])
+        with self._file_lock:
+            return int(self._connected().execute("SELECT COUNT(*) FROM replies").fetchone()[0])
 
     def __bool__(self) -> bool:
         return True  # an empty cache is a cache: `if cache` must not depend on its length
 
     def close(self) -> None:
         """Let go of the file. The next use opens it again."""
-        self.settle(at_once=True)
-        self._file.close()
+        with self._file_lock:
+            self.settle(at_once=True)
+            self._let_go()
 
     def __repr__(self) -> str:
         return f"ReplayCache({str(self.path)!r}, mode={self.mode!r})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "mode": self.mode}
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy in another process starts with its own connection
+        return type(self), (self.path, self.mode)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # a copy in another process starts with its own connection
+    def _write(self) -> None:
+        damage: sqlite3.Error | None = None
+        for place, row in list(self._unwritten.items()):
+            try:
+                self._connected().execute(_INSERT, row)
+                del self._unwritten[place]
+            except sqlite3.OperationalError:
+                raise  # locked, or no space: so it is for the others
+            except sqlite3.Error as error:
+                damage = error
+        if damage is not None:
+            raise damage
 
-    def _row(self, key: CacheKey) -> tuple[str, str, int | None] | None:
-        """Text, finish reason and checksum; `None` for the last in recordings of before there were any."""
-        waiting = self._unwritten.get(key[:2])
-        if waiting is not None:
-            return waiting[3], waiting[4], waiting[8]
+    def _read(self, key: CacheKey) -> tuple[Any, ...] | None:
         query = "SELECT * FROM replies WHERE key = ? AND repeat = ?"
-        row = self._file().execute(query, key[:2]).fetchone()
-        return None if row is None else (row[3], row[4], row[8] if len(row) > 8 else None)
+        return self._connected().execute(query, key[:2]).fetchone()
 
     def _damaged(self, key: CacheKey, how: str) -> str:
         logger.warning("%s is damaged (%s): sample %d of %r is not there", self.path, how, key.repeat, key.label)
         if self.mode == "record":
             try:  # make room for the reply that is asked anew
-                with self._file.lock:
-                    self._file().execute("DELETE FROM replies WHERE key = ? AND repeat = ?", key[:2])
-            except sqlite3.Error:
+                with self._file_lock:
+                    self._connected().execute("DELETE FROM replies WHERE key = ? AND repeat = ?", key[:2])
+            except FILE_ERRORS:
                 logger.debug("a damaged entry could not be removed from %s", self.path, exc_info=True)
         return f"the recording is damaged ({how}), no reply"
+
+    def _open(self) -> sqlite3.Connection:
+        if self.mode == "replay" and not self.path.is_file():
+            raise FileNotFoundError(f'nothing to replay: {self.path} does not exist, record it first (mode="record")')
+        try:
+            if self.mode == "record":
+                connection = super()._open()
+            else:
+                # In a folder that cannot be written SQLite cannot make the files beside a write-ahead log; nobody else
+                # can change the recording there either.
+                how = "mode=ro" if os.access(self.path.parent, os.W_OK) else "immutable=1"
+                uri = f"{self.path.resolve().as_uri()}?{how}"
+                connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+            connection.execute(
+                "EXPLAIN SELECT checksum FROM replies"
+            )  # reads the schema, and no page that may be damaged
+            return connection
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path} cannot be used as a replay cache: {error}") from error
 
 
 def _checksum(key: CacheKey, text: str, finish_reason: str) -> int:
     return zlib.crc32(f"{key.digest.hex()} {key.repeat} {finish_reason} {text}".encode("utf-8", "replace"))
-
-
-def _open(path: Path, mode: Mode) -> sqlite3.Connection:
-    if mode == "replay" and not path.is_file():
-        raise FileNotFoundError(f'nothing to replay: {path} does not exist, record it first (mode="record")')
-    try:
-        return _open_replay(path) if mode == "replay" else _open_recording(path)
-    except sqlite3.DatabaseError as error:
-        raise ValueError(f"{path} cannot be used as a replay cache: {error}") from error
-
-
-def _open_recording(path: Path) -> sqlite3.Connection:
-    connection = open_for_writing(path, _TABLE)
-    if len(connection.execute("PRAGMA table_info (replies)").fetchall()) == 8:  # of before there were checksums
-        try:
-            connection.execute("ALTER TABLE replies ADD COLUMN checksum INTEGER")
-        except sqlite3.OperationalError as error:
-            if "duplicate" not in str(error):  # another process was first
-                raise
-    connection.execute(f"PRAGMA busy_timeout = {int(1000 * _BUSY_SECONDS)}")
-    return connection
-
-
-def _open_replay(path: Path) -> sqlite3.Connection:
-    # In a folder that cannot be written SQLite cannot make the files beside a write-ahead log; nobody else can
-    # change the recording there either.
-    fixed = not os.access(path.parent, os.W_OK)
-    uri = f"{path.resolve().as_uri()}?{'immutable=1' if fixed else 'mode=ro'}"
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    connection.execute("SELECT 1 FROM replies LIMIT 1")
-    return connection
 
 
 def _plain(value: Any) -> Any:

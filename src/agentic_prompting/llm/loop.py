@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> 
                 and (begun := next(waiting, None)) is not None
             ):
                 began += 1
-                future = asyncio.run_coroutine_threadsafe(begun[1], background_loop())
+                future = start(begun[1])
                 running[future] = begun[0]
                 future.add_done_callback(finished.put)
             if not running:
@@ -98,18 +98,12 @@ def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> 
             future.cancel()
 
 
-class Closable(Protocol):
-    """What has to be closed before the loop is."""
-
-    def close(self) -> None: ...
-
-
 class _Background:
-    """The loop of one process and what has to be closed before the loop is."""
+    """The loop of one process, and who has to be closed (`close()`) before it ends."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.users: WeakSet[Closable] = WeakSet()
+        self.users: WeakSet[Any] = WeakSet()
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "agentic-prompting"))
         self.thread = threading.Thread(target=self.loop.run_forever, name="agentic-prompting-llm", daemon=True)
@@ -143,11 +137,11 @@ _current: _Background | None = None
 _left_by_fork: list[_Background] = []
 
 
-def background_loop(user: Closable | None = None) -> asyncio.AbstractEventLoop:
+def background_loop(user: Any = None) -> asyncio.AbstractEventLoop:
     """The running loop of this process, started on first use.
 
     Args:
-        user (`Closable`, *optional*): Closed before the loop stops at interpreter exit; held by a weak reference.
+        user (*optional*): Its `close()` is called before the loop stops at interpreter exit; held by a weak reference.
 
     Raises:
         `RuntimeError`: The interpreter is shutting down and the loop is gone.

@@ -18,12 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from .budget import Budget, Limit
+from .budget import Budget, Limit, Price, find_price
 from .cache import CacheKey, ReplayCache
-from .errors import BadReply, BadRequest, Closed, LLMError, Misconfigured
 from .loop import background_loop, on_background_thread, run, start
-from .pricing import Price, find_price
-from .types import Message, Reply, Usage, with_system
+from .types import BadReply, BadRequest, Closed, LLMError, Message, Misconfigured, Reply, Usage, with_system
 from .wire import clean, secrets_in, shown_url
 
 if TYPE_CHECKING:
@@ -39,45 +37,27 @@ _CLOSE_SECONDS = 5.0
 
 @dataclass
 class ChatStats:
-    """What a client has done so far in this process.
+    """What a client has done so far in this process."""
 
-    Args:
-        calls (`int`): Calls that have ended, whichever way.
-        cached (`int`): Those of them answered from the cache.
-        failed (`int`): Those of them that ended without a text.
-        retries (`int`): Requests sent beyond the first of each call.
-        usage ([`Usage`]): Tokens and dollars, retries and failed calls included.
-    """
-
-    calls: int = 0
-    cached: int = 0
-    failed: int = 0
-    retries: int = 0
-    usage: Usage = field(default_factory=Usage)
+    calls: int = 0  # that have ended, whichever way
+    cached: int = 0  # those of them answered from the cache
+    failed: int = 0  # those of them that ended without a text
+    retries: int = 0  # requests sent beyond the first of each call
+    usage: Usage = field(default_factory=Usage)  # tokens and dollars, retries and failed calls included
 
 
 @dataclass
 class Call:
-    """One call: what is asked, as the conversation was when it was made, and its account over all attempts.
-
-    Args:
-        key (`CacheKey`, *optional*): `None` where the cache has no part in it.
-        timeout (`float`): Seconds for each attempt.
-        max_retries (`int`): Further attempts after a failed one.
-        patience (`float`): Seconds that it may still wait for an endpoint that is down.
-        attempts (`int`): Requests sent so far.
-        usage ([`Usage`]): Of all attempts: an answer that was no use is paid for too.
-        started (`float`): When it was made.
-    """
+    """One call: the conversation as it was when it was made, and its account over all attempts. Times in seconds."""
 
     messages: list[Message]
     sampling: dict[str, Any]
-    key: CacheKey | None
-    timeout: float
+    key: CacheKey | None  # `None` where the cache has no part in it
+    timeout: float  # for each attempt
     max_retries: int
-    patience: float
+    patience: float  # that it may still wait for an endpoint that is down
     attempts: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = field(default_factory=Usage)  # of all attempts: an answer that was no use is paid for too
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -101,13 +81,13 @@ class OpenAIChat:
             seconds each, or what the endpoint asks for (`Retry-After`) up to two minutes; and `patience`.
         max_retries (`int`, *optional*, defaults to `5`): Further attempts after a failed one.
         patience (`float`, *optional*, defaults to `120`): Seconds that a call waits in all, its retries unspent,
-            while the endpoint is down; see `breaker.py`.
+            while the endpoint is down.
         budget_usd (`float`, *optional*): When this client has spent this much, no new call is sent; those on their way
             end. A trainer counts all processes of a job and its restarts together ([`OpenAIChat.charge_to`]); without
             one it is counted per process. An endpoint that reports no usage costs nothing here.
         budget_tokens (`int`, *optional*): The same in tokens, read and written.
         price (`tuple[float, float]`, *optional*): US dollars per million prompt and completion tokens. Defaults to the
-            table in `pricing.py`, which you should check; a model that is not in it costs 0, its tokens are counted.
+            table in `budget.py`, which you should check; a model that is not in it costs 0, its tokens are counted.
         cache ([`ReplayCache`], *optional*): Where replies are recorded or replayed. Not closed by `close`.
         system_prompt (`str`, *optional*): Put in front of conversations that have none.
         **sampling: Defaults for `temperature`, `max_tokens`, ...; what a call passes wins. Every parameter is sent as
@@ -145,8 +125,15 @@ class OpenAIChat:
         self.max_concurrency, self.requests_per_minute = max_concurrency, requests_per_minute
         self.timeout, self.max_retries, self.patience = timeout, max_retries, patience
         self.limit, self.price = Limit(budget_usd, budget_tokens), price or find_price(model)
-        self.cache, self.system_prompt, self.sampling = cache, system_prompt, sampling
-        self._check_settings()
+        self.cache = None if cache is not None and cache.mode == "off" else cache
+        self.system_prompt, self.sampling = system_prompt, sampling
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"base_url must begin with http:// or https://, not {shown_url(self.base_url)!r}")
+        if max_concurrency < 1 or max_retries < 0 or timeout <= 0 or patience <= 0:
+            raise ValueError("max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0")
+        if requests_per_minute is not None and requests_per_minute <= 0:
+            raise ValueError("requests_per_minute must be above 0")
+        self._check_price(self.limit)
         self._begin(lambda: key)  # not the key itself, which would be in every picture of this object
 
     async def __call__(
@@ -157,8 +144,7 @@ class OpenAIChat:
         try:
             # A copy: the caller may go on with its list while the call waits for a place.
             conversation = with_system(self.system_prompt, [message.copy() for message in messages])
-            recorded = self.cache is not None and self.cache.mode != "off"
-            key = self.cache.key(self.model, conversation, sampling, repeat) if self.cache and recorded else None
+            key = self.cache.key(self.model, conversation, sampling, repeat) if self.cache else None
         except Exception as error:  # whatever is wrong with this conversation, the next one may be fine
             return self._ended(BadRequest(f"not a conversation that can be sent: {error!r}"))
         if self.cache is not None and self.cache.mode == "replay" and key is not None:
@@ -167,10 +153,8 @@ class OpenAIChat:
             assert reply is not None, "in replay mode what is missing is an error"
             return self._counted(reply)
         answer = self._answer(Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience))
-        if on_background_thread():
-            return await answer
-        try:
-            return await asyncio.wrap_future(start(answer))  # connections live on one loop, not on the caller's
+        try:  # connections live on one loop, not on the caller's
+            return await (answer if on_background_thread() else asyncio.wrap_future(start(answer)))
         except RuntimeError:
             return self._ended(Closed("the interpreter is shutting down"))
 
@@ -203,9 +187,8 @@ class OpenAIChat:
         Raises:
             [`LLMError`]: A call would fail: wrong key, unknown model, no server at this address, ...
         """
-        if self._answered_at is not None and time.monotonic() - self._answered_at < _CHECKED_SECONDS:
-            return
-        if self.cache is not None and self.cache.mode == "replay":
+        lately = self._answered_at is not None and time.monotonic() - self._answered_at < _CHECKED_SECONDS
+        if lately or (self.cache is not None and self.cache.mode == "replay"):
             return
         messages: list[Message] = [{"role": "user", "content": "Reply with the word: ok"}]
         limits = min(self.timeout, _CHECK_SECONDS), min(self.max_retries, 1), self.patience
@@ -270,17 +253,6 @@ class OpenAIChat:
         vars(self).update(state)
         self._begin(lambda: None)
 
-    # --- settings, checked once
-
-    def _check_settings(self) -> None:
-        if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url must begin with http:// or https://, not {shown_url(self.base_url)!r}")
-        if self.max_concurrency < 1 or self.max_retries < 0 or self.timeout <= 0 or self.patience <= 0:
-            raise ValueError("max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0")
-        if self.requests_per_minute is not None and self.requests_per_minute <= 0:
-            raise ValueError("requests_per_minute must be above 0")
-        self._check_price(self.limit)
-
     def _check_price(self, limit: Limit) -> None:
         if limit.usd is None or self.price is not None:
             return
@@ -311,8 +283,6 @@ class OpenAIChat:
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._http: Http | None = None
 
-    # --- the life of a call, on the background loop
-
     async def _answer(self, call: Call) -> Reply:
         """The reply to one call. Raises nothing but the caller's own cancellation."""
         if self._pid != os.getpid():
@@ -324,7 +294,8 @@ class OpenAIChat:
         try:
             reply = await task
         except asyncio.CancelledError:
-            if not self._closed or _cancelled():
+            asked = asyncio.current_task()  # cancelled itself, or only the task that it waits for
+            if not self._closed or (asked is not None and asked.cancelling()):
                 raise
             reply = Reply(error=Closed("the client was closed"))
         except LLMError as error:
@@ -360,7 +331,7 @@ class OpenAIChat:
             return reply
 
     def _connect(self) -> Http:
-        from .openai_http import Http  # 0.7 s, at the first call only
+        from .openai_http import Http  # imports httpx, at the first call only
 
         key = self.find_key()
         if key is None and self.needs_key:
@@ -418,12 +389,6 @@ class OpenAIChat:
         http, self._http = self._http, None
         if http is not None:
             await http.close()
-
-
-def _cancelled() -> bool:
-    """Whether somebody wants the current task to end, not only the one that it waits for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _let_go(http: Http, pid: int) -> None:

@@ -1,20 +1,95 @@
-"""What every large-LLM call is made of: message in, reply out, one awaitable between them.
+"""What every large-LLM call is made of: message in, reply out, one awaitable between them, and what can go wrong.
 
-No HTTP here, no vendor: [`OpenAIChat`] speaks to endpoints, [`ScriptedChat`] is the fake we ship, and [`as_chat`] makes
-one of any function of the messages.
+An error here is *data*: it travels inside [`Reply`], it is counted, and it never reaches an agent as if it were an
+answer. The errors are exceptions as well, so that code which wants to stop can `raise reply.error`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
-from .errors import BadReply, LLMError, ServerFailed
-from .loop import run
+
+class LLMError(Exception):
+    """A call to a large LLM that gave no usable reply, after all retries.
+
+    Those with `fatal = True` cannot get better by waiting and stop a run at once.
+
+    Args:
+        what (`str`): What went wrong and, where something can be done about it, what to do. One line, no secrets.
+        where (`str`, *optional*, defaults to `""`): The model and address that were asked.
+        attempts (`int`, *optional*, defaults to `1`): How many times the call was tried.
+        status (`int`, *optional*): The last HTTP status, where there was one.
+    """
+
+    fatal = False
+
+    def __init__(self, what: str, where: str = "", attempts: int = 1, status: int | None = None):
+        super().__init__(what, where, attempts, status)
+        self.what, self.where, self.attempts, self.status = what, where, attempts, status
+
+    @property
+    def kind(self) -> str:
+        """The class name, the short label that logs and metrics use."""
+        return type(self).__name__
+
+    def __str__(self) -> str:
+        details = [self.where] if self.where else []
+        details += [f"HTTP {self.status}"] if self.status else []
+        details += [f"{self.attempts} attempts"] if self.attempts > 1 else []
+        return f"{self.what} ({', '.join(details)})" if details else self.what
+
+
+class RateLimited(LLMError):
+    """The endpoint kept answering "too many requests"."""
+
+
+class TimedOut(LLMError):
+    """No complete reply arrived before the deadline."""
+
+
+class Unreachable(LLMError):
+    """No connection: wrong address, refused, or broken off."""
+
+
+class ServerFailed(LLMError):
+    """The endpoint answered with a server error (5xx)."""
+
+
+class BadRequest(LLMError):
+    """The endpoint rejected this one request (too long, for example); another request may pass."""
+
+
+class BadReply(LLMError):
+    """The endpoint answered, but with nothing that can be used: no choices, no text, not JSON."""
+
+
+class Refused(LLMError):
+    """The model, or a filter in front of it, declined to answer."""
+
+
+class Closed(LLMError):
+    """The client was closed before the call ended."""
+
+
+class BudgetExceeded(LLMError):
+    """The money or tokens allowed for this model are spent."""
+
+    fatal = True
+
+
+class BudgetUnavailable(LLMError):
+    """There is a limit, and the book of what was spent can be neither read nor written: it could not be kept."""
+
+    fatal = True
+
+
+class Misconfigured(LLMError):
+    """Wrong key, unknown model, wrong address: no retry can help."""
+
+    fatal = True
 
 
 class Message(TypedDict):
@@ -73,9 +148,6 @@ class Reply:
     seconds: float = 0.0
 
 
-_PACKAGE = __name__.partition(".")[0] + "."
-
-
 class _Asked(type(Protocol)):  # type: ignore[misc]  # typing keeps the metaclass to itself
     """What `isinstance(x, ChatModel)` looks at: whether `x` is called with `messages`. Any verifier can be called."""
 
@@ -109,87 +181,6 @@ class ChatModel(Protocol, metaclass=_Asked):
             **sampling: `temperature`, `max_tokens`, `top_p`, `stop`, ...: passed on to the endpoint.
         """
         ...
-
-
-def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:
-    """Ask once and wait, from any thread, also in a notebook.
-
-    Args:
-        model ([`ChatModel`] or `Callable`): Whom to ask; see [`as_chat`].
-        messages (`Sequence[Message]` or `str`): The conversation; a plain string is one user message.
-        **kwargs: Of [`ChatModel`].
-    """
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    return run(as_chat(model)(messages, **kwargs))
-
-
-def as_chat(model: Any) -> ChatModel:
-    """A [`ChatModel`] out of whatever can be called with messages.
-
-    Args:
-        model ([`ChatModel`] or `Callable`): A chat model; or a function, or an object with a `__call__`, of the
-            messages that returns a text or a [`Reply`]. A plain one runs in a thread, an `async` one on the event
-            loop. `repeat`, `session` and sampling arguments are passed where its signature has a place for them. What
-            it raises becomes the reply's error.
-
-    Raises:
-        `TypeError`: It cannot be called.
-    """
-    if isinstance(model, _Adapted) or type(model).__module__.startswith(_PACKAGE):
-        return model  # those of this package keep the promise by themselves
-    if not callable(model):
-        raise TypeError(f"not a chat model, and not a function of the messages: {model!r}")
-    return _Adapted(model)
-
-
-class _Adapted:
-    """Keeps the promise of [`ChatModel`] for a model that does not; else it is that model, attributes and all."""
-
-    def __init__(self, model: Any):
-        self._model = model
-        self._async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(type(model).__call__)
-        try:
-            parameters = inspect.signature(model).parameters.values()
-            open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
-            self._names = None if open_ended else {one.name for one in list(parameters)[1:]}
-        except (TypeError, ValueError):  # a builtin
-            self._names = set()
-
-    async def __call__(
-        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
-    ) -> Reply:
-        started = time.perf_counter()
-        keywords = {"repeat": repeat, "session": session, **sampling}
-        if self._names is not None:
-            keywords = {name: value for name, value in keywords.items() if name in self._names}
-        try:
-            said = await self._said(messages, keywords)
-        except LLMError as error:
-            return Reply(error=error.with_traceback(None), seconds=time.perf_counter() - started)
-        except (Exception, asyncio.CancelledError) as error:
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # whoever asks is cancelled, not something in the model
-            # A model with a bug is a failed call, as a broken server would be.
-            what = f"the model raised {type(error).__name__}: {str(error)[:200]}"
-            return Reply(error=ServerFailed(what), seconds=time.perf_counter() - started)
-        if isinstance(said, Reply):
-            return said
-        if not isinstance(said, str) or not said.strip():
-            return Reply(error=BadReply(f"neither a text nor a Reply came back, but {said!r:.80}"))
-        return Reply(text=said, seconds=time.perf_counter() - started)
-
-    async def _said(self, messages: Sequence[Message], keywords: dict[str, Any]) -> Any:
-        if self._async:
-            return await self._model(messages, **keywords)
-        said = await asyncio.to_thread(self._model, messages, **keywords)
-        return await said if inspect.isawaitable(said) else said
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_model" not in vars(self):  # while a copy is being made
-            raise AttributeError(name)
-        return getattr(self._model, name)
 
 
 def with_system(system_prompt: str | None, messages: Sequence[Message], join: bool = False) -> list[Message]:

@@ -1,6 +1,6 @@
-"""What an OpenAI-compatible endpoint sends, read: pure functions from bytes to a [`Reply`], no HTTP.
+"""What an OpenAI-compatible endpoint sends, read and made fit to be shown: pure functions, no HTTP.
 
-The rule of this file: a body that holds no text is a failure, never an empty answer.
+A body that holds no text is a failure, never an empty answer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ from itertools import takewhile
 from typing import Any
 from urllib.parse import urlsplit
 
-from .errors import BadReply, Refused
-from .pricing import Price, priced
-from .types import Reply, Usage
+from .types import BadReply, Refused, Reply, Usage
 
 _SECRETS = re.compile(r"\bsk-[\w*.\-]{4,}|(?<=Bearer )[^\s'\"]+", re.IGNORECASE)
 _KNOWN = {"v1", "v1beta", "api", "openai", "compatible-mode", "inference", "chat", "completions", "models"}
-_TEXT_PARTS = {"text", "output_text"}
 # Control characters but tab and line feed, marks of direction, invisible tags, halves of surrogate pairs.
 _STEERING = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
@@ -29,7 +26,7 @@ _MOST_TOKENS = 10**9  # in one call; a count above it, or below 0, is no count, 
 _LONGEST_READ = 5000  # far more than is shown: a text is cut only after the key is out, or half a key would stay
 
 
-def read_completion(body: bytes, price: Price | None = None) -> Reply:
+def read_completion(body: bytes, price: tuple[float, float] | None = None) -> Reply:
     """The reply in the body of a chat completion.
 
     Args:
@@ -40,46 +37,48 @@ def read_completion(body: bytes, price: Price | None = None) -> Reply:
         [`Reply`]: With a text, or with a [`BadReply`] or [`Refused`]; with the usage in each case, since an unusable
         answer is paid for as well.
     """
+    usage, reason = Usage(), "error"
+
+    def bad(what: str) -> Reply:
+        return Reply(error=BadReply(what), finish_reason=reason, usage=usage)
+
+    start = repr(body[:_LONGEST_READ].decode("utf-8", "replace"))
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, nested without end
-        return _bad(f"the endpoint's answer is not JSON: {_start(body)}")
+        return bad(f"the endpoint's answer is not JSON: {start}")
     if not isinstance(data, dict):
-        return _bad(f"the endpoint's answer is not a chat completion: {_start(body)}")
+        return bad(f"the endpoint's answer is not a chat completion: {start}")
     usage = _usage(data.get("usage"), price)
     if data.get("error"):  # routers report the failure of the model behind them this way, with status 200
-        return _bad(f"the endpoint answered with an error: {said_by(data)}", usage)
+        return bad(f"the endpoint answered with an error: {said_by(data)}")
     try:
         choice = data["choices"][0]
-        message, finish_reason = choice["message"], str(choice.get("finish_reason") or "stop")[:_LONGEST_REASON]
-        text, refusal = _joined(message.get("content")), message.get("refusal")
+        message, reason = choice["message"], str(choice.get("finish_reason") or "stop")[:_LONGEST_REASON]
+        text, refusal = message.get("content"), message.get("refusal")
     except (KeyError, IndexError, TypeError, AttributeError):
-        return _bad("the endpoint's answer has no choices", usage)
-    if refusal or finish_reason == "content_filter":
+        return bad("the endpoint's answer has no choices")
+    if refusal or reason == "content_filter":
         why = f"the model declined: {refusal}" if refusal else "a content filter stopped the reply"
-        return Reply(error=Refused(why), finish_reason=finish_reason, usage=usage)
-    if not isinstance(text, str) or not text.strip():
-        return _bad(_why_empty(finish_reason), usage, finish_reason)
-    # A reply cut inside an emoji can hold half a surrogate pair, which neither a tokenizer nor SQLite takes.
-    text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return Reply(text=text, finish_reason=finish_reason, usage=usage)
+        return Reply(error=Refused(why), finish_reason=reason, usage=usage)
+    if isinstance(text, list):  # some servers send a reply as a list of parts, a model's thoughts among them
+        kinds = ("text", "output_text")
+        parts = [part.get("text") for part in text if isinstance(part, dict) and part.get("type") in kinds]
+        text = "".join(part for part in parts if isinstance(part, str))
+    if isinstance(text, str) and text.strip():
+        # A reply cut inside an emoji can hold half a surrogate pair, which neither a tokenizer nor SQLite takes.
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return Reply(text=text, finish_reason=reason, usage=usage)
+    if reason == "length":
+        return bad("the token limit was reached before any text: raise max_tokens (reasoning counts against it)")
+    return bad(f"the endpoint's answer has no text (finish_reason {reason!r})")
 
 
-def _joined(content: Any) -> Any:
-    """Some servers send a reply as a list of parts, a model's thoughts among them: the texts put together."""
-    if not isinstance(content, list):
-        return content
-    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") in _TEXT_PARTS]
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-def worth_retrying(reply: Reply) -> bool:
-    """Whether the same request may well get a usable body next time.
-
-    A refusal is an answer. A reply that used up its tokens before the first word of text (a reasoning model under a
-    small `max_tokens`) would do so again, at full price.
-    """
-    return isinstance(reply.error, BadReply) and reply.finish_reason != "length"
+def _usage(counts: Any, price: tuple[float, float] | None) -> Usage:
+    values = [counts.get(name) if isinstance(counts, dict) else 0 for name in ("prompt_tokens", "completion_tokens")]
+    read, written = (value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0 for value in values)
+    per_read, per_written = price or (0.0, 0.0)
+    return Usage(read, written, (read * per_read + written * per_written) / 1e6)
 
 
 def said_by(body: Any) -> str:
@@ -108,8 +107,8 @@ def visible(text: str) -> str:
     return _STEERING.sub(_written_out, text.replace("\r\n", "\n"))
 
 
-def _written_out(match: re.Match[str]) -> str:
-    units = match[0].encode("utf-16-be", "surrogatepass").hex()
+def _written_out(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
@@ -136,29 +135,6 @@ def secrets_in(url: str) -> list[str]:
         return []
     pieces = [*parts.path.split("/"), parts.username, parts.password, *parts.query.split("&")]
     return [piece for piece in pieces if piece and piece not in _KNOWN]
-
-
-def _bad(what: str, usage: Usage | None = None, finish_reason: str = "error") -> Reply:
-    return Reply(error=BadReply(what), finish_reason=finish_reason, usage=usage or Usage())
-
-
-def _start(body: bytes) -> str:
-    return repr(body[:_LONGEST_READ].decode("utf-8", "replace"))
-
-
-def _why_empty(finish_reason: str) -> str:
-    if finish_reason == "length":
-        return "the token limit was reached before any text: raise max_tokens (reasoning counts against it)"
-    return f"the endpoint's answer has no text (finish_reason {finish_reason!r})"
-
-
-def _usage(usage: Any, price: Price | None) -> Usage:
-    counts = usage if isinstance(usage, dict) else {}
-    return priced(_count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens")), price)
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
 
 
 def is_loopback(host: str) -> bool:

@@ -1,4 +1,5 @@
-"""How a token is drawn, and where a turn ends: the same for every way of running a transformers model here.
+"""How a token is drawn and where a turn ends, for every way of running a transformers model here; and the simplest of
+them, a whole batch through `generate`.
 
 Each continuation has its own randomness. One uniform number per token is drawn from the request's seed and picks the
 token by inverting the cumulative distribution, so a continuation does not depend on what else is in the batch or on how
@@ -8,21 +9,32 @@ repeat itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
     RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+
+from ..rollout import Sample, SampleRequest
+
+Lender = Callable[[], AbstractContextManager[PreTrainedModel]]
+"""Gives a model for as long as it is needed: a trainer unwraps and gathers its weights that way."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +83,16 @@ class Sampling:
             uniform (`Tensor`): A number in [0, 1) per row.
             greedy (`Sequence[bool]`, *optional*): Per row, whether to take the likeliest token instead.
         """
+        likeliest = scores.argmax(-1, keepdim=True)
+        if self.temperature == 0:
+            return likeliest.squeeze(1), (scores.gather(1, likeliest) - scores.logsumexp(-1, keepdim=True)).squeeze(1)
         # Double precision: over 150k tokens a float32 cumulative sum is off by more than a rare token's probability.
         probabilities = scores.double().softmax(-1)
-        if self.temperature == 0:
-            tokens = scores.argmax(-1, keepdim=True)
-        else:
-            cumulative = probabilities.cumsum(-1)
-            target = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
-            tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
-            if any(greedy):
-                likeliest = scores.argmax(-1, keepdim=True)
-                tokens = torch.where(torch.tensor(greedy, device=scores.device).unsqueeze(1), likeliest, tokens)
+        cumulative = probabilities.cumsum(-1)
+        target = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
+        tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
+        if any(greedy):
+            tokens = torch.where(torch.tensor(greedy, device=scores.device).unsqueeze(1), likeliest, tokens)
         return tokens.squeeze(1), probabilities.gather(1, tokens).log().squeeze(1)
 
 
@@ -89,15 +100,24 @@ class TurnEnd:
     """Where a turn ends: at an end-of-turn token, or right after a stop text.
 
     Args:
+        model (`PreTrainedModel` or `Callable`): Where `end_ids` come from unless they are given.
         tokenizer (`PreTrainedTokenizerBase`): The model's.
-        end_ids (`Sequence[int]`): Tokens that end a turn.
-        stop_texts (`Sequence[str]`, *optional*): Texts that do.
+        stop_texts (`Sequence[str]`, *optional*): Texts that end a turn.
+        end_ids (`Sequence[int]`, *optional*): Tokens that do.
 
     Raises:
         `ValueError`: If no token does: a turn would always go on to its limit.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: Sequence[int], stop_texts: Sequence[str] = ()):
+    def __init__(
+        self,
+        model: PreTrainedModel | Lender,
+        tokenizer: Any,
+        stop_texts: Sequence[str] = (),
+        end_ids: Sequence[int] | None = None,
+    ):
+        if end_ids is None and isinstance(model, torch.nn.Module):
+            end_ids = end_of_turn_tokens(model, tokenizer)
         if not end_ids:
             raise ValueError("no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids")
         self.tokenizer, self.end_ids, self.stop_texts = tokenizer, tuple(end_ids), tuple(stop_texts)
@@ -141,3 +161,98 @@ def end_of_turn_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
         ids.append(tokenizer.eos_token_id)
     return ids
+
+
+@contextmanager
+def in_use(model: PreTrainedModel | Lender) -> Iterator[PreTrainedModel]:
+    """The model in eval mode and without gradients; afterwards it is as it was."""
+    with nullcontext(model) if isinstance(model, torch.nn.Module) else model() as lent, torch.no_grad():
+        was_training = lent.training
+        lent.eval()
+        try:
+            yield lent
+        finally:
+            lent.train(was_training)
+
+
+class TransformersSampler:
+    """A whole batch of turns through transformers' `generate`, each as long as the longest: for models whose state is
+    more than keys and values, so that no row can join or leave ([`BatchEngine`] makes a policy of it).
+
+    Each row's tokens are those of [`TransformersEngine`], and the arguments are, too.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Lender,
+        tokenizer: Any,
+        sampling: Sampling = Sampling(),
+        stop_texts: Sequence[str] = (),
+        end_of_turn_ids: Sequence[int] | None = None,
+    ):
+        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
+        self.end = TurnEnd(model, tokenizer, stop_texts, end_of_turn_ids)
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.end.end_ids[0]
+
+    def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        width = max(len(request.context) for request in requests)
+        # What stands in a padded column is the row's own first token, so that a repetition penalty counts nothing that
+        # the row does not hold.
+        ids = torch.tensor([[r.context[0]] * (width - len(r.context)) + r.context for r in requests])
+        mask = torch.tensor([[0] * (width - len(r.context)) + [1] * len(r.context) for r in requests])
+        ends = _RowEnds(self.end, [request.max_new_tokens for request in requests], width)
+        with in_use(self.model) as model:
+            output = model.generate(
+                input_ids=ids.to(model.device),
+                attention_mask=mask.to(model.device),
+                generation_config=GenerationConfig(
+                    max_new_tokens=max(ends.limits),
+                    do_sample=False,  # the choice is _SeededChoice's, which leaves one token possible
+                    pad_token_id=self.pad_id,
+                    eos_token_id=list(self.end.end_ids),
+                    bos_token_id=self.tokenizer.bos_token_id,
+                    disable_compile=True,
+                ),
+                logits_processor=[*self.sampling.processors, _SeededChoice(self.sampling, requests, width)],
+                stopping_criteria=StoppingCriteriaList([ends]),
+                # The weights are whole in this process: nothing to keep in step for. Else transformers would have all
+                # processes of a sharded model generate as long as the longest, and hang where one has finished.
+                synced_gpus=False,
+            )
+        return [
+            Sample(row[: length or request.max_new_tokens], finished=bool(length))
+            for request, row, length in zip(requests, output[:, width:].tolist(), ends.lengths, strict=True)
+        ]
+
+
+class _SeededChoice(LogitsProcessor):
+    """Leaves each row the token that its own random numbers draw, for the greedy search behind it to pick."""
+
+    def __init__(self, sampling: Sampling, requests: Sequence[SampleRequest], prompt_length: int):
+        self.sampling, self.prompt_length = sampling, prompt_length
+        most = max(request.max_new_tokens for request in requests)
+        # NumPy's generators, because one per row is cheap, and the same on every device.
+        self.uniform = np.stack([np.random.default_rng(request.seed).random(most) for request in requests])
+        self.greedy = [request.greedy for request in requests]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        drawn = torch.from_numpy(self.uniform[:, input_ids.shape[1] - self.prompt_length])
+        tokens, _ = self.sampling.choose(scores, drawn.to(scores.device), self.greedy)
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens.unsqueeze(1), 0.0)
+
+
+class _RowEnds(StoppingCriteria):
+    """Ends each row at its own end or limit, and remembers where. Reading the length off the padding afterwards would
+    go wrong where the padding token is also a real one."""
+
+    def __init__(self, end: TurnEnd, limits: Sequence[int], prompt_length: int):
+        self.end, self.limits, self.prompt_length = end, list(limits), prompt_length
+        self.lengths = [0] * len(self.limits)  # where a row finished; 0: not, or by its limit
+        self.ended = [False] * len(self.limits)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        for row, ids in enumerate(input_ids[:, self.prompt_length :].tolist()):
+            if not self.ended[row] and self.end.reached(ids):
+                self.lengths[row] = len(ids)
+            self.ended[row] = self.ended[row] or bool(self.lengths[row]) or len(ids) >= self.limits[row]
+        return torch.tensor(self.ended, device=input_ids.device)

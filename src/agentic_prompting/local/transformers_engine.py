@@ -7,16 +7,16 @@ and what is new of its context is read in one pass together with that of the oth
 context is fed with the first decoding step, so that joining samples nothing.
 
 Each token is chosen with the request's own random numbers (see `sampling.py`): what a row samples depends on its
-context and its seed, up to the last bits of sums.
+context and its seed, up to the last bits of sums. So guesses (`drafting.py`) can be fed along: a row takes as many
+tokens from a pass as its guesses agree with what it would have drawn.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,32 +25,41 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ..rollout import BatchEngine, Engine, Job, Sample, SampleRequest
-from .sampling import Sampling, TurnEnd, end_of_turn_tokens
-from .transformers_sampler import TransformersSampler
+from .drafting import Draft
+from .sampling import Lender, Sampling, TransformersSampler, TurnEnd, context_length, in_use
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values per layer; of one row: heads x tokens x size."""
 
 _ROWS, _COLUMNS = 16, 64  # a slab grows by so many, so that it does not grow at every token
 _JOIN_EVERY = 4  # steps between two joins: reading a context costs about as much as a step
+# Guesses of a row in one pass after the first, and tokens of all rows together. Below about this many tokens a pass is
+# bound by reading the weights and guesses cost little; above it by arithmetic, and wrong ones cost everybody.
+_MAX_GUESSES, _MAX_PASS_TOKENS = 10, 64
 
 
 @dataclass(eq=False)
 class _Row:
-    """A request at work: what it has sampled so far, and how much of it the model has read."""
+    """A request at work, and what it has sampled so far."""
 
     job: Job[SampleRequest, Sample]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    length: int = 0  # tokens in the slab
     finished: bool = False
 
     def __post_init__(self):
-        self.uniform = np.random.default_rng(self.job.asked.seed).random(self.job.asked.max_new_tokens)
+        self.limit = self.job.asked.max_new_tokens
+        self.uniform = np.random.default_rng(self.job.asked.seed).random(self.limit)
+        self.draft = Draft(self.job.asked.draft)
 
     @property
     def context(self) -> list[int]:
         return self.job.asked.context + self.ids
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model has read: all but the last."""
+        return len(self.job.asked.context) + len(self.ids) - 1
 
     @property
     def last(self) -> int:
@@ -58,7 +67,31 @@ class _Row:
 
     @property
     def done(self) -> bool:
-        return self.finished or len(self.ids) >= self.job.asked.max_new_tokens
+        return self.finished or len(self.ids) >= self.limit
+
+    def guess(self, most: int) -> list[int]:
+        return self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1))
+
+    def drawn(self, width: int) -> list[float]:
+        """The random numbers of the next tokens."""
+        return [self.uniform[min(len(self.ids) + i, self.limit - 1)] for i in range(width)]
+
+    def take(self, guesses: list[int], tokens: list[int], logprobs: list[float], end: TurnEnd) -> None:
+        """Keep the guesses that agree with the tokens drawn at their places, and the first drawn token after them."""
+        agreed = 0
+        for i, token in enumerate(tokens[: len(guesses) + 1]):
+            self.ids.append(token)
+            self.logprobs.append(logprobs[i])
+            self.finished = end.reached(self.ids)
+            if i == len(guesses) or token != guesses[i]:
+                break
+            agreed += 1
+            if self.done:
+                break
+        self.draft.learn(len(guesses), agreed, self.ids)
+
+    def sample(self) -> Sample:
+        return Sample(self.ids, self.logprobs, self.finished, self.draft.agreed)
 
 
 class _Slab(Cache):
@@ -129,31 +162,25 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     """A [`Policy`] over a transformers causal LM, with continuous batching.
 
     Args:
-        model (`PreTrainedModel` or `Callable`):
-            The model, or a function that returns a context manager giving it (a trainer unwraps and gathers its weights
-            that way).
-        tokenizer (`PreTrainedTokenizerBase`):
-            Its tokenizer.
-        sampling ([`Sampling`], *optional*):
-            Temperature and the like.
-        stop_texts (`Sequence[str]`, *optional*):
-            A turn also ends right after one of these, so that an agent cannot go on to write the reply itself.
-        end_of_turn_ids (`Sequence[int]`, *optional*):
-            Tokens that end a turn. Defaults to the model's generation config and the tokenizer's end-of-sequence.
-        max_batch_size (`int`, *optional*, defaults to `256`):
-            Rows at work at most; others wait.
-        max_batch_mb (`float`, *optional*):
-            Memory for keys and values of the rows at work, in MB (10^6 bytes). A row that would go beyond waits, or is
-            put back to wait with what it has sampled. By default half of what is free on a GPU, without bound on a CPU.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`):
-            Memory for keys and values kept between the turns of conversations that are not at work, in MB; the one kept
-            first goes first. 0 keeps none. Whoever changes the weights must call `forget`.
-        lent (`bool`, *optional*, defaults to `False`):
-            As in [`Engine`].
+        model (`PreTrainedModel` or `Callable`): The model, or a function that returns a context manager giving it.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        sampling ([`Sampling`], *optional*): Temperature and the like.
+        stop_texts (`Sequence[str]`, *optional*): A turn also ends right after one of these, so that an agent cannot go
+            on to write the reply itself.
+        end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn. Defaults to the model's generation config
+            and the tokenizer's end-of-sequence.
+        max_batch_size (`int`, *optional*, defaults to `256`): Rows at work at most; others wait.
+        max_batch_mb (`float`, *optional*): Memory for keys and values of the rows at work, in MB (10^6 bytes). A row
+            that would go beyond waits, or is put back to wait with what it has sampled. By default half of what is free
+            on a GPU, without bound on a CPU.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept between the turns
+            of conversations that are not at work, in MB; the one kept first goes first. 0 keeps none. Whoever changes
+            the weights must call `forget`.
+        lent (`bool`, *optional*, defaults to `False`): As in [`Engine`].
 
     Attributes:
-        stats (`dict[str, int]`): `steps` (of decoding), `tokens` (sampled), `read` and `reused` (tokens of contexts
-            computed, and not computed because they were kept).
+        stats (`dict[str, int]`): `steps` (of decoding), `row_steps` (the same counted for each row alone), `tokens`
+            (sampled), `read` and `reused` (tokens of contexts computed, and not computed because they were kept).
 
     Raises:
         `ValueError`: If no token ends a turn.
@@ -161,7 +188,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
     def __init__(
         self,
-        model: PreTrainedModel | Callable[[], AbstractContextManager[PreTrainedModel]],
+        model: PreTrainedModel | Lender,
         tokenizer: Any,
         sampling: Sampling = Sampling(),
         stop_texts: Sequence[str] = (),
@@ -172,20 +199,15 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         lent: bool = False,
     ):
         super().__init__(lent)
-        if isinstance(model, torch.nn.Module):
-            self._model: Callable[[], AbstractContextManager[PreTrainedModel]] = partial(nullcontext, model)
-            end_of_turn_ids = end_of_turn_tokens(model, tokenizer) if end_of_turn_ids is None else end_of_turn_ids
-        else:
-            self._model = model
-        self.sampling, self.max_batch_size = sampling, max_batch_size
-        self.end = TurnEnd(tokenizer, end_of_turn_ids or (), stop_texts)
+        self._lent_model, self.sampling, self.max_batch_size = model, sampling, max_batch_size
+        self.end = TurnEnd(model, tokenizer, stop_texts, end_of_turn_ids)
         self.max_batch_bytes = None if max_batch_mb is None else max_batch_mb * 1e6
         self.prefix_cache_bytes = prefix_cache_mb * 1e6
         self.rows: list[_Row] = []
         self.slab = _Slab()
         self.kept: dict[int, tuple[list[int], Layers]] = {}  # by conversation: tokens, and their keys and values
         self.kept_bytes = 0
-        self.stats = dict.fromkeys(("steps", "tokens", "read", "reused"), 0)
+        self.stats = dict.fromkeys(("steps", "row_steps", "tokens", "read", "reused"), 0)
         self._put_back: list[_Row] = []  # rows in mid-turn that wait to be read again
         self._since_join = _JOIN_EVERY
 
@@ -210,14 +232,11 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        with self._model() as model, torch.no_grad(), _attention_with_masks(model):
-            was_training = model.training
-            model.eval()
+        with in_use(self._lent_model) as model, _attention_with_masks(model):
             self.model = model
             try:
                 yield
             finally:
-                model.train(was_training)
                 del self.model
 
     def joins(self, waiting: list[Job[SampleRequest, Sample]]) -> list[Job[SampleRequest, Sample]]:
@@ -239,38 +258,39 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             self._join(joining)
         self._make_room()
         if self.rows:
-            self._decode()
+            self._decode(most=min(_MAX_GUESSES, _MAX_PASS_TOKENS // len(self.rows) - 1))
 
     # --- rows that join and leave --------------------------------------------------------------------------------
 
     def _join(self, joining: list[_Row]) -> None:
-        """Bring what is kept of each row, and read the rest of its context but the last token."""
+        """Bring what is kept of each row, and read the rest of its context but the last token. Then the drafts."""
         self._since_join = 0
-        entering = [(row, self._take_kept(row)) for row in joining]
-        for resumed in (True, False):  # apart: else a short rest would be read at the width of a whole context
-            group = [(row, kept) for row, kept in entering if (kept is not None) == resumed]
-            if group:
-                self._read(group)
+        entering = [(row, self._take_kept(row), bool(row.draft.ids) and not row.ids) for row in joining]
+        for drafted in (False, True):
+            for resumed in (True, False):  # apart: else a short rest would be read at the width of a whole context
+                group = [(row, kept) for row, kept, d in entering if (kept is not None, d) == (resumed, drafted)]
+                if group:
+                    self._read(group)
+        drafts = sum(drafted for _, _, drafted in entering)
+        if drafts:
+            self._decode(max(row.limit for row in joining), first=len(self.rows) - drafts)
 
     def _read(self, group: list[tuple[_Row, Layers | None]]) -> None:
         first, rows = len(self.rows), len(self.rows) + len(group)
         contexts = [row.context for row, _ in group]
         width = max(map(len, contexts))
-        for number, (row, kept) in enumerate(group, start=first):
-            row.length = 0 if kept is None else kept[0][0].shape[1]
+        known = [0 if kept is None else kept[0][0].shape[1] for _, kept in group]
+        for number, (_, kept) in enumerate(group, start=first):
             if kept is not None:
                 self.slab.put(number, kept, rows, width)
-        new = [context[row.length : -1] for (row, _), context in zip(group, contexts, strict=True)]
+        new = [context[have:-1] for context, have in zip(contexts, known, strict=True)]
         longest = max(map(len, new))
         if longest:
             ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in new])
-            columns = torch.tensor([row.length for row, _ in group]).unsqueeze(1) + torch.arange(longest)
-            self._forward(ids, columns, first, rows)
-        for (row, _), context in zip(group, contexts, strict=True):
-            self.stats["reused"] += row.length
-            self.stats["read"] += len(context) - row.length
-            row.length = len(context) - 1
-            self.rows.append(row)
+            self._forward(ids, torch.tensor(known).unsqueeze(1) + torch.arange(longest), first, keep=1)
+        self.stats["reused"] += sum(known)
+        self.stats["read"] += sum(map(len, contexts)) - sum(known)
+        self.rows += [row for row, _ in group]
 
     def _take_kept(self, row: _Row) -> Layers | None:
         conversation, context = row.job.asked.conversation, row.context
@@ -322,55 +342,61 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def _width(self) -> int:
         return max((row.length for row in self.rows), default=0) + 1
 
-    # --- one token -----------------------------------------------------------------------------------------------
+    # --- the next tokens -----------------------------------------------------------------------------------------
 
-    def _decode(self) -> None:
-        pending = torch.tensor([[row.last] for row in self.rows])
-        columns = torch.tensor([[row.length] for row in self.rows])
-        tokens, logprobs = self._choose(self._forward(pending, columns, 0, len(self.rows)))
-        self.stats["steps"] += 1
-        self.stats["tokens"] += len(tokens)
-        done: list[int] = []
-        for number, (row, token, logprob) in enumerate(zip(self.rows, tokens, logprobs, strict=True)):
-            row.length += 1
-            row.ids.append(token)
-            row.logprobs.append(logprob)
-            row.finished = self.end.reached(row.ids)
-            if row.done:
-                done.append(number)
-        ended = [self.rows[number] for number in done]
-        for number in reversed(done):
-            self._leave(number)
-        self.finish((row.job, Sample(row.ids, row.logprobs, row.finished)) for row in ended)
-
-    def _choose(self, logits: torch.Tensor) -> tuple[list[int], list[float]]:
-        """A token per row, by its own next random number, and its log-probability under what it was drawn from."""
-        contexts = None
-        if self.sampling.repetition_penalty != 1.0:  # which alone looks at them; padding counts as the first token
-            ids = [row.context for row in self.rows]
-            width = max(map(len, ids))
-            contexts = torch.tensor([[row[0]] * (width - len(row)) + row for row in ids], device=logits.device)
-        drawn = torch.tensor([row.uniform[len(row.ids)] for row in self.rows], dtype=torch.double)
-        tokens, logprobs = self.sampling.choose(
-            self.sampling.processors(contexts, logits.float()), drawn, [row.job.asked.greedy for row in self.rows]
+    def _decode(self, most: int, first: int = 0) -> None:
+        """One pass over rows `first`, ...: each one's next token, and of `most` guesses as many as are right."""
+        rows = self.rows[first:]
+        can_guess = self.sampling.repetition_penalty == 1.0  # else each place has a context of its own
+        guesses = [row.guess(most) if can_guess else [] for row in rows]
+        width = max(map(len, guesses)) + 1
+        ids = torch.tensor(
+            [[row.last, *guess, *[0] * (width - 1 - len(guess))] for row, guess in zip(rows, guesses, strict=True)]
         )
-        both = torch.stack([tokens.double(), logprobs]).tolist()  # one wait for the device
-        return [int(token) for token in both[0]], both[1]
+        columns = torch.tensor([row.length for row in rows]).unsqueeze(1) + torch.arange(width)
+        drawn = self._choose(rows, self._forward(ids, columns, first, keep=width))
+        before = sum(len(row.ids) for row in rows)
+        for row, guess, tokens, logprobs in zip(rows, guesses, *drawn, strict=True):
+            row.take(guess, tokens, logprobs, self.end)
+        self.stats["steps"] += 1
+        self.stats["row_steps"] += len(rows)
+        self.stats["tokens"] += sum(len(row.ids) for row in rows) - before
+        for number in reversed(range(first, len(self.rows))):
+            if self.rows[number].done:
+                self._leave(number)
+        self.finish((row.job, row.sample()) for row in rows if row.done)
 
-    def _forward(self, ids: torch.Tensor, columns: torch.Tensor, first: int, rows: int) -> torch.Tensor:
-        """Read tokens of rows `first` to `rows` at their columns. The logits of the last one of each row."""
-        model = self.model
+    def _choose(self, rows: list[_Row], logits: torch.Tensor) -> tuple[list[list[int]], list[list[float]]]:
+        """A token for each place of each row, by the row's own random numbers, and their log-probabilities under what
+        they were drawn from."""
+        width, contexts = logits.shape[1], None
+        if self.sampling.repetition_penalty != 1.0:  # which alone looks at them; padding counts as the first token
+            texts = [row.context for row in rows]
+            longest = max(map(len, texts))
+            contexts = torch.tensor([[t[0]] * (longest - len(t)) + t for t in texts], device=logits.device)
+        uniform = torch.tensor([number for row in rows for number in row.drawn(width)], dtype=torch.double)
+        tokens, logprobs = self.sampling.choose(
+            self.sampling.processors(contexts, logits.flatten(0, 1).float()),
+            uniform,
+            [row.job.asked.greedy for row in rows for _ in range(width)],
+        )
+        both = torch.stack([tokens.double(), logprobs.double()]).unflatten(1, (len(rows), width)).tolist()  # one wait
+        return [[int(token) for token in row] for row in both[0]], both[1]
+
+    def _forward(self, ids: torch.Tensor, columns: torch.Tensor, first: int, keep: int) -> torch.Tensor:
+        """Read tokens of rows `first`, ... at their columns. The logits of the last `keep` places."""
+        model, limit = self.model, context_length(self.model)
         ids, columns = ids.to(model.device), columns.to(model.device)
         width = int(columns.max()) + 1
-        self.slab.look(first, columns, rows, width)
+        self.slab.look(first, columns, first + len(columns), width)
         return model(
             input_ids=ids,
             attention_mask=_masks(model, columns, width),
-            position_ids=columns,
+            position_ids=columns if limit is None else columns.clamp(max=limit - 1),  # padding may stand beyond
             past_key_values=self.slab,
             use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+            logits_to_keep=keep,
+        ).logits
 
 
 def _masks(model: PreTrainedModel, columns: torch.Tensor, width: int) -> Any:
@@ -379,15 +405,22 @@ def _masks(model: PreTrainedModel, columns: torch.Tensor, width: int) -> Any:
     config = model.config.get_text_config()
     at = torch.arange(width, device=columns.device)
     full = (at <= columns.unsqueeze(-1)).unsqueeze(1)  # rows x 1 x tokens x columns
-    masks = {"full_attention": full}
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+    masks = dict.fromkeys(_kinds(model), full)
+    if "sliding_attention" in masks:
         masks["sliding_attention"] = full & (at > columns.unsqueeze(-1) - config.sliding_window).unsqueeze(1)
     if config._attn_implementation == "eager":  # which adds its mask
         masks = {
             kind: torch.zeros_like(mask, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)
             for kind, mask in masks.items()
         }
-    return masks if len(masks) > 1 else masks["full_attention"]
+    return masks if getattr(config, "layer_types", None) and len(masks) > 1 else next(iter(masks.values()))
+
+
+def _kinds(model: PreTrainedModel) -> set[str]:
+    """The kinds of its layers; a model that names none has one kind."""
+    config = model.config.get_text_config()
+    one = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    return set(getattr(config, "layer_types", None) or [one])
 
 
 @contextmanager
@@ -406,11 +439,8 @@ def _attention_with_masks(model: PreTrainedModel) -> Iterator[None]:
 def can_slab(model: PreTrainedModel) -> bool:
     """Whether [`TransformersEngine`] can run a model: all its state is keys and values, of layers that attend to
     everything or to a window, and it is told positions."""
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    windowed = getattr(config, "sliding_window", None) and not getattr(config, "layer_types", None)
     told = "position_ids" in inspect.signature(model.forward).parameters
-    return not model._is_stateful and kinds <= {"full_attention", "sliding_attention"} and not windowed and told
+    return not model._is_stateful and _kinds(model) <= {"full_attention", "sliding_attention"} and told
 
 
 def _bytes(layers: Layers) -> int:
@@ -418,7 +448,7 @@ def _bytes(layers: Layers) -> int:
 
 
 def local_policy(
-    model: PreTrainedModel | Callable[[], AbstractContextManager[PreTrainedModel]],
+    model: PreTrainedModel | Lender,
     tokenizer: Any,
     sampling: Sampling = Sampling(),
     stop_texts: Sequence[str] = (),

@@ -1,4 +1,4 @@
-"""Algorithm 1 of the ProRefine paper (arXiv 2506.05305) for one query: [`refine`], and its settings.
+"""Algorithm 1 of the ProRefine paper (arXiv 2506.05305) for one query: [`refine`], its settings and its verifiers.
 
 Failure is data here: a call that came to nothing keeps the prompt and is counted, and every query ends with a result.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from inspect import isawaitable
@@ -17,8 +18,8 @@ from typing import Any, Literal, get_args
 
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rewards import read_verdict
-from ..rollout.templates import fill
-from .templates import RolePrompts, Unit, first_units, read_improved_prompt, says_correct
+from ..rollout import fill
+from .templates import RolePrompts, Unit, first_units, read_improved_prompt
 from .types import (
     Failure,
     Query,
@@ -35,9 +36,7 @@ from .types import (
 # The paper decodes greedily; 2,048 tokens is the released code's limit for the other roles' replies.
 GREEDY: dict[str, dict[str, Any]] = {
     "task": {"temperature": 0},
-    "feedback": {"temperature": 0, "max_tokens": 2048},
-    "optimizer": {"temperature": 0, "max_tokens": 2048},
-    "verifier": {"temperature": 0, "max_tokens": 2048},
+    **{role: {"temperature": 0, "max_tokens": 2048} for role in ("feedback", "optimizer", "verifier")},
 }
 
 History = Literal[True, False, "task", "all"]
@@ -59,8 +58,7 @@ answers says so with an attribute `needs_answers = True`; a query without any is
 Verifier = ChatModel | Judge
 """Who decides whether a query is refined at all: it judges the first answer, the one under the prompt as it was given.
 
-Right: it is used as it is. Wrong: the prompt is refined. No verdict, the verifier failed or did not say: it is counted,
-and by default the prompt is refined."""
+Right: it is used as it is. Wrong: the prompt is refined; also without a verdict, which is counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +79,15 @@ class RefineSettings:
         prompts ([`RolePrompts`], *optional*): The words of the roles.
         max_failures (`int`, *optional*, defaults to `3`): After so many failed calls no more refining is done for the
             query: it ends with the best answer there is and `error` set. A fatal failure ends it at once.
-        stop_when_correct (`int`, *optional*): Stop when the critic has said CORRECT so often under one prompt (2 is
-            sensible). Not in the paper; off by default.
         go_back (`int`, *optional*, defaults to `0`): For where refining makes things worse: if the verifier rejects the
             final answer, answer under up to so many earlier prompts, the latest first, and keep the first answer that
             it accepts; if there is none, the final one stays. Needs a verifier. Not in the paper.
-        if_no_verdict (`str`, *optional*, defaults to `"refine"`): What to do if the verifier fails or does not say:
-            `"refine"`, or `"accept"` the first answer.
         sampling (`dict[str, dict]`, *optional*): Sampling arguments by role (`task`, `feedback`, `optimizer`,
             `verifier`), over the defaults: temperature 0, and 2,048 tokens for all but the task model. `None` takes a
             default out. With another temperature for the task model every call is made.
 
     Raises:
-        `ValueError`: If a number is below 1, or a name is not known.
+        `ValueError`: If a number is below 1 (`go_back`: 0), or a name is not known.
     """
 
     tokens_per_step: int = 10
@@ -103,27 +97,19 @@ class RefineSettings:
     final_max_tokens: int = 512
     prompts: RolePrompts = RolePrompts()
     max_failures: int = 3
-    stop_when_correct: int | None = None
     go_back: int = 0
-    if_no_verdict: Literal["refine", "accept"] = "refine"
     sampling: Mapping[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self):
-        least_of = dict.fromkeys(("tokens_per_step", "max_steps", "final_max_tokens", "max_failures"), 1)
-        if self.stop_when_correct is not None:
-            least_of["stop_when_correct"] = 1
-        for name, least in (least_of | {"go_back": 0}).items():
-            value = getattr(self, name)
+        for name in ("tokens_per_step", "max_steps", "final_max_tokens", "max_failures", "go_back"):
+            value, least = getattr(self, name), int(name != "go_back")
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
         if self.history not in _REMEMBERING:
             raise ValueError(f"history must be one of True, False, 'task', 'all', got {self.history!r}")
         if self.unit not in get_args(Unit):
             raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, got {self.unit!r}")
-        if self.if_no_verdict not in ("refine", "accept"):
-            raise ValueError(f"if_no_verdict must be 'refine' or 'accept', got {self.if_no_verdict!r}")
-        unknown = set(self.sampling or ()) - set(GREEDY)
-        if unknown:
+        if unknown := set(self.sampling or ()) - set(GREEDY):
             raise ValueError(f"sampling is given by role ({', '.join(GREEDY)}); unknown: {', '.join(sorted(unknown))}")
         if "max_tokens" in (self.sampling or {}).get("task", {}):
             raise ValueError("the task model's max_tokens follow from tokens_per_step and final_max_tokens")
@@ -173,81 +159,25 @@ async def refine(
     """
     check_prompt(prompt)
     check_verifier(settings, verifier)
-    started, query, k = time.perf_counter(), read_query(query), settings.tokens_per_step
+    started, query = time.perf_counter(), read_query(query)
+    result = RefinementResult(query.id, query.text, "", prompt, prompt, "max_steps")
     models = {"task": task, "feedback": feedback, "optimizer": optimizer, "verifier": verifier}
-    roles = _Roles(models, query, prompt, settings)
-    first: Reply | None = None
-    verdict: Verdict | None = None
-    reason: StopReason | None = None
-    steps: list[RefinementStep] = []
-    refined, times_correct = prompt, 0  # p*, and how often the critic had nothing to say against it
-    went_back = 0
+    roles = _Roles(models, query, settings, result)
 
     if verifier is not None:
-        first, verdict = await roles.verify(prompt)
-        if verdict == "right" or (first is not None and verdict == "none" and settings.if_no_verdict == "accept"):
-            reason = "verified"
-        elif roles.given_up:
-            reason = "failed"
-
-    while reason is None:
-        i, step_started = len(steps) + 1, time.perf_counter()
-        steps.append(step := RefinementStep(refined, refined))
-        roles.step = i
-        try:
-            output = await roles.task(refined, i * k if settings.unit == "tokens" else settings.final_max_tokens)
-            step.output, step.tokens = first_units(output.text, i, settings.unit), output.usage.completion_tokens
-            step.complete = _ended(output) and len(step.output) == len(output.text)
-            roles.keep(2 if step.complete else 0, step.output, output.finish_reason if step.complete else "")
-
+        await roles.verify()
+    for i in range(1, settings.max_steps + 1):
+        if roles.ended:  # the first answer is right, the last output complete, or too much has failed
+            break
+        with roles.step(i) as step:
+            step.output, step.complete, step.tokens = await roles.task(step.prompt, i)
             step.feedback = await roles.feedback(step.output, step.complete)
-            times_correct += says_correct(step.feedback)
-            if times_correct != settings.stop_when_correct:
-                improved, step.problem = read_improved_prompt(await roles.optimizer(refined, step.feedback))
-                if improved is not None and improved != refined.strip():
-                    step.new_prompt, times_correct = improved, 0
-        except _NoReply as failed:
-            step.problem = f"{failed} failed"
-        refined, step.seconds = step.new_prompt, time.perf_counter() - step_started
-        if roles.given_up:
-            reason = "failed"
-        elif step.complete:
-            reason = "finished"
-        elif times_correct == settings.stop_when_correct:
-            reason = "satisfied"
-        elif i == settings.max_steps:
-            reason = "max_steps"
-
-    if reason != "verified" and not (reason == "failed" and roles.failures[-1].role == "task"):
-        try:
-            roles.step = -1
-            final = await roles.task(refined, settings.final_max_tokens)
-            roles.keep(3, final.text, final.finish_reason)
-            if settings.go_back and await roles.judge(final.text) == "wrong":
-                judged = prompt if verdict == "wrong" else None
-                tried = [step.prompt for step in steps if step.new_prompt != step.prompt != judged]
-                went_back = await roles.go_back(tried[: -settings.go_back - 1 : -1])
-                refined = tried[-went_back] if went_back else refined
-        except _NoReply:
-            reason = "failed"
-    _, answer, finish_reason = roles.best
-    return RefinementResult(
-        id=query.id,
-        query=query.text,
-        answer=answer,
-        initial_prompt=prompt,
-        prompt=refined,
-        stop_reason=reason,
-        finish_reason=finish_reason,
-        initial_answer=None if first is None else first.text,
-        verdict=verdict,
-        steps=tuple(steps),
-        error=roles.failures[-1] if reason == "failed" else None,
-        failures=tuple(roles.failures),
-        went_back=went_back,
-        usage=roles.usage,
-        seconds=time.perf_counter() - started,
-    )
+            step.new_prompt, step.problem = await roles.optimizer(step.prompt, step.feedback)
+    result.stop_reason = roles.ended or "max_steps"
+    if result.stop_reason != "verified":
+        await roles.answer()
+    result.seconds = time.perf_counter() - started
+    return result
 
 
 class _NoReply(Exception):
@@ -255,53 +185,74 @@ class _NoReply(Exception):
 
 
 class _Roles:
-    """The models in their roles for one query: what each is told, and what its calls came to."""
+    """The models in their roles for one query: what each is told, and what came of it, in `result`."""
 
-    def __init__(self, models: Mapping[str, Any], query: Query, prompt: str, settings: RefineSettings):
-        self.models, self.query, self.settings = models, query, settings
-        self.session = query.digest(prompt)[:32]
-        self.step = 0
-        self.failures: list[Failure] = []
-        self.usage: dict[str, RoleUsage] = {}
+    def __init__(self, models: Mapping[str, Any], query: Query, settings: RefineSettings, result: RefinementResult):
+        self.models, self.query, self.settings, self.result = models, query, settings, result
+        self.session = query.digest(result.initial_prompt)[:32]
+        self.number = 0  # of the step, as in `Failure`
         self.known: dict[str, tuple[int, Reply]] = {}  # per prompt the task model's longest output and its limit
         self.past: dict[str, list[Message]] = {role: [] for role in _REMEMBERING[settings.history]}
-        self.best: tuple[int, str, str] = (-1, "", "")  # rank, text, finish reason of what is left if all else fails
+        self.rank = -1  # of the answer: see `keep`
 
-    async def task(self, prompt: str, max_tokens: int) -> Reply:
-        """The task model's output under p*, of at most `max_tokens`.
+    async def verify(self) -> None:
+        """Have the first answer, under the initial prompt, judged."""
+        self.result.verdict = "none"
+        with suppress(_NoReply):
+            first = await self._write(self.result.prompt, self.settings.final_max_tokens)
+            self.keep(1, first.text, first.finish_reason)
+            self.result.initial_answer = first.text
+            self.result.verdict = await self.judge(first.text)
 
-        Not asked again for what greedy decoding would only repeat: the prompt is the same and so is the limit, or the
-        output had come to its end below the limit there was.
-        """
-        past = self.past.get("task", []) if self.step > 0 else []
-        limit, known = self.known.get(prompt, (0, Reply()))
-        greedy = self.settings.sampling_of("task").get("temperature") == 0
-        if greedy and not past and (limit == max_tokens or (0 < limit < max_tokens and _ended(known))):
-            return known
-        question: Message = {"role": "user", "content": fill(self.settings.prompts.task, query=self.query.text)}
-        messages: list[Message] = [{"role": "system", "content": prompt}, *self.query.context, *past, question]
-        reply = await self._call("task", messages, max_tokens=max_tokens)
-        if max_tokens > limit and not past:
-            self.known[prompt] = (max_tokens, reply)
-        return reply
+    @contextmanager
+    def step(self, number: int) -> Iterator[RefinementStep]:
+        """One pass of the loop; a call in it that fails keeps the prompt."""
+        result, began = self.result, time.perf_counter()
+        step = RefinementStep(result.prompt, result.prompt)
+        self.number, result.steps = number, (*result.steps, step)
+        try:
+            yield step
+        except _NoReply as failed:
+            step.problem = f"{failed} failed"
+        result.prompt, step.seconds = step.new_prompt, time.perf_counter() - began
+
+    @property
+    def ended(self) -> StopReason | None:
+        """Why no further step is made, if none is."""
+        steps = self.result.steps
+        if self.result.verdict == "right":
+            return "verified"
+        return "failed" if self.given_up else "finished" if steps and steps[-1].complete else None
+
+    @property
+    def given_up(self) -> bool:
+        failures = self.result.failures
+        return len(failures) >= self.settings.max_failures or bool(failures and failures[-1].fatal)
+
+    def keep(self, rank: int, text: str, finish_reason: str) -> None:
+        """Remember the best answer so far: final (3), complete under a refined prompt (2), first (1), cut off (0)."""
+        if rank >= self.rank:
+            self.rank, self.result.answer, self.result.finish_reason = rank, text, finish_reason
+
+    async def task(self, prompt: str, i: int) -> tuple[str, bool, int]:
+        """o_i: at most i·k tokens (or i sentences); whether it ends where the model ended it; its tokens."""
+        settings = self.settings
+        limit = i * settings.tokens_per_step if settings.unit == "tokens" else settings.final_max_tokens
+        reply = await self._write(prompt, limit)
+        output = first_units(reply.text, i, settings.unit)
+        complete = _ended(reply) and len(output) == len(reply.text)
+        self.keep(2 if complete else 0, output, reply.finish_reason if complete else "")
+        return output, complete, reply.usage.completion_tokens
 
     async def feedback(self, output: str, complete: bool) -> str:
         """f_i: what the critic says to the output so far."""
         state = self.settings.prompts.complete if complete else self.settings.prompts.cut_off
         return await self._ask("feedback", query=self.query.shown, output=output, state=state)
 
-    async def optimizer(self, prompt: str, feedback: str) -> str:
-        """The optimizer's reply, with the next p* in it."""
-        return await self._ask("optimizer", prompt=prompt, feedback=feedback)
-
-    async def verify(self, prompt: str) -> tuple[Reply | None, Verdict]:
-        """The first answer, under the initial prompt, and its verdict."""
-        try:
-            first = await self.task(prompt, self.settings.final_max_tokens)
-        except _NoReply:
-            return None, "none"
-        self.keep(1, first.text, first.finish_reason)
-        return first, await self.judge(first.text)
+    async def optimizer(self, prompt: str, feedback: str) -> tuple[str, str | None]:
+        """The next p*, and why it is the same where a new one was wanted."""
+        improved, problem = read_improved_prompt(await self._ask("optimizer", prompt=prompt, feedback=feedback))
+        return prompt if improved is None or improved == prompt.strip() else improved, problem
 
     async def judge(self, answer: str) -> Verdict:
         """What the verifier says of a whole answer. What goes wrong with it is no verdict, and counted."""
@@ -314,51 +265,80 @@ class _Roles:
         except _NoReply:
             return "none"
         except Exception as error:  # the verifier is the user's code
-            self.failures.append(Failure("verifier", self.step, type(error).__name__, str(error)[:300]))
+            self._failed(Failure("verifier", self.number, type(error).__name__, str(error)[:300]))
             return "none"
         return "none" if verdict is None else "right" if verdict else "wrong"
 
-    async def go_back(self, prompts: Sequence[str]) -> int:
-        """Answer under these until the verifier accepts; returns under the how manieth it does, 0 where under none."""
-        for number, prompt in enumerate(prompts, start=1):
+    async def answer(self) -> None:
+        """The final answer, a fresh one under the last prompt."""
+        result, self.number = self.result, -1
+        try:
+            if result.stop_reason == "failed":
+                result.error = result.failures[-1]
+                if result.error.role == "task":
+                    return
+            final = await self._write(result.prompt, self.settings.final_max_tokens)
+            self.keep(3, final.text, final.finish_reason)
+            if self.settings.go_back and await self.judge(final.text) == "wrong":
+                await self._go_back()
+        except _NoReply:
+            result.stop_reason, result.error = "failed", result.failures[-1]
+
+    async def _go_back(self) -> None:
+        """To the latest earlier prompt under which the verifier accepts the answer, if there is one."""
+        result = self.result
+        judged = result.initial_prompt if result.verdict == "wrong" else None
+        tried = [step.prompt for step in result.steps if step.new_prompt != step.prompt != judged]
+        for number, prompt in enumerate(reversed(tried[-self.settings.go_back :]), start=1):
             if self.given_up:
-                return 0
-            try:
-                answer = await self.task(prompt, self.settings.final_max_tokens)
-            except _NoReply:
-                continue
-            if await self.judge(answer.text) == "right":
-                self.keep(3, answer.text, answer.finish_reason)
-                return number
-        return 0
+                return
+            with suppress(_NoReply):
+                answer = await self._write(prompt, self.settings.final_max_tokens)
+                if await self.judge(answer.text) == "right":
+                    self.keep(3, answer.text, answer.finish_reason)
+                    result.prompt, result.went_back = prompt, number
+                    return
 
-    @property
-    def given_up(self) -> bool:
-        failures = self.failures
-        return len(failures) >= self.settings.max_failures or bool(failures and failures[-1].fatal)
+    async def _write(self, prompt: str, max_tokens: int) -> Reply:
+        """The task model's output under a prompt, of at most `max_tokens`.
 
-    def keep(self, rank: int, text: str, finish_reason: str) -> None:
-        """Remember the best answer so far: final (3), complete under a refined prompt (2), first (1), cut off (0)."""
-        if rank >= self.best[0]:
-            self.best = (rank, text, finish_reason)
+        Not asked again for what greedy decoding would only repeat: the prompt is the same and so is the limit, or the
+        output had come to its end below the limit there was.
+        """
+        past = self.past.get("task", []) if self.number > 0 else []
+        limit, known = self.known.get(prompt, (0, Reply()))
+        greedy = self.settings.sampling_of("task").get("temperature") == 0
+        if greedy and not past and (limit == max_tokens or (0 < limit < max_tokens and _ended(known))):
+            return known
+        question: Message = {"role": "user", "content": fill(self.settings.prompts.task, query=self.query.text)}
+        messages: list[Message] = [{"role": "system", "content": prompt}, *self.query.context, *past, question]
+        reply = await self._call("task", messages, max_tokens=max_tokens)
+        if max_tokens > limit and not past:
+            self.known[prompt] = (max_tokens, reply)
+        return reply
 
     async def _ask(self, role: Role, **values: str) -> str:
         """What a role other than the task model says to its filled-in template."""
         prompts, past = self.settings.prompts, self.past.get(role, [])
         request: Message = {"role": "user", "content": fill(getattr(prompts, role), **values)}
-        return (await self._call(role, [{"role": "system", "content": prompts.role(role)}, *past, request])).text
+        system: Message = {"role": "system", "content": prompts.role(role)}
+        return (await self._call(role, [system, *past, request])).text
 
     async def _call(self, role: Role, messages: Sequence[Message], **limit: int) -> Reply:
         """Raises `_NoReply` if the call failed."""
         sampling, session = {**self.settings.sampling_of(role), **limit}, f"{self.session}:{role}"
         reply = await as_chat(self.models[role])(messages, repeat=self.query.repeat, session=session, **sampling)
-        self.usage[role] = self.usage.get(role, RoleUsage()).plus(reply)
-        if reply.error is not None:
-            self.failures.append(Failure(role, self.step, reply.error.kind, str(reply.error), reply.error.fatal))
+        usage = self.result.usage
+        usage[role] = usage.get(role, RoleUsage()) + RoleUsage.of(reply)
+        if (error := reply.error) is not None:
+            self._failed(Failure(role, self.number, error.kind, str(error), error.fatal))
             raise _NoReply(role)
-        if role in self.past and self.step > 0:
+        if role in self.past and self.number > 0:
             self.past[role] += [messages[-1], {"role": "assistant", "content": reply.text}]
         return reply
+
+    def _failed(self, failure: Failure) -> None:
+        self.result.failures = (*self.result.failures, failure)
 
 
 def _ended(reply: Reply) -> bool:
@@ -367,12 +347,7 @@ def _ended(reply: Reply) -> bool:
 
 
 async def _judged(judge: Judge, query: Query, answer: str) -> bool | None:
-    """The verdict of a callable.
-
-    Raises:
-        `TypeError`: If it is none of the three, a text for example, which would count as true.
-        Whatever `judge` raises.
-    """
+    """The verdict of a callable; raises what it raises, and `TypeError` for a text, which would count as true."""
     verdict = await asyncio.get_running_loop().run_in_executor(_judges(os.getpid()), _said, judge, query, answer)
     if isawaitable(verdict):
         verdict = await verdict

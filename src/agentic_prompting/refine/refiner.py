@@ -1,7 +1,6 @@
-"""[`ProRefiner`]: repair a prompt for one question while the answer is being written (ProRefine, arXiv 2506.05305).
+"""[`ProRefiner`]: ProRefine (arXiv 2506.05305) over any [`ChatModel`]s, one in several roles or one for each.
 
-Over any [`ChatModel`]: an endpoint, a local model or a script, one model in several roles or one for each. The
-algorithm is in `loop.py`; here are the synchronous front doors, runs over many questions, and the refiner as a chat
+The algorithm is in `loop.py`; here are the synchronous front doors, runs over many questions, and the refiner as a chat
 model.
 """
 
@@ -13,9 +12,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
 from ..llm.loop import in_parallel
@@ -91,29 +90,19 @@ class ProRefiner(RefineSettings):
         Raises:
             `ValueError`: If the setting is not known, or `score` is missing or not used.
         """
-        verifiers: dict[str, Callable[[], Verifier | None]] = {
-            "no_verifier": lambda: None,
-            "verifier": lambda: critic,
-            "optimal_verifier": lambda: LabelVerifier(score),  # type: ignore[arg-type]  # None is refused there
-        }
-        if setting not in verifiers:
-            raise ValueError(f"setting must be one of {', '.join(verifiers)}, got {setting!r}")
-        if score is not None and setting != "optimal_verifier":
+        if setting not in get_args(PaperSetting):
+            raise ValueError(f"setting must be one of {', '.join(get_args(PaperSetting))}, got {setting!r}")
+        verifier: Verifier | None = critic if setting == "verifier" else None
+        if setting == "optimal_verifier":
+            verifier = LabelVerifier(score)  # type: ignore[arg-type]  # None is refused there
+        elif score is not None:
             raise ValueError(f"score is for the optimal verifier; {setting!r} does not look at answers")
-        return cls(task, critic, critic, verifiers[setting](), **options)
+        return cls(task, critic, critic, verifier, **options)
 
     def refine(self, prompt: str, query: str | Mapping[str, Any]) -> RefinementResult:
         """Refine a prompt for one question, and wait for it; in `async` code: `await refiner.arefine(...)`.
 
-        Args:
-            prompt (`str`): p, the task model's system message to begin with.
-            query (`str` or row): q, or a row with `question` and, for verifiers that need them, `answers`.
-
-        Returns:
-            [`RefinementResult`]: Also if calls failed: see its `error`.
-
-        Raises:
-            `ValueError`: If the prompt or the question is empty, or a label verifier has no labels.
+        As [`refine`]; and `ValueError` if a label verifier has no labels.
         """
         return self.refine_all(prompt, [query], progress=False)[0]
 
@@ -141,12 +130,10 @@ class ProRefiner(RefineSettings):
             queries (`Sequence[str]` or rows): The questions; see [`ProRefiner.refine`].
             max_in_flight (`int`, *optional*, defaults to `128`): Questions on their way at once. How many calls a model
                 gets at once is the model's own setting.
-            output (`str` or `Path`, *optional*):
-                A JSON-lines file. Each result is written when it is there. Questions that are in the file are not asked
-                again, except those that ended with an error. Give the models a [`ReplayCache`] as well, and the calls
-                of questions that were not finished are not paid twice.
-            progress (`bool`, *optional*, defaults to `True`): Show how far it is: a bar after two seconds, or in a
-                file or a pipe a line a minute.
+            output (`str` or `Path`, *optional*): A JSON-lines file. Each result is written when it is there. Questions
+                that are in the file are not asked again, except those that ended with an error. Give the models a
+                [`ReplayCache`] as well, and the calls of questions that were not finished are not paid twice.
+            progress (`bool`, *optional*, defaults to `True`): A bar after two seconds, or in a file a line a minute.
 
         Returns:
             `list[RefinementResult]`: In the order of the questions. After a fatal failure (a wrong key, a spent budget)
@@ -160,27 +147,20 @@ class ProRefiner(RefineSettings):
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
         asked = [read_query(query, number) for number, query in enumerate(queries)]
-        self._check_answers(asked)
+        for number, query in enumerate(asked):
+            if getattr(self.verifier, "needs_answers", False) and not query.answers:
+                raise ValueError(
+                    f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
+                    "with `question` and `answers`, or another verifier"
+                )
         file = None if output is None else ResultsFile(output, self.digest())
-        return self._refine_all(prompt, asked, max_in_flight, file, progress)
-
-    def _refine_all(
-        self, prompt: str, queries: list[Query], max_in_flight: int, file: ResultsFile | None, progress: bool
-    ) -> list[RefinementResult]:
-        keys = _distinct_keys(prompt, queries)
-        done = file.done if file is not None else {}
-        results = {i: replace(done[key], id=queries[i].id) for i, key in enumerate(keys) if key in done}
-        left = [i for i in range(len(queries)) if i not in results]
+        done, keys = {} if file is None else file.done, list(_keys(prompt, asked))
+        results = {i: replace(done[key], id=asked[i].id) for i, key in enumerate(keys) if key in done}
+        left = [i for i in range(len(asked)) if i not in results]
         fatal: list[Failure] = []
-
-        def works() -> Iterator[Coroutine[Any, Any, RefinementResult]]:
-            for i in left:
-                if fatal:
-                    return
-                yield self.arefine(prompt, queries[i])
-
-        bars = progress_of(len(queries), "refined", done=len(results), shown=progress)
-        with bars as bar, closing(in_parallel(works(), max_in_flight)) as finished:
+        works = (self.arefine(prompt, asked[i]) for i in left if not fatal)  # taken as others finish
+        bars = progress_of(len(asked), "refined", done=len(results), shown=progress)
+        with bars as bar, closing(in_parallel(works, max_in_flight)) as finished:
             for position, result in finished:
                 i = left[position]
                 results[i] = result
@@ -190,24 +170,16 @@ class ProRefiner(RefineSettings):
                     fatal.append(result.error)
                 bar.update()
         if fatal:
-            logger.error(f"stopped after {len(results)} of {len(queries)} queries: {fatal[0]}")
-        return [results[i] if i in results else _not_begun(prompt, queries[i], fatal[0]) for i in range(len(queries))]
-
-    def _check_answers(self, queries: Sequence[Query]) -> None:
-        if getattr(self.verifier, "needs_answers", False):
-            for number, query in enumerate(queries):
-                if not query.answers:
-                    raise ValueError(
-                        f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
-                        "with `question` and `answers`, or another verifier"
-                    )
+            logger.error(f"stopped after {len(results)} of {len(asked)} queries: {fatal[0]}")
+        for i in set(left) - set(results):
+            results[i] = RefinementResult(asked[i].id, asked[i].text, "", prompt, prompt, "failed", error=fatal[0])
+        return [results[i] for i in range(len(asked))]
 
     def digest(self) -> str:
         """Identifies settings, models and verifier, so that a file of results is not continued with others."""
-        settings = {field.name: getattr(self, field.name) for field in fields(RefineSettings)}
-        if not self.go_back:  # it came later: files that were begun before it go on
-            del settings["go_back"]
-        settings |= {"prompts": asdict(self.prompts), "sampling": dict(self.sampling or {})}
+        own = {one.name: getattr(self, one.name) for one in fields(RefineSettings)}
+        plain = vars(RefineSettings())  # left out: a setting that comes later changes no digest
+        settings = {name: value for name, value in own.items() if value != plain[name]}
         names = {role: _name_of(model) for role, model in self.models.items() if model is not None}
         text = json.dumps([settings, names], sort_keys=True, default=repr)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -232,8 +204,7 @@ class ResultsFile:
         settings (`str`): What identifies the settings; see [`ProRefiner.digest`].
 
     Attributes:
-        done (`dict[str, RefinementResult]`): Results that were there already, by key. Those with an error are taken out
-            of the file: they are done anew.
+        done (`dict[str, RefinementResult]`): Those that were there, by key; those with an error are taken out.
 
     Raises:
         `ValueError`: If the file holds something else, or results of other settings. It is left as it is.
@@ -262,14 +233,12 @@ class ResultsFile:
         self._records.append([{"key": key, "settings": self.settings, **result.to_dict()}])
 
 
-def _distinct_keys(prompt: str, queries: Sequence[Query]) -> list[str]:
+def _keys(prompt: str, queries: Sequence[Query]) -> Iterator[str]:
     """What identifies each query of a run in its file: prompt and question, and a number among equal ones."""
     seen: Counter[str] = Counter()
-    keys = []
-    for digest in (query.digest(prompt) for query in queries):
+    for digest in (query.digest(prompt)[:32] for query in queries):
         seen[digest] += 1
-        keys.append(f"{digest[:32]}-{seen[digest]}")
-    return keys
+        yield f"{digest}-{seen[digest]}"
 
 
 def _name_of(model: Any) -> str:
@@ -278,10 +247,6 @@ def _name_of(model: Any) -> str:
     loaded_from = getattr(getattr(named, "config", None), "name_or_path", None)
     own = repr(model) if isinstance(model, LabelVerifier) else getattr(model, "__qualname__", type(model).__name__)
     return next((name for name in (named, loaded_from) if isinstance(name, str) and name), str(own))
-
-
-def _not_begun(prompt: str, query: Query, failure: Failure) -> RefinementResult:
-    return RefinementResult(query.id, query.text, "", prompt, prompt, "failed", error=failure)
 
 
 class RefinedChat:
@@ -308,9 +273,14 @@ class RefinedChat:
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
         """See [`ChatModel`]. `max_tokens` limits the answer; other sampling arguments go to the task model."""
+        own, limit = self.refiner.sampling or {}, sampling.pop("max_tokens", None)
         try:
             prompt, query = self._read(messages, repeat or 0)
-            refiner = self._with(sampling)
+            refiner = replace(
+                self.refiner,
+                final_max_tokens=self.refiner.final_max_tokens if limit is None else limit,
+                sampling={**own, "task": {**own.get("task", {}), **sampling}},
+            )
         except (ValueError, KeyError, TypeError) as error:
             return Reply(error=BadRequest(f"not a conversation to refine: {error}", "refiner", attempts=0))
         return as_reply(await refiner.arefine(prompt, query))
@@ -336,16 +306,6 @@ class RefinedChat:
         query = Query(said[-1]["content"], context=tuple(said[:-1]), repeat=repeat)
         return system if system.strip() else self.prompt, query
 
-    def _with(self, sampling: dict[str, Any]) -> ProRefiner:
-        """The refiner with the caller's sampling arguments for its task model."""
-        own = self.refiner.sampling or {}
-        limit = sampling.pop("max_tokens", None)
-        return replace(
-            self.refiner,
-            final_max_tokens=self.refiner.final_max_tokens if limit is None else limit,
-            sampling={**own, "task": {**own.get("task", {}), **sampling}},
-        )
-
 
 def as_reply(result: RefinementResult) -> Reply:
     """A result as a large LLM's reply: its answer, or its error where there is none; the usage of all roles.
@@ -354,7 +314,7 @@ def as_reply(result: RefinementResult) -> Reply:
     the failure is for good: with a role's key wrong or its budget spent, no question would be refined any more.
     """
     roles = result.usage.values()
-    usage = sum((Usage(role.prompt_tokens, role.completion_tokens, role.cost_usd) for role in roles), Usage())
+    usage = Usage(*(sum(getattr(role, one.name) for role in roles) for one in fields(Usage)))
     cached = 0 < sum(role.calls for role in roles) == sum(role.cached for role in roles)
     reply = Reply(usage=usage, cached=cached, attempts=0 if cached else 1, seconds=result.seconds)
     if result.error is not None and (result.error.fatal or not result.finish_reason):

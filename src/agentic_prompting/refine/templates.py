@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 FEEDBACK_ROLE = """\
 You read over the shoulder of a writer who is answering a question, and you say what goes wrong. Look at the facts, \
@@ -74,16 +74,16 @@ Prediction:
 
 DEFAULT_PROMPT = "Answer the question. Think step by step and check each step before you go on to the next."
 
-_LAST_LINE = "Reason step by step. Then write a last line of the form 'Answer: {}."
+_LAST_LINE = " Reason step by step. Then write a last line of the form 'Answer: {}."
+_NUMBER = "You are asked a mathematical question." + _LAST_LINE.format("N', where N is the number, in digits")
 
 START_PROMPTS = {
-    "bbh_object_counting": "You are asked to count things. "
-    + _LAST_LINE.format("N', where N is the number, in digits"),
-    "bbh_word_sorting": "You are asked to sort words. "
+    "bbh_object_counting": _NUMBER.replace("a mathematical question", "to count things"),
+    "bbh_word_sorting": "You are asked to sort words."
     + _LAST_LINE.format("WORDS', where WORDS are all the words in order, with one space between them"),
-    "gsm8k_dspy": "You are asked a mathematical question. " + _LAST_LINE.format("N', where N is the number, in digits"),
-    "svamp": "You are asked a mathematical question. " + _LAST_LINE.format("N', where N is the number, in digits"),
-    "aqua": "You are asked a mathematical question with five options. "
+    "gsm8k_dspy": _NUMBER,
+    "svamp": _NUMBER,
+    "aqua": "You are asked a mathematical question with five options."
     + _LAST_LINE.format("L', where L is the letter of the right option"),
 }
 """A plain chain-of-thought prompt to begin with for each of the paper's five sets, by the name `load_task` knows."""
@@ -115,12 +115,8 @@ class RolePrompts:
     verifier: str = VERIFIER
 
     def __post_init__(self):
-        needed = {
-            "task": ("query",),
-            "feedback": ("query", "output"),
-            "optimizer": ("prompt", "feedback"),
-            "verifier": ("query", "output"),
-        }
+        needed = {"task": ["query"], "optimizer": ["prompt", "feedback"]}
+        needed |= {"feedback": ["query", "output"], "verifier": ["query", "output"]}
         for name, variables in needed.items():
             missing = [f"{{{variable}}}" for variable in variables if f"{{{variable}}}" not in getattr(self, name)]
             if missing:
@@ -145,15 +141,8 @@ _ENDS = {
 }
 
 
-class Improved(NamedTuple):
-    """What an optimizer's reply holds: a prompt or the reason why there is none, never both."""
-
-    prompt: str | None
-    problem: str | None
-
-
-def read_improved_prompt(reply: str) -> Improved:
-    """The prompt between `<IMPROVED_PROMPT>` tags, stripped.
+def read_improved_prompt(reply: str) -> tuple[str, None] | tuple[None, str]:
+    """The prompt between `<IMPROVED_PROMPT>` tags, stripped, or the reason why there is none.
 
     Upper and lower case, spaces in the tags and text around them make no difference. Of several prompts the last
     complete one counts: models tend to speak of the tags before they use them.
@@ -162,24 +151,18 @@ def read_improved_prompt(reply: str) -> Improved:
         reply (`str`): What the optimizer wrote.
 
     Returns:
-        [`Improved`]: `problem` is `no tag`, `unclosed tag` or `empty prompt`.
+        `tuple`: Prompt and `None`; or `None` and `no tag`, `unclosed tag` or `empty prompt`.
     """
     openings = [match.end() for match in _OPEN.finditer(reply)]
     closings = [match.start() for match in _CLOSE.finditer(reply)]
     if not openings:
-        return Improved(None, "no tag")
+        return None, "no tag"
     if not closings or closings[-1] < openings[0]:
-        return Improved(None, "unclosed tag")
+        return None, "unclosed tag"
     start = max(opening for opening in openings if opening <= closings[-1])
     end = min(closing for closing in closings if closing >= start)
     prompt = reply[start:end].strip()
-    return Improved(prompt, None) if prompt else Improved(None, "empty prompt")
-
-
-def says_correct(feedback: str) -> bool:
-    """Whether a critic's reply says that nothing is to be improved: `CORRECT` alone on its first line."""
-    first = feedback.strip().split("\n", 1)[0]
-    return first.strip(" *_`\"'.!:#").upper() == "CORRECT"
+    return (prompt, None) if prompt else (None, "empty prompt")
 
 
 def first_units(text: str, count: int, unit: Unit) -> str:

@@ -1,7 +1,4 @@
-"""What goes into a refinement and what comes out: plain values, their JSON, and the same as text for people.
-
-A result can be written to a line of a file and read back equal.
-"""
+"""What goes into a refinement and what comes out: plain values, their JSON, and the same as text for people."""
 
 from __future__ import annotations
 
@@ -11,13 +8,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
+from operator import add
 from typing import Any, Literal
 
-from ..llm import LLMError, Message, Reply, Usage, errors as llm_errors
+from ..llm import LLMError, Message, Reply, Usage, types as llm_errors
 
 Role = Literal["task", "feedback", "optimizer", "verifier"]
-StopReason = Literal["verified", "finished", "max_steps", "satisfied", "failed"]
+StopReason = Literal["verified", "finished", "max_steps", "failed"]
 Verdict = Literal["right", "wrong", "none"]
 
 _FORMAT = 2  # of the JSON; raised when a reader of the old one would go wrong
@@ -77,9 +75,7 @@ def read_query(query: Query | str | Mapping[str, Any], number: int = 0) -> Query
 def check_prompt(prompt: str) -> None:
     """Raises `ValueError` if there is no prompt to refine."""
     if not isinstance(prompt, str) or not prompt.strip():
-        raise ValueError(
-            "the prompt is empty, so there is nothing to refine; DEFAULT_PROMPT is a plain one to begin with"
-        )
+        raise ValueError("the prompt is empty: there is nothing to refine; DEFAULT_PROMPT is one to begin with")
 
 
 @dataclass(frozen=True)
@@ -112,31 +108,27 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class RoleUsage:
-    """What one role's calls came to.
+class RoleUsage(Usage):
+    """What one role's calls came to, beside their [`Usage`].
 
     Args:
         calls (`int`, *optional*, defaults to `0`): Replies received, failures and recorded ones included.
         failed (`int`, *optional*, defaults to `0`): Of these, failures.
         cached (`int`, *optional*, defaults to `0`): Of these, recorded ones, unpaid.
-        prompt_tokens (`int`), completion_tokens (`int`), cost_usd (`float`), *optional*: See [`Usage`].
     """
 
     calls: int = 0
     failed: int = 0
     cached: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost_usd: float = 0.0
 
-    def plus(self, reply: Reply) -> RoleUsage:
-        """With one more reply counted."""
-        usage = Usage(self.prompt_tokens, self.completion_tokens, self.cost_usd) + reply.usage
-        failed = self.failed + (reply.error is not None)
-        return RoleUsage(self.calls + 1, failed, self.cached + reply.cached, **asdict(usage))
+    @classmethod
+    def of(cls, reply: Reply) -> RoleUsage:
+        """One reply's."""
+        counts = {"calls": 1, "failed": int(reply.error is not None), "cached": int(reply.cached)}
+        return cls(**asdict(reply.usage), **counts)
 
-    def __add__(self, other: RoleUsage) -> RoleUsage:
-        return RoleUsage(*(getattr(self, name) + getattr(other, name) for name in asdict(self)))
+    def __add__(self, other: RoleUsage) -> RoleUsage:  # type: ignore[override]  # of a kind
+        return RoleUsage(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass
@@ -145,13 +137,12 @@ class RefinementStep:
 
     Args:
         prompt (`str`): p* when the step began.
+        new_prompt (`str`): p* after the step; the same text where nothing was changed.
         output (`str`, *optional*): o_i, at most i·k tokens of the task model; `None` if its call failed.
         complete (`bool`, *optional*, defaults to `False`): Whether `output` ends where the model ended it.
         feedback (`str`, *optional*): f_i; `None` if there is none.
-        new_prompt (`str`): p* after the step; the same text where nothing was changed.
-        problem (`str`, *optional*):
-            Why the prompt was kept although a new one was wanted: `task failed`, `feedback failed`,
-            `optimizer failed`, `no tag`, `unclosed tag` or `empty prompt`.
+        problem (`str`, *optional*): Why the prompt was kept although a new one was wanted: `task failed`,
+            `feedback failed`, `optimizer failed`, `no tag`, `unclosed tag` or `empty prompt`.
         tokens (`int`, *optional*, defaults to `0`): Length of `output` as the endpoint counted it; 0 where it did not,
             and for recorded replies.
         seconds (`float`, *optional*, defaults to `0.0`): The whole step, waiting included.
@@ -167,23 +158,17 @@ class RefinementStep:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class RefinementResult:
     """One refined query.
 
     Args:
-        id (`str`): The query's id.
-        query (`str`): The question.
+        id (`str`), query (`str`): The query's id, and the question.
         answer (`str`): The final answer: a fresh one under `prompt`, or the first one if it was accepted. After a
             failure the best there is, possibly cut off or empty.
-        initial_prompt (`str`): p.
-        prompt (`str`): p*, the refined prompt.
-        stop_reason (`str`):
-            `verified`: the first answer was accepted, by the verifier or, where asked for, without a verdict;
-            `finished`: the task model reached its end of sequence (Algorithm 1);
-            `max_steps`: n steps were made (Algorithm 1);
-            `satisfied`: the critic said CORRECT as often as `stop_when_correct` asks for;
-            `failed`: `error` says why.
+        initial_prompt (`str`), prompt (`str`): p, and p*, the refined one.
+        stop_reason (`str`): `verified`: the verifier accepted the first answer; `finished`: the task model reached its
+            end of sequence, or `max_steps`: n steps were made (Algorithm 1); `failed`: `error` says why.
         finish_reason (`str`, *optional*, defaults to `""`): Of `answer`, as its endpoint gave it: `stop`, `length`,
             ...; empty if a failure left an unfinished output or none.
         initial_answer (`str`, *optional*): The answer under `initial_prompt`; asked for where there is a verifier.
@@ -211,7 +196,7 @@ class RefinementResult:
     went_back: int = 0
     error: Failure | None = None
     failures: tuple[Failure, ...] = ()
-    usage: Mapping[str, RoleUsage] = field(default_factory=dict)
+    usage: dict[str, RoleUsage] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -251,22 +236,20 @@ def summarize(results: Sequence[RefinementResult]) -> dict[str, float]:
 
     Returns:
         `dict[str, float]`: `queries`; `steps`, the mean number of iterations (Figure 4); `stop/<reason>` and
-        `verdict/<verdict>`, counts; `kept_prompts`, optimizer replies without a usable prompt; and per role
-        `<role>/calls`, `/failed`, `/cached`, `/prompt_tokens`, `/completion_tokens`, `/cost_usd`, sums.
+        `verdict/<verdict>`, counts; `kept_prompts`, optimizer replies without a usable prompt; and per role sums of
+        the fields of [`RoleUsage`], `<role>/calls` for one.
     """
-    summary: dict[str, float] = {"queries": len(results)}
-    summary["steps"] = sum(len(result.steps) for result in results) / max(1, len(results))
-    summary["kept_prompts"] = sum(result.kept for result in results)
-    for reason, count in sorted(Counter(result.stop_reason for result in results).items()):
-        summary[f"stop/{reason}"] = count
-    for verdict, count in sorted(Counter(result.verdict for result in results if result.verdict).items()):
-        summary[f"verdict/{verdict}"] = count
-    totals: dict[str, RoleUsage] = {}
-    for result in results:
-        for role, usage in result.usage.items():
-            totals[role] = totals.get(role, RoleUsage()) + usage
-    for role, usage in totals.items():
-        summary.update({f"{role}/{name}": value for name, value in asdict(usage).items()})
+    counts = Counter(f"stop/{result.stop_reason}" for result in results)
+    counts += Counter(f"verdict/{result.verdict}" for result in results if result.verdict)
+    summary: dict[str, float] = {
+        "queries": len(results),
+        "steps": sum(len(result.steps) for result in results) / max(1, len(results)),
+        "kept_prompts": sum(result.kept for result in results),
+        **dict(sorted(counts.items())),
+    }
+    for role in dict.fromkeys(role for result in results for role in result.usage):
+        total = sum((result.usage[role] for result in results if role in result.usage), RoleUsage())
+        summary |= {f"{role}/{name}": value for name, value in asdict(total).items()}
     return summary
 
 
@@ -278,8 +261,8 @@ _PIECE_ENDS = re.compile(r"(?<=[.!?])\s+|\n+")
 
 def prompt_diff(old: str, new: str) -> str:
     """What changed between two prompts, a sentence a line: `- ` before what is gone, `+ ` before what is new."""
-    lines = difflib.ndiff(_pieces(old), _pieces(new))
-    return "\n".join(line.rstrip() for line in lines if not line.startswith("?"))
+    before, after = ([piece for piece in _PIECE_ENDS.split(text) if piece.strip()] for text in (old, new))
+    return "\n".join(line.rstrip() for line in difflib.ndiff(before, after) if not line.startswith("?"))
 
 
 def describe(result: RefinementResult, width: int = 300) -> str:
@@ -294,49 +277,34 @@ def describe(result: RefinementResult, width: int = 300) -> str:
 
 def described_lines(result: RefinementResult, width: int = 300) -> Iterator[tuple[Mark, str]]:
     """The lines of [`describe`], each with what it is: `-` gone from a prompt, `+` new in it, `#` a heading."""
-    yield "#", f"Question: {_short(result.query, width)}"
-    yield "", ""
-    yield "#", "Prompt:"
+
+    def short(text: str) -> str:
+        text = " ".join(text.split())
+        return text if len(text) <= width else text[: width - 4] + " ..."
+
+    yield from (("#", f"Question: {short(result.query)}"), ("", ""), ("#", "Prompt:"))
     yield from (("", f"  {line}") for line in result.initial_prompt.splitlines())
     if result.verdict is not None:
-        yield "", ""
-        yield "", f"First answer: {_short(result.initial_answer or '', width)}"
+        yield "", f"\nFirst answer: {short(result.initial_answer or '')}"
         yield "", f"Verdict: {result.verdict}"
     for number, step in enumerate(result.steps, start=1):
-        yield "", ""
-        yield "#", f"Step {number}"
-        yield from _of_step(step, width)
+        yield "#", f"\nStep {number}"
+        if step.output is not None:
+            yield "", f"  output{'' if step.complete else ' (cut off)'}: {short(step.output)}"
+        if step.feedback is not None:
+            yield "", f"  feedback: {short(step.feedback)}"
+        if step.problem is not None:
+            yield "", f"  prompt kept: {step.problem}"
+        elif step.new_prompt == step.prompt:
+            yield "", "  prompt unchanged"
+        else:
+            for line in prompt_diff(step.prompt, step.new_prompt).splitlines():
+                yield ("-" if line[0] == "-" else "+" if line[0] == "+" else ""), f"  {line}"
     changed = sum(step.new_prompt != step.prompt for step in result.steps)
-    yield "", ""
-    yield "", f"Ended: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times"
+    yield "", f"\nEnded: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times"
     if result.went_back:
         yield "", f"Went back {result.went_back} prompts, to the last one whose answer the verifier accepts"
     if result.error is not None:
         yield "", f"Error: {result.error}"
-    yield "", ""
-    yield "#", "Answer:"
+    yield "#", "\nAnswer:"
     yield from (("", f"  {line}") for line in result.answer.splitlines())
-
-
-def _of_step(step: RefinementStep, width: int) -> Iterator[tuple[Mark, str]]:
-    if step.output is not None:
-        yield "", f"  output{'' if step.complete else ' (cut off)'}: {_short(step.output, width)}"
-    if step.feedback is not None:
-        yield "", f"  feedback: {_short(step.feedback, width)}"
-    if step.problem is not None:
-        yield "", f"  prompt kept: {step.problem}"
-    elif step.new_prompt == step.prompt:
-        yield "", "  prompt unchanged"
-    else:
-        for line in prompt_diff(step.prompt, step.new_prompt).splitlines():
-            mark: Mark = "-" if line[0] == "-" else "+" if line[0] == "+" else ""
-            yield mark, f"  {line}"
-
-
-def _pieces(text: str) -> list[str]:
-    return [piece for piece in _PIECE_ENDS.split(text) if piece.strip()]
-
-
-def _short(text: str, width: int) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= width else text[: width - 4] + " ..."

@@ -35,7 +35,7 @@ _TITLE = 140  # characters of a question in a list
 _PAGE = Path(__file__).parent / "page"
 # In the order in which they need each other.
 _SCRIPTS = ("base", "charts", "browser", "trajectories", "stories", "tree", "refinements", "main")
-_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+_WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")  # with the space behind them: unchanged space parts no changes
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _MOST_WORDS = 3000  # the comparison is quadratic: longer texts are compared by lines, then as wholes
 
@@ -200,10 +200,8 @@ def _refinements(results: Sequence[RefinementResult]) -> Iterator[Block]:
 
 def _refinement(result: RefinementResult) -> dict[str, Any]:
     steps = [
-        {
-            **{name: getattr(step, name) for name in ("output", "complete", "feedback", "problem")},
-            "diff": word_diff(step.prompt, step.new_prompt) if step.new_prompt != step.prompt else None,
-        }
+        {name: getattr(step, name) for name in ("output", "complete", "feedback", "problem")}
+        | {"diff": word_diff(step.prompt, step.new_prompt) if step.new_prompt != step.prompt else None}
         for step in result.steps
     ]
     return {
@@ -225,10 +223,10 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
     Example:
 
         >>> word_diff("Check small cases.", "Check all cases.")
-        [('=', 'Check '), ('-', 'small'), ('+', 'all'), ('=', ' cases.')]
+        [('=', 'Check '), ('-', 'small '), ('+', 'all '), ('=', 'cases.')]
     """
-    for pieces in (_WORDS, _LINES):
-        before, after = pieces.findall(old), pieces.findall(new)
+    for words in (_WORDS, _LINES):
+        before, after = words.findall(old), words.findall(new)
         if len(before) + len(after) <= _MOST_WORDS:
             break
     else:
@@ -236,32 +234,7 @@ def word_diff(old: str, new: str) -> list[tuple[Change, str]]:
     changes: list[tuple[Change, str]] = []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, start, end, new_start, new_end in matcher.get_opcodes():
-        if kind == "equal":
-            changes.append(("=", "".join(before[start:end])))
-            continue
-        changes += [("-", "".join(before[start:end]))] if end > start else []
-        changes += [("+", "".join(after[new_start:new_end]))] if new_end > new_start else []
-    return _without_lone_spaces(changes)
-
-
-def _without_lone_spaces(changes: list[tuple[Change, str]]) -> list[tuple[Change, str]]:
-    """Unchanged white space between two changes joins both: `-a +b = -c +d` reads better as `-a c +b d`."""
-    runs: list[list[tuple[Change, str]]] = []
-    for place, change in enumerate(changes):
-        between = 0 < place < len(changes) - 1 and change[0] == "=" and change[1].strip(" ") == ""
-        if change[0] == "=" and not between:
-            runs.append([change])
-        elif runs and runs[-1][0][0] != "=":
-            runs[-1].append(change)
-        else:
-            runs.append([change])
-    return [merged for run in runs for merged in _merged(run)]
-
-
-def _merged(run: list[tuple[Change, str]]) -> list[tuple[Change, str]]:
-    if len(run) < 3:
-        return run
-    gone = "".join(text for kind, text in run if kind != "+")
-    new = "".join(text for kind, text in run if kind != "-")
-    pairs: list[tuple[Change, str]] = [("-", gone), ("+", new)]
-    return [pair for pair in pairs if pair[1]]
+        gone, new = "".join(before[start:end]), "".join(after[new_start:new_end])
+        pieces: list[tuple[Change, str]] = [("=", gone)] if kind == "equal" else [("-", gone), ("+", new)]
+        changes += [piece for piece in pieces if piece[1]]
+    return changes

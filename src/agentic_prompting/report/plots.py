@@ -14,6 +14,7 @@ from ..evaluation import Estimate, bootstrap_interval, wilson_interval
 from ..evolution.lineage import LINES, figure_class
 from ..refine import RefinementResult
 from ..rewards.reasoning import Scorer
+from ..rollout.metrics import STATUSES
 
 Log = Sequence[Mapping[str, Any]]
 
@@ -30,17 +31,7 @@ PANELS = (
     Panel("reward", "mean reward", {"reward": "reward"}),
     Panel("exact_match", "exact match", {"exact_match": "exact match of training rollouts"}),
     Panel("turns", "turns", {"rollout/turns": "turns per rollout"}),
-    Panel(
-        "outcomes",
-        "share of rollouts",
-        {
-            "rollout/answered": "answered",
-            "rollout/out_of_turns": "out of turns",
-            "rollout/truncated": "truncated",
-            "rollout/malformed": "malformed",
-            "rollout/failed": "failed",
-        },
-    ),
+    Panel("outcomes", "share of rollouts", {f"rollout/{status}": status.replace("_", " ") for status in STATUSES}),
     Panel("cost", "cost (US dollars)", {"environment/cost_usd": "spent on the large LLM"}),
     Panel("loss", "loss", {"loss": "loss"}),
     Panel("kl", "KL divergence", {"kl": "from the reference policy, nats a token"}),
@@ -159,28 +150,18 @@ def plot_iterations(
     figure = figure_class()(figsize=(1.5 + 2.2 * len(results), 3.2), layout="constrained")
     axis, width = figure.subplots(), 0.8 / max(1, len(methods))
     for number, method in enumerate(methods):
-        sets = [i for i, by_method in enumerate(results.values()) if by_method.get(method)]
-        found = [iterations_of(by_method[method]) for by_method in results.values() if by_method.get(method)]
-        places = [i + (number - (len(methods) - 1) / 2) * width for i in sets]
-        means = [estimate.mean for estimate in found]
-        ends = [[e.mean - e.low for e in found], [e.high - e.mean for e in found]]
-        bars = axis.bar(
-            places,
-            means,
-            0.92 * width,
-            color=LINES[number % len(LINES)][0],
-            yerr=ends,
-            label=method,
-            error_kw={"linewidth": 1},
-        )
+        found = {i: iterations_of(by[method]) for i, by in enumerate(results.values()) if by.get(method)}
+        places = [i + (number - (len(methods) - 1) / 2) * width for i in found]
+        ends = [[e.mean - e.low for e in found.values()], [e.high - e.mean for e in found.values()]]
+        look: dict[str, Any] = {"color": LINES[number % len(LINES)][0], "error_kw": {"linewidth": 1}}
+        bars = axis.bar(places, [e.mean for e in found.values()], 0.92 * width, yerr=ends, label=method, **look)
         axis.bar_label(bars, fmt="%.2f", padding=2, fontsize="small")
     axis.set_xticks(range(len(results)), list(results))
-    axis.set_ylabel("mean refinement iterations")
+    axis.set(ylabel="mean refinement iterations", axisbelow=True)
+    axis.set_title(title, fontsize="medium")
     axis.margins(y=0.15)
     axis.grid(axis="y", alpha=0.3)
-    axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=len(methods), fontsize="small", frameon=False)
-    axis.set_title(title, fontsize="medium")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

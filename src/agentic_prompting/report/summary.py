@@ -19,8 +19,7 @@ from ..evolution import Lineage, read_lineage
 from ..evolution.lineage import JOURNAL_FILE
 from ..refine import RefinementResult
 from ..rewards import exact_match, prompt_r1_score, token_f1
-from ..rollout import read_rollouts
-from ..rollout.metrics import STATUSES
+from ..rollout import STATUSES, read_rollouts
 
 Record = Mapping[str, Any]
 

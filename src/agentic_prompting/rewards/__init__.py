@@ -2,7 +2,15 @@
 
 from .math import math_equal, math_match, math_reward
 from .prompt_r1 import PromptR1Reward, PromptR1Score, prompt_r1_reward, prompt_r1_score
-from .qa import exact_match, exact_match_reward, normalize_answer, scorable, token_f1, token_f1_reward
+from .qa import (
+    exact_match,
+    exact_match_reward,
+    normalize_answer,
+    scorable,
+    search_reward,
+    token_f1,
+    token_f1_reward,
+)
 from .reasoning import (
     REASONING_SCORERS,
     AccuracyJudge,
@@ -12,7 +20,6 @@ from .reasoning import (
     read_verdict,
     word_sorting_match,
 )
-from .search import search_reward
 
 __all__ = [
     "REASONING_SCORERS",

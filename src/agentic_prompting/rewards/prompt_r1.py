@@ -83,8 +83,7 @@ class PromptR1Reward:
         """Score one trajectory of parsed turns; see [`prompt_r1_score`] for the same from text."""
         form = self._format(turns)
         answer = turns[-1].answer if turns else None
-        correct = token_f1(answer or "", answers)  # also without an answer: it raises for a row that has no golds
-        correct = 0.0 if answer is None else correct
+        correct = token_f1(answer or "", answers) * (answer is not None)  # raises for a row without golds in any case
         return PromptR1Score(form - self.k + (correct if form == self.k else 0.0), form, correct)
 
     def _format(self, turns: Sequence[Turn]) -> float:
@@ -125,64 +124,43 @@ class PromptR1Reward:
             `ValueError`: If a row has no accepted answer.
         """
         scores = self.scores(rollout, answers)
-        if "log_metric" in kwargs:
-            _log(kwargs["log_metric"], rollout, answers, scores)
+        log_metric: Callable[[str, float], None] = kwargs.get("log_metric", lambda name, value: None)
+        for one, accepted, score in zip(rollout, answers, scores, strict=True):
+            if score is not None:  # one value each: TRL averages them over all processes
+                log_metric("exact_match", exact_match(one.answer or "", accepted))
+                log_metric("f1", score.answer)
+                log_metric("format_reward", score.format)
+                log_metric("answer_reward", max(score.total, 0.0))
         return [None if score is None else score.total for score in scores]
 
     def scores(self, rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]) -> list[PromptR1Score | None]:
         """Like a call, with the parts of each reward kept, for logs."""
-        grammar = self.grammar
         return [
-            self.score(one.turns if grammar is None else [parse_turn(text, grammar) for text in one.texts], accepted)
-            if scorable(one)
-            else None
+            self.score(self._turns(one), accepted) if scorable(one) else None
             for one, accepted in zip(rollouts, answers, strict=True)
         ]
 
-
-def _log(
-    log_metric: Callable[[str, float], None],
-    rollouts: Sequence[Rollout],
-    answers: Sequence[Sequence[str]],
-    scores: Sequence[PromptR1Score | None],
-) -> None:
-    """One value per scored rollout: TRL averages them over all processes, each rollout counting once."""
-    for rollout, accepted, score in zip(rollouts, answers, scores, strict=True):
-        if score is not None:
-            log_metric("exact_match", exact_match(rollout.answer or "", accepted))
-            log_metric("f1", score.answer)
-            log_metric("format_reward", score.format)
-            log_metric("answer_reward", max(score.total, 0.0))
+    def _turns(self, rollout: Rollout) -> list[Turn]:
+        return rollout.turns if self.grammar is None else [parse_turn(text, self.grammar) for text in rollout.texts]
 
 
 def prompt_r1_score(
-    turns: Sequence[str],
-    answers: Sequence[str],
-    *,
-    gate: str = "paper",
-    alpha: float = 0.4,
-    beta: float = 0.25,
-    gamma: float = 0.25,
-    delta: float = 0.1,
-    k: float = 1.0,
-    grammar: TagGrammar = TagGrammar(),
+    turns: Sequence[str], answers: Sequence[str], *, grammar: TagGrammar = TagGrammar(), **coefficients: Any
 ) -> PromptR1Score:
     """Prompt-R1's reward (eq 10-13) of one trajectory given as text.
-
-    The formula, the loophole that `gate="strict"` closes and the coefficients are described at [`PromptR1Reward`].
 
     Args:
         turns (`Sequence[str]`): The agent's turns in order, observations left out. The last one is the final one and
             never counts as an intermediate request.
         answers (`Sequence[str]`): The accepted answers, at least one.
-        gate (`str`), alpha (`float`), beta (`float`), gamma (`float`), delta (`float`), k (`float`): As there.
         grammar ([`TagGrammar`], *optional*): The tags. Defaults to Prompt-R1's.
+        **coefficients: `gate`, `alpha`, `beta`, `gamma`, `delta`, `k` of [`PromptR1Reward`], with its defaults.
 
     Returns:
         [`PromptR1Score`]: With the default coefficients `total` is in [-1, 1].
 
     Raises:
-        `ValueError`: If `gate` is not known or `answers` is empty.
+        `ValueError`: If `answers` is empty, or as in [`PromptR1Reward`].
 
     Example:
 
@@ -195,8 +173,7 @@ def prompt_r1_score(
         ... )
         PromptR1Score(total=1.0, format=1.0, answer=1.0)
     """
-    reward = PromptR1Reward(gate, alpha, beta, gamma, delta, k)
-    return reward.score([parse_turn(text, grammar) for text in turns], answers)
+    return PromptR1Reward(**coefficients).score([parse_turn(text, grammar) for text in turns], answers)
 
 
 prompt_r1_reward = PromptR1Reward()

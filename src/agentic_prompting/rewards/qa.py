@@ -1,7 +1,7 @@
 """Question answering: exact match and token F1 (Appendix F of the Prompt-R1 paper), as scores and as TRL rewards.
 
-The scores are SQuAD's, pure functions of two texts. What an answer *is* in an episode is not decided here: the rewards
-read [`Rollout.answer`].
+And the reward of agentic search. The scores are SQuAD's, pure functions of two texts. What an answer *is* in an
+episode is not decided here: the rewards read [`Rollout.answer`].
 """
 
 from __future__ import annotations
@@ -88,6 +88,31 @@ def token_f1_reward(
 ) -> list[float | None]:
     """[`token_f1`] of each rollout's answer, with TRL's reward signature. See [`exact_match_reward`]."""
     return rewards_of(token_f1, rollout, answers)
+
+
+def search_reward(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    rollout: Sequence[Rollout],
+    answers: Sequence[Sequence[str]],
+    **_: Any,
+) -> list[float | None]:
+    """Agentic search: exact match, and a little for form: `0.1 · (format - 1) + correct` (released E-SPL recipe).
+
+    `correct` is 1 if the answer matches one of `answers` after SQuAD normalisation; `format` is 1 if the last turn has
+    exactly one `Answer:`. An episode that ended without an answer (too many searches, an unclosed tag, out of tokens)
+    has reward 0, as in the recipe. The arguments are those of [`exact_match_reward`].
+
+    Args:
+        rollout (`Sequence[Rollout]`): One episode per row, under [`SearchGrammar`].
+
+    Returns:
+        `list[float | None]`: In [-0.1, 1]; `None` for a rollout that failed through no fault of the agent.
+    """
+    # A gold that is empty after normalisation is not matched by an empty answer: the recipe asks for one.
+    correct = rewards_of(lambda answer, accepted: exact_match(answer, accepted) if answer else 0.0, rollout, answers)
+    form = [0.0 if one.answer is None else 0.1 * (one.turns[-1].well_formed - 1) for one in rollout]
+    return [None if score is None else score + bonus for score, bonus in zip(correct, form, strict=True)]
 
 
 def scorable(rollout: Rollout) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..llm import Budget, ChatModel, Message, as_chat, charge
-from ..rollout.templates import fill
+from ..rollout import fill
 from .qa import accepted_answers
 
 JUDGE_ROLE = """\

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..llm import Message
@@ -24,16 +25,13 @@ class ChatFormat:
     """Renders prompts and observations for one tokenizer, and reads turns back.
 
     Args:
-        tokenizer (`PreTrainedTokenizerBase`):
-            Needs a chat template. Not changed.
-        grammar ([`Grammar`], *optional*):
-            What turns look like. Defaults to Prompt-R1's tags.
-        chat_template_kwargs (`dict`, *optional*):
-            Passed to the template, for example `{"enable_thinking": False}` for Qwen3: then the template itself
-            writes an empty thought before each turn, and the agent's `<think>` is its own. With thinking on (the
-            template's default) the agent opens the thought itself. Both give the same grammar.
-        end_of_turn_ids (`Sequence[int]`, *optional*):
-            Tokens that end a turn when sampled. Defaults to the tokenizer's end-of-sequence token.
+        tokenizer (`PreTrainedTokenizerBase`): Needs a chat template. Not changed.
+        grammar ([`Grammar`], *optional*): What turns look like. Defaults to Prompt-R1's tags.
+        chat_template_kwargs (`dict`, *optional*): Passed to the template, for example `{"enable_thinking": False}` for
+            Qwen3: then the template itself writes an empty thought before each turn, and the agent's `<think>` is its
+            own. With thinking on (the template's default) the agent opens the thought itself; the grammar is the same.
+        end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn when sampled. Defaults to the tokenizer's
+            end-of-sequence token.
 
     Attributes:
         turn_prefix (`str`): What the template has already written of the agent's turn when sampling starts: `<think>`
@@ -61,7 +59,15 @@ class ChatFormat:
         if end_of_turn_ids is None:
             end_of_turn_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end_of_turn_ids = frozenset(end_of_turn_ids)
-        self._added_tokens, self._added_ids = _added_tokens_pattern(tokenizer), _added_ids(tokenizer)
+        # The text of every added token (special or not). A lookahead, so that overlapping occurrences are all found.
+        # Case-insensitive, because an added token may be matched after normalisation; a cut too many does no harm.
+        added = {str(text): token for text, token in tokenizer.get_added_vocab().items()}
+        texts = sorted({text for text in (*added, *tokenizer.all_special_tokens) if len(text) > 1}, key=len)
+        self._added_tokens = re.compile(f"(?={'|'.join(map(re.escape, reversed(texts))) or '(?!)'})", re.I)
+        # The ids that text could pose as: not the one for unknown words, nor runs of white space, which come out of
+        # harmless text.
+        posing = {token for text, token in added.items() if len(text.strip(" \t\r\n\u2581")) > 1}
+        self._added_ids = posing - {tokenizer.unk_token_id}
         before, self._after_reply, self.turn_prefix = self._seams()
         # What ends the agent's turn, up to and including the end-of-turn token, and what comes after that.
         ends = [i + 1 for i, token in enumerate(before) if token in self.end_of_turn_ids][:1]
@@ -99,12 +105,9 @@ class ChatFormat:
 
         The text is cut inside each such place and the pieces are tokenised one by one: same characters, other tokens.
         """
-        ids: list[int] = []
-        position = 0
-        for match in self._added_tokens.finditer(text):
-            ids += self._plain_piece(text[position : match.start() + 1])
-            position = match.start() + 1
-        return ids + self._plain_piece(text[position:])
+        cuts = [match.start() + 1 for match in self._added_tokens.finditer(text)]
+        pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
+        return [token for piece in pieces for token in self._plain_piece(piece)]
 
     def parse(self, ids: Sequence[int]) -> Turn:
         """Read the sampled ids of one turn. Ending tokens are dropped, every other special token stays visible."""
@@ -150,24 +153,3 @@ class ChatFormat:
         thought = self.grammar.thought_opening
         opened = thought and generation_prompt.rstrip().endswith(thought)
         return self._encode(before + opening), self._encode(closing + after), thought if opened else ""
-
-
-def _added_tokens_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Matches the text of every added token (special or not) of more than one character.
-
-    A lookahead, so that overlapping occurrences are all found. Case-insensitive, because an added token may be matched
-    after normalisation; cutting at a place too many does no harm.
-    """
-    texts = {str(token) for token in tokenizer.get_added_vocab()} | set(tokenizer.all_special_tokens)
-    texts = {text for text in texts if len(text) > 1}
-    if not texts:
-        return re.compile(r"(?!)")
-    return re.compile("(?=" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")", re.I)
-
-
-def _added_ids(tokenizer: Any) -> frozenset[int]:
-    """The ids of the added tokens that text could pose as: not the one for unknown words, nor runs of white space, both
-    of which come out of harmless text."""
-    harmless = {tokenizer.unk_token_id}
-    added = tokenizer.get_added_vocab().items()
-    return frozenset(i for text, i in added if i not in harmless and len(str(text).strip(" \t\r\n\u2581")) > 1)

@@ -19,8 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from ..llm.loop import background_loop
 from .chat_format import ChatFormat
-from .play import Limits, play
-from .types import Environment, Policy, Rollout, Sample, Sampler, SampleRequest
+from .play import Environment, Limits, Policy, Rollout, Sample, Sampler, SampleRequest, play
 
 Asked = TypeVar("Asked")
 Given = TypeVar("Given")
@@ -44,9 +43,8 @@ class Job(Generic[Asked, Given]):
 
 
 class Engine(ABC, Generic[Asked, Given]):
-    """Awaited by many coroutines, worked by one thread: the caller of `work`, or one of its own.
-
-    Subclasses say what a piece of work is (`step`) and what has to be at hand for it (`ready`).
+    """Awaited by many coroutines, worked by one thread. Subclasses say what a piece of work is (`step`) and what has to
+    be at hand for it (`ready`).
 
     Args:
         lent (`bool`, *optional*, defaults to `False`): Requests wait until somebody lends a thread by `work`, as a
@@ -60,13 +58,17 @@ class Engine(ABC, Generic[Asked, Given]):
         self._waiting: list[Job[Asked, Given]] = []  # taken from the inbox, not at work yet
         self._worker: threading.Thread | None = None
         self._hiring = threading.Lock()
+        self._closed: BaseException | None = None
 
     async def __call__(self, request: Asked) -> Given:
         loop = asyncio.get_running_loop()
         job: Job[Asked, Given] = Job(request, loop, loop.create_future())
         self._inbox.put(job)
         if not self.lent:
-            self._hire()
+            with self._hiring:
+                if self._worker is None:
+                    self._worker = threading.Thread(target=self._work_off, name=type(self).__name__, daemon=True)
+                    self._worker.start()
         return await job.given
 
     @abstractmethod
@@ -126,11 +128,9 @@ class Engine(ABC, Generic[Asked, Given]):
         """Make a thread that waits for requests look again."""
         self._inbox.put(None)
 
-    def _hire(self) -> None:
-        with self._hiring:
-            if self._worker is None:
-                self._worker = threading.Thread(target=self._work_off, name=type(self).__name__, daemon=True)
-                self._worker.start()
+    def close(self, error: BaseException) -> None:
+        """Whoever asks from now on, or waits for the next piece of work, gets `error`."""
+        self._closed = error
 
     def _work_off(self) -> None:
         """The own thread: until nothing is left to do."""
@@ -169,6 +169,8 @@ class Engine(ABC, Generic[Asked, Given]):
         if not arrived and not self.busy:
             return
         try:
+            if self._closed is not None:
+                raise self._closed
             self.step(arrived)
         except Exception as error:  # out of memory, say: it belongs to those who asked
             self.finish((job, error) for job in arrived)
@@ -181,22 +183,18 @@ class Engine(ABC, Generic[Asked, Given]):
 
     def finish(self, results: Iterable[tuple[Job[Asked, Given], Given | BaseException]]) -> None:
         """Give those who wait what they asked for, or raise it there."""
-        by_loop: dict[asyncio.AbstractEventLoop, list] = {}
         for job, result in results:
-            by_loop.setdefault(job.loop, []).append((job.given, result))
-        for loop, given in by_loop.items():
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_deliver, given)
+                job.loop.call_soon_threadsafe(_deliver, job.given, result)
 
 
-def _deliver(results: list[tuple[asyncio.Future, Any]]) -> None:
-    for future, result in results:
-        if future.done():
-            continue
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+def _deliver(given: asyncio.Future[Any], result: Any) -> None:
+    if given.done():
+        return
+    if isinstance(result, BaseException):
+        given.set_exception(result)
+    else:
+        given.set_result(result)
 
 
 def _settle(loop: asyncio.AbstractEventLoop) -> None:

@@ -13,7 +13,59 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Literal, Protocol
+
+Kind = Literal["act", "answer", "malformed"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of the agent, parsed.
+
+    Args:
+        text (`str`): As written.
+        kind (`str`): `act` (asks the environment), `answer` (ends the episode) or `malformed`.
+        well_formed (`bool`): Thought and request (or answer), each once, not empty, nothing else.
+        thought (`str`, *optional*): Stripped; `None` without exactly one thought.
+        request (`str`, *optional*): The request, stripped, not empty; `None` unless `kind` is `act`.
+        answer (`str`, *optional*): Stripped, may be empty; `None` unless `kind` is `answer`.
+        problem (`str`, *optional*, defaults to `""`): Why it is malformed: `no tag`, `unclosed tag`, `stray closing
+            tag`, `nested tag`, `repeated tag`, `answer and request`, `empty request`, `observation tag`.
+    """
+
+    text: str
+    kind: Kind
+    well_formed: bool
+    thought: str | None = None
+    request: str | None = None
+    answer: str | None = None
+    problem: str = ""
+
+
+class Grammar(Protocol):
+    """What a conversation's turns look like.
+
+    Attributes:
+        stops (`tuple[str, ...]`): Texts after which a turn is over.
+        frame (`tuple[str, str]`): What stands before and after an observation in the message that carries it.
+        thought_opening (`str`): What opens a thought: a chat template may have written it already. May be empty.
+    """
+
+    @property
+    def stops(self) -> tuple[str, ...]: ...
+    @property
+    def frame(self) -> tuple[str, str]: ...
+    @property
+    def thought_opening(self) -> str: ...
+
+    def parse(self, text: str) -> Turn:
+        """Read one turn. Never raises."""
+        ...
+
+    def escape(self, text: str) -> str:
+        """`text` such that none of it can be taken for the grammar's own marks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -81,58 +133,6 @@ class FreeText:
         return text
 
 
-class Grammar(Protocol):
-    """What a conversation's turns look like.
-
-    Attributes:
-        stops (`tuple[str, ...]`): Texts after which a turn is over.
-        frame (`tuple[str, str]`): What stands before and after an observation in the message that carries it.
-        thought_opening (`str`): What opens a thought: a chat template may have written it already. May be empty.
-    """
-
-    @property
-    def stops(self) -> tuple[str, ...]: ...
-    @property
-    def frame(self) -> tuple[str, str]: ...
-    @property
-    def thought_opening(self) -> str: ...
-
-    def parse(self, text: str) -> Turn:
-        """Read one turn. Never raises."""
-        ...
-
-    def escape(self, text: str) -> str:
-        """`text` such that none of it can be taken for the grammar's own marks."""
-        ...
-
-
-Kind = Literal["act", "answer", "malformed"]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn of the agent, parsed.
-
-    Args:
-        text (`str`): As written.
-        kind (`str`): `act` (asks the environment), `answer` (ends the episode) or `malformed`.
-        well_formed (`bool`): Thought and request (or answer), each once, not empty, nothing else.
-        thought (`str`, *optional*): Stripped; `None` without exactly one thought.
-        request (`str`, *optional*): The request, stripped, not empty; `None` unless `kind` is `act`.
-        answer (`str`, *optional*): Stripped, may be empty; `None` unless `kind` is `answer`.
-        problem (`str`, *optional*, defaults to `""`): Why it is malformed: `no tag`, `unclosed tag`, `stray closing
-            tag`, `nested tag`, `repeated tag`, `answer and request`, `empty request`, `observation tag`.
-    """
-
-    text: str
-    kind: Kind
-    well_formed: bool
-    thought: str | None = None
-    request: str | None = None
-    answer: str | None = None
-    problem: str = ""
-
-
 def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
     """Read one turn of the agent. Never raises.
 
@@ -143,53 +143,40 @@ def parse_turn(text: str, grammar: TagGrammar = TagGrammar()) -> Turn:
     elements, outside, problem = _elements(text, grammar)
     thoughts, acts, answers = (elements.get(tag, []) for tag in (grammar.think, grammar.act, grammar.answer))
     thought = thoughts[0] if len(thoughts) == 1 else None
-    if not problem:
-        problem = _what_is_wrong(thoughts, acts, answers, observed=grammar.observation in elements)
-    if problem:
-        return Turn(text, "malformed", False, thought=thought, problem=problem)
-    request_or_answer = (acts or answers)[0]
-    well_formed = bool(thought) and bool(request_or_answer) and not outside
-    well_formed = well_formed and text.find(f"<{grammar.think}>") < text.find(
-        f"<{grammar.act if acts else grammar.answer}>"
-    )
+    problems = {
+        problem: bool(problem),
+        "observation tag": grammar.observation in elements,
+        "repeated tag": any(len(contents) > 1 for contents in elements.values()),
+        "answer and request": bool(acts and answers),
+        "no tag": not acts and not answers,
+        "empty request": acts == [""],
+    }
+    for problem, found in problems.items():
+        if found:
+            return Turn(text, "malformed", False, thought=thought, problem=problem)
+    said = (acts or answers)[0]
+    in_order = list(elements) == [grammar.think, grammar.act if acts else grammar.answer]
+    well_formed = in_order and bool(thought) and bool(said) and not outside
     if acts:
-        return Turn(text, "act", well_formed, thought=thought, request=request_or_answer)
-    return Turn(text, "answer", well_formed, thought=thought, answer=request_or_answer)
+        return Turn(text, "act", well_formed, thought=thought, request=said)
+    return Turn(text, "answer", well_formed, thought=thought, answer=said)
 
 
 def _elements(text: str, grammar: TagGrammar) -> tuple[dict[str, list[str]], str, str]:
     """The contents by tag, the text outside of all tags, and the first structural problem."""
+    outside, *rest = grammar.any_tag.split(text)
+    marks = list(zip(rest[::3], rest[1::3], rest[2::3], strict=True))  # slash, tag, the text behind it
     elements: dict[str, list[str]] = {}
-    outside, opened, start, position = "", None, 0, 0
-    for match in grammar.any_tag.finditer(text):
-        closing, tag = match[1] == "/", match[2]
-        if opened is None:
-            if closing:
-                return elements, outside, "stray closing tag"
-            outside += text[position : match.start()]
-            opened, start = tag, match.end()
-        elif closing and tag == opened:
-            elements.setdefault(tag, []).append(text[start : match.start()].strip())
-            opened, position = None, match.end()
-        else:
+    for (slash, tag, inside), closing in zip_longest(marks[::2], marks[1::2]):
+        if slash:
+            return elements, outside, "stray closing tag"
+        if closing is None:
+            return elements, outside, "unclosed tag"
+        if closing[:2] != ("/", tag):
             return elements, outside, "nested tag"
-    if opened is not None:
-        return elements, outside, "unclosed tag"
-    return elements, (outside + text[position:]).strip(), ""
-
-
-def _what_is_wrong(thoughts: list[str], acts: list[str], answers: list[str], observed: bool) -> str:
-    if observed:
-        return "observation tag"
-    if max(len(thoughts), len(acts), len(answers)) > 1:
-        return "repeated tag"
-    if acts and answers:
-        return "answer and request"
-    if not acts and not answers:
-        return "no tag"
-    if acts and not acts[0]:
-        return "empty request"
-    return ""
+        elements.setdefault(tag, []).append(inside.strip())
+        outside += closing[2]
+    return elements, outside.strip(), ""
 
 
 def escape(text: str, grammar: TagGrammar) -> str:

@@ -7,12 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-EVERY = 60.0
-"""Seconds between two lines where nobody watches."""
-
 
 class Seldom:
-    """Says, when asked, whether it is time for another line.
+    """Says, when asked (`due`), whether it is time for another line.
 
     Args:
         every (`float`, *optional*, defaults to `60.0`): Seconds between two lines.
@@ -20,12 +17,11 @@ class Seldom:
         clock (`Callable`, *optional*): Returns seconds.
     """
 
-    def __init__(self, every: float = EVERY, at_once: bool = False, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, every: float = 60.0, at_once: bool = False, clock: Callable[[], float] = time.monotonic):
         self._every, self._clock = every, clock
         self._next = clock() + (0 if at_once else every)
 
     def due(self) -> bool:
-        """Whether to write now; if so, the next line is due so many seconds later."""
         now = self._clock()
         if now < self._next:
             return False
@@ -36,9 +32,9 @@ class Seldom:
 class Lines:
     """As much of a tqdm bar as is needed, written as lines such as `rollouts: 96 of 128` to standard error."""
 
-    def __init__(self, total: int, what: str, done: int = 0, seldom: Seldom | None = None):
+    def __init__(self, total: int, what: str, done: int = 0):
         self.total, self.what, self.n = total, what, done
-        self._seldom = seldom or Seldom()
+        self._seldom = Seldom()
 
     def update(self, n: int = 1) -> None:
         self.n += n
@@ -49,31 +45,20 @@ class Lines:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Nothing is left behind."""
 
 
 def watched(stream: Any = None) -> bool:
-    """Whether somebody looks on: the stream is a terminal, or this is a notebook.
-
-    Args:
-        stream (file, *optional*): Standard error by default, where bars are drawn.
-    """
-    stream = sys.stderr if stream is None else stream
-    return bool(getattr(stream, "isatty", lambda: False)()) or _in_notebook()
-
-
-def _in_notebook() -> bool:
-    if "IPython" not in sys.modules:
-        return False
-    shell = sys.modules["IPython"].get_ipython()
+    """Whether somebody looks on: the stream (standard error by default, where bars are drawn) is a terminal, or this is
+    a notebook."""
+    if bool(getattr(stream or sys.stderr, "isatty", lambda: False)()):
+        return True
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell is not None and "IPKernelApp" in shell.config
 
 
 def progress(total: int, what: str, done: int = 0, shown: bool = True) -> Any:
-    """A context manager with `update(n=1)`, like tqdm's.
+    """A context manager that gives something with `update(n=1)`.
 
     Args:
         total (`int`): How much there is to do.

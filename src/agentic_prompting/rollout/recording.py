@@ -1,4 +1,7 @@
-"""Rollouts on disk: one JSON line each, compressed, for the tools that look at a run afterwards.
+"""What is kept of rollouts: numbers for the logs, and each one as a JSON line on disk for the tools that look at a run.
+
+Each process reduces its rollouts to small [`RolloutFacts`]; those of all processes are put together and averaged once,
+since averages of averages would weigh a process with few rollouts like one with many.
 
 A batch is appended as a gzip member of its own (a very large one as several), so a run that is killed loses at most the
 batch being written, and a reader skips a torn end. A full disk ends no run: what it does not take waits in memory.
@@ -12,14 +15,18 @@ import logging
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .types import Rollout
+import numpy as np
+
+from .play import Rollout
 
 logger = logging.getLogger(__name__)
 
+STATUSES = ("answered", "out_of_turns", "truncated", "malformed", "failed")
 MAX_BATCH = 2**27
 """Bytes of a gzip member when unfolded; a reader passes over larger ones."""
 MAX_WAITING = 2**26
@@ -29,19 +36,78 @@ _CHUNK = 2**20
 _ROW_KEYS = ("id", "question", "answers", "task")
 
 
+@dataclass(frozen=True)
+class RolloutFacts:
+    """The numbers of one rollout that metrics are made of. Picklable, a few hundred bytes."""
+
+    status: str
+    error_kind: str | None
+    error: str | None
+    fatal: bool
+    turns: int
+    interactions: int
+    agent_tokens: int
+    observation_tokens: int
+    latencies: tuple[float, ...]
+    calls: int
+    cached: int
+    retries: int
+    tokens: int
+    cost_usd: float
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> RolloutFacts:
+        replies, error = rollout.replies, rollout.error
+        return cls(
+            status=rollout.status,
+            error_kind=None if error is None else error.kind,
+            error=None if error is None else str(error),
+            fatal=error is not None and error.fatal,
+            turns=len(rollout.turns),
+            interactions=sum(observation.error is None for observation in rollout.observations),
+            agent_tokens=sum(rollout.mask),
+            observation_tokens=len(rollout.mask) - sum(rollout.mask),
+            latencies=tuple(observation.seconds for observation in rollout.observations),
+            calls=len(replies),
+            cached=sum(reply.cached for reply in replies),
+            retries=sum(max(reply.attempts - 1, 0) for reply in replies),
+            tokens=sum(reply.usage.tokens for reply in replies),
+            cost_usd=sum(reply.usage.cost_usd for reply in replies),
+        )
+
+
+def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
+    """Metrics of a batch.
+
+    `rollout/turns`, `rollout/interactions`: means; `rollout/<status>`: shares, which add up to 1;
+    `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`, `cached`, `tokens`,
+    `cost_usd`: sums over the batch; `environment/latency_mean`, `latency_p95`: seconds per interaction.
+    """
+    latencies = [seconds for fact in facts for seconds in fact.latencies] or [0.0]
+    means = ("turns", "interactions", "agent_tokens", "observation_tokens")
+    sums = ("calls", "retries", "cached", "tokens", "cost_usd")
+    return {
+        **{f"rollout/{name}": float(np.mean([getattr(fact, name) for fact in facts])) for name in means},
+        **{f"rollout/{status}": float(np.mean([fact.status == status for fact in facts])) for status in STATUSES},
+        **{f"environment/{name}": float(sum(getattr(fact, name) for fact in facts)) for name in sums},
+        "environment/latency_mean": float(np.mean(latencies)),
+        "environment/latency_p95": float(np.percentile(latencies, 95)),
+    }
+
+
 def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """A rollout as JSON-able data.
 
-    Keys: `question`, `answers`, `task` (from the row, where it has them), `status`, `error`, `answer`, `turns` (each
-    `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`), `tokens`
-    (`agent`, `observation`), `cost_usd`, `seed`, and whatever is passed as `extra`.
+    Keys: `id`, `question`, `answers`, `task` (from the row, where it has them), `status`, `error`, `answer`, `turns`
+    (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`),
+    `tokens` (`agent`, `observation`), `cost_usd`, `seed`, and whatever is passed as `extra`.
     """
-    row: dict[str, Any] = {key: rollout.row[key] for key in _ROW_KEYS if key in rollout.row}
+    facts = RolloutFacts.of(rollout)
     return {
         **extra,
-        **row,
+        **{key: rollout.row[key] for key in _ROW_KEYS if key in rollout.row},
         "status": rollout.status,
-        "error": None if rollout.error is None else {"kind": rollout.error.kind, "what": str(rollout.error)},
+        "error": None if rollout.error is None else {"kind": facts.error_kind, "what": facts.error},
         "answer": rollout.answer,
         "turns": [
             {"text": turn.text, "kind": turn.kind, "well_formed": turn.well_formed, "problem": turn.problem}
@@ -56,8 +122,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
             }
             for observation in rollout.observations
         ],
-        "tokens": {"agent": sum(rollout.mask), "observation": len(rollout.mask) - sum(rollout.mask)},
-        "cost_usd": sum(reply.usage.cost_usd for reply in rollout.replies),
+        "tokens": {"agent": facts.agent_tokens, "observation": facts.observation_tokens},
+        "cost_usd": facts.cost_usd,
         "seed": rollout.seed,
     }
 
@@ -88,31 +154,24 @@ class RolloutLog:
         if not self._waiting:
             return
         try:
-            self._append_waiting()
-        except OSError as error:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            while self._waiting:
+                with open(self._current_part(), "ab") as file:
+                    file.write(self._waiting[0])
+                self._waiting.popleft()
+                self._drop_oldest()
+        except OSError as error:  # records are for looking at: no reason to end a run
             self._part = None  # its end may be torn
-            self._put_up_with(error)
+            if not self._failing:
+                logger.warning("rollouts cannot be written to %s, training goes on without: %s", self.folder, error)
+            self._failing = True
+            while sum(map(len, self._waiting)) > MAX_WAITING:
+                self._waiting.popleft()
+                self._lost += 1
         else:
             if self._failing:
                 logger.warning("rollouts are written again to %s; %d batches were lost", self.folder, self._lost)
             self._failing, self._lost = False, 0
-
-    def _append_waiting(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        while self._waiting:
-            with open(self._current_part(), "ab") as file:
-                file.write(self._waiting[0])
-            self._waiting.popleft()
-            self._drop_oldest()
-
-    def _put_up_with(self, error: OSError) -> None:
-        """Records are for looking at: no reason to end a run."""
-        if not self._failing:
-            logger.warning("rollouts cannot be written to %s, training goes on without: %s", self.folder, error)
-        self._failing = True
-        while sum(map(len, self._waiting)) > MAX_WAITING:
-            self._waiting.popleft()
-            self._lost += 1
 
     def _parts(self) -> list[Path]:
         return sorted(self.folder.glob(f"rollouts-{self.process_index:05d}-*.jsonl.gz"))
@@ -146,16 +205,12 @@ def _members(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
     for record in records:
         line = json.dumps(record, ensure_ascii=False, default=str) + "\n"
         if lines and size + len(line) > MAX_BATCH // 4:  # a character takes up to four bytes
-            yield _compressed(lines)
+            yield gzip.compress("".join(lines).encode("utf-8", "replace"), compresslevel=6)
             lines, size = [], 0
         lines.append(line)
         size += len(line)
     if lines:
-        yield _compressed(lines)
-
-
-def _compressed(lines: list[str]) -> bytes:
-    return gzip.compress("".join(lines).encode("utf-8", "replace"), compresslevel=6)
+        yield gzip.compress("".join(lines).encode("utf-8", "replace"), compresslevel=6)
 
 
 def _whole_lines(part: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What an agent is besides its weights: how it is asked, how it writes, how far it may go.
+"""What an agent is besides its weights: how it is asked, how it writes, how far it may go; and Prompt-R1's words.
 
 One object for training and for use, saved beside the weights as `agentic_prompting.json`, so that a trained agent is
 asked in exactly the form it was trained in and nobody has to remember flags.
@@ -7,6 +7,7 @@ asked in exactly the form it was trained in and nobody has to remember flags.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,13 +15,63 @@ from typing import Any
 
 from ..llm import Message, with_system
 from ..records import atomic_write
-from .grammar import FreeText, Grammar, TagGrammar
-from .play import Limits
-from .templates import check_template, fill_template
+from .chat_format import ChatFormat
+from .grammar import FreeText, Grammar, Kind, TagGrammar
+from .play import Limits, Observation, Rollout, Sample, Status
 
 SPEC_FILE = "agentic_prompting.json"
 _FORMAT = 1  # of the file; raised when a reader of the old one would go wrong
 _GRAMMARS = {"TagGrammar": TagGrammar, "FreeText": FreeText}  # those that a file can name
+_STATUS_AFTER: dict[Kind, Status] = {"answer": "answered", "act": "out_of_turns", "malformed": "malformed"}
+
+# The role of Table 1 in the paper; the wording is ours. `{question}` comes last so that prompts share a prefix; the
+# others are the grammar's tag names.
+PROMPT_R1_TEMPLATE = """\
+You answer a question together with a large language model that knows more than you do. You talk to it by writing \
+requests; it sees your requests and its own replies, but not your thoughts and not this text.
+
+Write exactly one of these two things each time it is your turn.
+To ask: <{think}>a short thought</{think}> and then <{act}>your request</{act}>
+To finish: <{think}>why you are done</{think}> and then <{answer}>the answer, as short as it can be</{answer}>
+What you ask is answered in <{observation}>...</{observation}>.
+
+How to work:
+- At first, say in under 50 words of thought what the question is after, without trying to solve it; then put the \
+question and this explanation into your first request.
+- Read each reply critically. Then ask for what is still missing, for more detail, for a correction or for a check. \
+Build every request on what you have learned, and never send the same one twice.
+- Finish as soon as the replies support an answer.
+
+Question: {question}"""
+
+
+def fill(template: str, **values: object) -> str:
+    """Put values into a template, all at once: braces in the values, and other braces in the template, stay."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
+
+
+def prompt_r1_template(grammar: TagGrammar = TagGrammar()) -> str:
+    """The default agent template with the grammar's tags filled in and `{question}` left open."""
+    return fill(PROMPT_R1_TEMPLATE, **asdict(grammar))
+
+
+def fill_template(template: str, question: str) -> str:
+    """Put the question into a template. Braces in either are left alone.
+
+    Raises:
+        `ValueError`: If the template has no `{question}`.
+    """
+    check_template(template)
+    return fill(template, question=question)
+
+
+def check_template(template: str) -> None:
+    """Raises `ValueError` if the template has no place for the question."""
+    if "{question}" not in template:
+        raise ValueError(
+            f"the prompt template has no {{question}} in it, so the agent would never see it: {template[:80]!r}"
+        )
 
 
 @dataclass(frozen=True)
@@ -60,16 +111,16 @@ class AgentSpec:
 
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
         """The conversation a row begins with: its own `prompt` where it has one, else the filled-in template."""
-        if row.get("prompt"):
-            prompt: str | Sequence[Message] = row["prompt"]
-        else:
-            prompt = fill_template(self.prompt_template, row["question"])
+        prompt: str | Sequence[Message] = row.get("prompt") or fill_template(self.prompt_template, row["question"])
         messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return with_system(self.system_prompt, messages, join=self.join_system_prompt)
 
     def save(self, folder: str | Path) -> None:
         """Write `agentic_prompting.json` into `folder`, all or nothing."""
-        saved = {"format": _FORMAT, **asdict(self), "grammar": _grammar_to_json(self.grammar)}
+        # Of a grammar of the user's own only the name can be kept.
+        made_of = asdict(self.grammar) if isinstance(self.grammar, TagGrammar | FreeText) else {}
+        grammar = {"kind": type(self.grammar).__name__, **made_of}
+        saved = {"format": _FORMAT, **asdict(self), "grammar": grammar}
         atomic_write(Path(folder) / SPEC_FILE, json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
@@ -95,18 +146,35 @@ class AgentSpec:
         if saved.pop("format") > _FORMAT:
             raise ValueError(f"{path} was written by a newer agentic-prompting; upgrade to read it")
         kind = saved["grammar"].pop("kind")
-        if kind in _GRAMMARS:
-            # JSON has lists only; a grammar's fields are tuples.
-            made_of = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in saved["grammar"].items()
-            }
-            grammar = _GRAMMARS[kind](**made_of)
+        if kind in _GRAMMARS:  # JSON has lists only; a grammar's fields are tuples
+            fields = saved["grammar"].items()
+            grammar = _GRAMMARS[kind](**{key: tuple(v) if isinstance(v, list) else v for key, v in fields})
         elif type(grammar).__name__ != kind:
             raise ValueError(f"{path}: the agent was trained with the grammar {kind!r}; pass it as grammar=")
         saved["grammar"], saved["limits"] = grammar, Limits(**saved["limits"])
         return cls(**saved)
 
 
-def _grammar_to_json(grammar: Grammar) -> dict[str, Any]:
-    """Its name and what it is made of; of a grammar of the user's own only the name can be kept."""
-    return {"kind": type(grammar).__name__, **(asdict(grammar) if isinstance(grammar, TagGrammar | FreeText) else {})}
+def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: ChatFormat) -> Rollout:
+    """The rollout that an agent writing this trace would have made: for a warm start in the token form of training.
+
+    Args:
+        trace (`Mapping`): `turns` (`list[str]`), the agent's, and `observations` (`list[str]`), what came back after
+            each but the last; beside them the columns of a dataset row (`question`, ...).
+        spec ([`AgentSpec`]): How the agent is asked.
+        chat_format ([`ChatFormat`]): Its tokenizer and template.
+
+    Raises:
+        `ValueError`: If there is not exactly one observation fewer than turns.
+    """
+    turns, observations = trace["turns"], trace["observations"]
+    if len(turns) != len(observations) + 1:
+        raise ValueError(f"a trace needs one observation fewer than turns, got {len(observations)} and {len(turns)}")
+    rollout = Rollout(chat_format.prompt_ids(spec.messages(trace)), row=dict(trace))
+    for text, observation in zip(turns, [*observations, None], strict=True):
+        sample = Sample(chat_format.turn_ids(text))
+        rollout.sampled(sample, chat_format.parse(sample.ids))
+        if observation is not None:
+            rollout.observed(Observation(observation), chat_format.observation_ids(observation, after=rollout.ids))
+    rollout.status = _STATUS_AFTER[rollout.turns[-1].kind]
+    return rollout

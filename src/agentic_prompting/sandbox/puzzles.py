@@ -3,15 +3,13 @@
 The puzzles are word sorting and object counting in the wording of BIG-Bench Hard; their answers are known by
 construction and scored by the same functions as those of the real sets.
 
-Each model reads its messages and nothing else, as a real model would: the critic sees question and output, the
-optimizer prompt and feedback, the verifier question and first answer. Nobody sees the accepted answers. Being large
-models they can work a puzzle out for themselves, and being models they are sometimes wrong: how often is an argument.
-Whether they are in a given case follows from the seed and what they read, so a run repeats itself.
+Each model reads its messages and nothing else, as a real model would; nobody sees the accepted answers. Being large
+models they can work a puzzle out for themselves, and being models they are sometimes wrong: how often is an argument,
+set by hand, so accuracies here show that the loop works, not how well models do. Whether they are wrong in a given case
+follows from the seed and what they read, so a run repeats itself.
 
 What the task model does wrong depends on what its prompt says (`FAULTS`). One piece of advice does harm: told to be
 short it skips its steps, and slips anew as if nobody had warned it. That is how refining can spoil a right answer.
-
-The rates are ours, set by hand: what accuracy comes of them shows that the loop works, not how well models do.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..llm import ChatModel, Message, Reply, ScriptedChat, Usage
 from ..rewards import REASONING_SCORERS
@@ -71,7 +69,8 @@ class Puzzle:
         if self.kind == SORTING:
             return "Sort the following words alphabetically: List: " + " ".join(word for word, _ in self.items)
         named = [
-            f"{_article(thing)} {thing}" if n == 1 else f"{_NUMBERS[n - 1]} {_plural(thing)}" for thing, n in self.items
+            f"{'an' if thing[0] in 'aeiou' else 'a'} {thing}" if n == 1 else f"{_NUMBERS[n - 1]} {_plural(thing)}"
+            for thing, n in self.items
         ]
         return f"I have {', '.join(named[:-1])}, and {named[-1]}. How many {self.wanted} do I have?"
 
@@ -140,10 +139,6 @@ def _read_item(text: str) -> tuple[str, int]:
     return next((name for name in THINGS if thing in (name, _plural(name))), thing), count
 
 
-def _article(thing: str) -> str:
-    return "an" if thing[0] in "aeiou" else "a"
-
-
 def _plural(thing: str) -> str:
     if thing.endswith(("sh", "ch")):
         return thing + "es"
@@ -153,44 +148,43 @@ def _plural(thing: str) -> str:
 # --- the models -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """Something the task model gets wrong.
 
     Args:
         kind (`str`): In which kind of puzzle.
+        heeded (`str`): The words in a prompt that (mostly) prevent it.
         remark (`str`): What the critic says of it.
         advice (`str`): What the optimizer makes of the remark.
-        heeded (`str`): The words in a prompt that (mostly) prevent it.
     """
 
     kind: str
+    heeded: str
     remark: str
     advice: str
-    heeded: str
 
 
 FAULTS = {
     "ties": Fault(
         SORTING,
+        "letter by letter",
         "Words that begin with the same letter are out of order.",
         "Compare words that begin alike letter by letter.",
-        "letter by letter",
     ),
     "lost": Fault(
-        SORTING, "A word of the list is missing.", "Make sure that every word of the list is there.", "every word"
+        SORTING, "every word", "A word of the list is missing.", "Make sure that every word of the list is there."
     ),
     "multiples": Fault(
         COUNTING,
+        "of each thing",
         "Things of which there are several were counted as one.",
         "Add up how many there are of each thing.",
-        "of each thing",
     ),
     "strays": Fault(
         COUNTING,
+        "leave out",
         "Something was counted that is not of the kind asked for.",
         "Leave out whatever is not of the kind asked for.",
-        "leave out",
     ),
 }
 """What can go wrong, by name."""
@@ -223,12 +217,8 @@ class PuzzleSolver:
         system = " ".join(message["content"] for message in messages if message["role"] == "system")
         words = self.answer(system, messages[-1]["content"]).split(" ")
         limit = sampling.get("max_tokens") or len(words)
-        read = sum(len(message["content"].split()) for message in messages)
-        return Reply(
-            text=" ".join(words[:limit]),
-            finish_reason="length" if len(words) > limit else "stop",
-            usage=Usage(read, min(limit, len(words))),
-        )
+        usage = Usage(sum(len(message["content"].split()) for message in messages), min(limit, len(words)))
+        return Reply(" ".join(words[:limit]), finish_reason="length" if len(words) > limit else "stop", usage=usage)
 
     def answer(self, prompt: str, question: str) -> str:
         """The whole answer to a question under a prompt."""
@@ -237,13 +227,14 @@ class PuzzleSolver:
             return "I only know how to sort words and to count things."
         prompt = prompt.lower()
         short = "short" in prompt and "steps." not in prompt
-        slips = {name for name, fault in FAULTS.items() if self._slips(name, fault.heeded in prompt, short, question)}
+        slips = {
+            name
+            for name, fault in FAULTS.items()
+            if _draw("slip", self.seed, name, question, short)
+            < self.carelessness * (self.in_spite if fault.heeded in prompt and not short else 1.0)
+        }
         steps, result = (_sorted if puzzle.kind == SORTING else _counted)(puzzle, slips)
         return f"Answer: {result}" if short else f"{steps}\nAnswer: {result}"
-
-    def _slips(self, name: str, warned: bool, short: bool, question: str) -> bool:
-        p = self.carelessness * (self.in_spite if warned and not short else 1.0)
-        return _draw("slip", self.seed, name, question, short) < p
 
 
 class PuzzleCritic(ScriptedChat):
@@ -258,15 +249,12 @@ class PuzzleCritic(ScriptedChat):
 
     def __init__(self, seed: int = 0, misses: float = 0.15, alarms: float = 0.15, latency: float = 0.0):
         super().__init__(self.reply, latency)
-        self.seed, self.misses, self.alarms = seed, misses, alarms
-        self.model = f"sandbox critic {seed} {misses} {alarms}"
+        self.misses, self.alarms, self.model = misses, alarms, f"sandbox critic {seed} {misses} {alarms}"
 
     def reply(self, messages: Sequence[Message]) -> str:
         question, output, _ = _parts(messages, "Question:", "Output:")
-        puzzle = read_puzzle(question)
-        remarks = [] if puzzle is None else _remarks(puzzle, output)
-        draw = _draw(self.model, question, output)
-        if remarks:
+        puzzle, draw = read_puzzle(question), _draw(self.model, question, output)
+        if remarks := _remarks(puzzle, output) if puzzle else []:
             return " ".join(remarks) if draw >= self.misses else "CORRECT"
         return "CORRECT" if draw >= self.alarms else TOO_LONG
 
@@ -283,8 +271,7 @@ class PuzzleOptimizer(ScriptedChat):
 
     def __init__(self, seed: int = 0, vague: float = 0.1, untagged: float = 0.05, latency: float = 0.0):
         super().__init__(self.reply, latency)
-        self.seed, self.vague, self.untagged = seed, vague, untagged
-        self.model = f"sandbox optimizer {seed} {vague} {untagged}"
+        self.vague, self.untagged, self.model = vague, untagged, f"sandbox optimizer {seed} {vague} {untagged}"
 
     def reply(self, messages: Sequence[Message]) -> str:
         prompt, feedback = _parts(messages, "Prompt:", "Feedback:")
@@ -310,13 +297,11 @@ class PuzzleVerifier(ScriptedChat):
 
     def __init__(self, seed: int = 0, errs: float = 0.1, silent: float = 0.02, latency: float = 0.0):
         super().__init__(self.reply, latency)
-        self.seed, self.errs, self.silent = seed, errs, silent
-        self.model = f"sandbox verifier {seed} {errs} {silent}"
+        self.errs, self.silent, self.model = errs, silent, f"sandbox verifier {seed} {errs} {silent}"
 
     def reply(self, messages: Sequence[Message]) -> str:
         question, output = _parts(messages, "Question:", "Prediction:")
-        puzzle = read_puzzle(question)
-        draw = _draw(self.model, question, output)
+        puzzle, draw = read_puzzle(question), _draw(self.model, question, output)
         if puzzle is None or draw > 1 - self.silent:
             return "I cannot tell."
         right = bool(score_puzzle(output, [puzzle.answer])) != (draw < self.errs)

@@ -18,8 +18,7 @@ from ..evolution import SystemPrompt
 from ..records import atomic_write
 from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout
-from .guarded.setup import GuardedSandbox
-from .setup import Sandbox
+from .setup import GuardedSandbox, Sandbox
 
 _FILES = ("summary.json", "trajectories.json", "system_prompt.txt", "population.json", "reward.png", "rollouts/")
 
@@ -39,25 +38,29 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
         `dict`: The summary.
     """
     folder, rows = Path(trainer.args.output_dir), list(sandbox.test)
-    before = PromptAgent.from_pretrained(sandbox.model, environment).answer_all(rows)
-    after = PromptAgent.from_pretrained(folder, environment).answer_all(rows)
-    failed = sum(entry["rollout/failed"] for entry in trainer.state.log_history if "reward" in entry)
+    played = {
+        when: PromptAgent.from_pretrained(model, environment).answer_all(rows)
+        for when, model in (("before", sandbox.model), ("after", folder))
+    }
     summary: dict[str, Any] = {"sandbox": True}
     lines = []
-    for when, rollouts in (("before", before), ("after", after)):
+    for when, rollouts in played.items():
         row = _row(exact_match_of(rollouts))
         summary |= {f"exact_match_{when}": row[0], f"interval_{when}": row[1:]}
         lines.append(f"{_line(f'exact match {when:6}', row)}, {len(rows)} held-out questions")
+    share_failed = sum(entry["rollout/failed"] for entry in trainer.state.log_history if "reward" in entry)
+    failed = sum(rollout.status == "failed" for rollouts in played.values() for rollout in rollouts)
     summary |= {
         "questions": len(rows),
         "steps": trainer.state.global_step,
         "seconds": round(seconds, 1),
-        "mean_turns": round(sum(len(rollout.turns) for rollout in after) / len(after), 3),
-        "failed_rollouts": sum(rollout.status == "failed" for rollout in [*before, *after])
-        + round(failed * trainer.args.generation_batch_size),
+        "mean_turns": round(sum(len(rollout.turns) for rollout in played["after"]) / len(rows), 3),
+        "failed_rollouts": failed + round(share_failed * trainer.args.generation_batch_size),
     }
-    index = _telling_question(before, after)
-    examples = {"before": conversation(before[index]), "after": conversation(after[index])}
+    # The first question that was wrong before and is right after; else the first of all.
+    scores = [[exact_match_of([rollout]).mean for rollout in rollouts] for rollouts in played.values()]
+    telling = next((i for i, (old, new) in enumerate(zip(*scores, strict=True)) if old < new), 0)
+    examples = {when: conversation(rollouts[telling]) for when, rollouts in played.items()}
     atomic_write(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
     lines.append(
         f"{summary['steps']} steps, {seconds:.0f} s with the warm start, {summary['mean_turns']:.1f} turns a question, "
@@ -95,13 +98,11 @@ def report_guarded_run(sandbox: GuardedSandbox, initial: SystemPrompt, trainer: 
         "seconds": round(seconds, 1),
     }
     lines = [_line(f"exact match, {name:29}", row) for name, row in table.items()]
-    lines += [
+    lines.append(
         f"{summary['questions']} questions about countries held out, {summary['steps']} steps, {summary['prompts']} "
-        f"prompts, {seconds:.0f} s with the warm start",
-        "",
-        "--- the best prompt",
-        best.text,
-    ]
+        f"prompts, {seconds:.0f} s with the warm start"
+    )
+    lines += ["", "--- the best prompt", best.text]
     return _publish(trainer, summary, "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector", lines)
 
 
@@ -134,12 +135,6 @@ def conversation(rollout: Rollout) -> list[str]:
             observation = rollout.observations[i]
             lines.append(f"environment  {observation.text if observation.error is None else f'({observation.error})'}")
     return lines
-
-
-def _telling_question(before: list[Rollout], after: list[Rollout]) -> int:
-    """The first question that was wrong before and is right after; else the first of all."""
-    pairs = enumerate(zip(before, after, strict=True))
-    return next((i for i, (old, new) in pairs if exact_match_of([old]).mean < exact_match_of([new]).mean), 0)
 
 
 def _row(found: Estimate) -> list[float]:

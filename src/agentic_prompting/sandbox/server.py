@@ -1,7 +1,7 @@
 """The oracle behind an OpenAI-compatible address on this machine, so that the default run takes the real client's path.
 
 `python -m agentic_prompting.sandbox.server --port 8123` runs it in the foreground. Enough of the protocol for chat
-clients: completions (whole and streamed), the list of models, errors in OpenAI's form. Not a server for other machines:
+clients that do not stream: completions, the list of models, errors in OpenAI's form. Not a server for other machines:
 one thread a connection, no TLS.
 """
 
@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from ..llm.types import ChatModel, Message, Reply, complete
+from ..llm import ChatModel, complete
 from ..llm.wire import is_loopback
-from .oracle import Oracle
+from .world import Oracle
 
 MODEL = "sandbox-oracle"
 """The only model there is."""
@@ -124,24 +124,25 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # head and body leave in one piece
     server: OracleServer
 
-    def do_GET(self) -> None:
-        self._handle({"/v1/models": self._models, "/health": self._health})
-
-    def do_POST(self) -> None:
-        self._handle({"/v1/chat/completions": self._chat})
-
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet: thousands of requests a run."""
 
-    def _handle(self, routes: dict[str, Any]) -> None:
+    def do_GET(self) -> None:
+        """Answer a request; also those that are posted."""
+        routes = {
+            "GET /v1/models": self._models,
+            "GET /health": lambda body: self._send_json(200, {"status": "ok"}),
+            "POST /v1/chat/completions": self._chat,
+        }
         try:
             body = self._read_body()  # before anything else, or the next request would start in the middle of it
-            path = self.path.partition("?")[0]
-            if path not in routes:
-                raise _Refusal(404, f"Unknown request: {self.command} {path}")
-            if path != "/health":
-                self._check_key()
-            routes[path](body)
+            route = f"{self.command} {self.path.partition('?')[0]}"
+            if route not in routes:
+                raise _Refusal(404, f"Unknown request: {route}")
+            key, sent = self.server.api_key, self.headers.get("Authorization", "")
+            if key and route != "GET /health" and not hmac.compare_digest(sent.encode(), f"Bearer {key}".encode()):
+                raise _Refusal(401, "Incorrect API key provided.", code="invalid_api_key")
+            routes[route](body)
         except _Refusal as refusal:
             self._send_json(refusal.status, refusal.body)
         except ConnectionError:
@@ -149,26 +150,17 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # a defect here is a server error there, not a connection that breaks
             self._send_json(500, _Refusal(500, f"{type(error).__name__}: {error}").body)
 
+    do_POST = do_GET
+
     def _read_body(self) -> bytes:
         length = self.headers.get("Content-Length", "0")
+        closes, self.close_connection = self.close_connection, True  # unread, nobody knows where the next one begins
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # nobody knows where the next request begins
             raise _Refusal(411, "Send a Content-Length and a body that is not chunked.")
         if len(length) > 9 or int(length) > _MAX_BODY_BYTES:
-            self.close_connection = True  # nobody reads it, so nobody gets to the next request
             raise _Refusal(413, f"The request is larger than {_MAX_BODY_BYTES} bytes.", "request_too_large")
+        self.close_connection = closes
         return self.rfile.read(int(length))
-
-    def _check_key(self) -> None:
-        expected = self.server.api_key
-        if expected is None:
-            return
-        sent = self.headers.get("Authorization", "")
-        if not hmac.compare_digest(sent.encode(), f"Bearer {expected}".encode()):
-            raise _Refusal(401, "Incorrect API key provided.", code="invalid_api_key")
-
-    def _health(self, body: bytes) -> None:
-        self._send_json(200, {"status": "ok"})
 
     def _models(self, body: bytes) -> None:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentic-prompting"}
@@ -180,21 +172,20 @@ class _Handler(BaseHTTPRequestHandler):
         reply = complete(self.server.oracle, request["messages"], repeat=request.get("seed"))
         if reply.error is not None:
             raise _Refusal(500, str(reply.error), code=reply.error.kind)
-        if request.get("stream"):
-            usage = (request.get("stream_options") or {}).get("include_usage", False)
-            self._send(200, "text/event-stream", _events(reply, usage))
-        else:
-            self._send_json(200, _completion(reply))
+        message = {"role": "assistant", "content": reply.text}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}
+        now, read, written = time.time_ns(), reply.usage.prompt_tokens, reply.usage.completion_tokens
+        head = {"id": f"chatcmpl-{now}", "object": "chat.completion", "created": now // 10**9, "model": MODEL}
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        self._send_json(200, {**head, "choices": [choice], "usage": usage})
 
     def _send_json(self, status: int, body: dict[str, Any]) -> None:
-        self._send(status, "application/json", json.dumps(body).encode())
-
-    def _send(self, status: int, content_type: str, body: bytes) -> None:
+        data = json.dumps(body).encode()
         self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(data)
 
 
 def _read_chat(body: bytes) -> dict[str, Any]:
@@ -207,55 +198,16 @@ def _read_chat(body: bytes) -> dict[str, Any]:
         raise _Refusal(400, "The body must be a JSON object.")
     if request.get("model") != MODEL:
         raise _Refusal(404, f"The model `{request.get('model')}` does not exist.", "model_not_found", "model")
-    if not _are_messages(request.get("messages")):
+    messages = request.get("messages")
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise _Refusal(400, "`messages` must be a list of objects with a role and a text.", param="messages")
-    if request.get("n", 1) not in (1, None):
-        raise _Refusal(400, "Only one choice a request is offered.", "unsupported_value", "n")
+    if request.get("n", 1) not in (1, None) or request.get("stream"):
+        raise _Refusal(400, "One choice a request, not streamed, is all that is offered.", "unsupported_value")
     return request
 
 
-def _are_messages(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and bool(messages)
-        and all(isinstance(m, dict) and {type(m.get("role")), type(m.get("content"))} == {str} for m in messages)
-    )
-
-
-def _completion(reply: Reply) -> dict[str, Any]:
-    message: Message = {"role": "assistant", "content": reply.text}
-    return {
-        **_head("chat.completion"),
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": reply.finish_reason}],
-        "usage": _usage(reply),
-    }
-
-
-def _events(reply: Reply, with_usage: bool) -> bytes:
-    """The reply as server-sent events, a word each. It is complete by now, so the stream goes out as one body."""
-    words = [word if i == 0 else f" {word}" for i, word in enumerate(reply.text.split(" "))]
-    deltas: list[tuple[dict[str, str], str | None]] = [({"role": "assistant", "content": ""}, None)]
-    deltas += [({"content": word}, None) for word in words]
-    deltas += [({}, reply.finish_reason)]
-    head = _head("chat.completion.chunk")
-    chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": reason}]} for d, reason in deltas]
-    if with_usage:
-        chunks.append({**head, "choices": [], "usage": _usage(reply)})
-    return "".join(f"data: {data}\n\n" for data in [*map(json.dumps, chunks), "[DONE]"]).encode()
-
-
-def _head(kind: str) -> dict[str, Any]:
-    now = time.time_ns()
-    return {"id": f"chatcmpl-{now}", "object": kind, "created": now // 10**9, "model": MODEL}
-
-
-def _usage(reply: Reply) -> dict[str, int]:
-    usage = reply.usage
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.tokens,
-    }
+def _is_message(message: Any) -> bool:
+    return isinstance(message, dict) and {type(message.get("role")), type(message.get("content"))} == {str}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

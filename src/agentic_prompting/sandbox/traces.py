@@ -11,10 +11,20 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
-from ..llm.types import ChatModel, Message, complete
+from ..llm import ChatModel, Message, complete
 from ..rollout.grammar import TagGrammar
-from .oracle import ANSWER, NOT_UNDERSTOOD, value_of
-from .world import SOUGHT, ParsedQuestion, Question, World, load_world, parse_question, question_text, sought, texts_of
+from .world import (
+    ANSWER,
+    NOT_UNDERSTOOD,
+    SOUGHT,
+    Question,
+    World,
+    load_world,
+    parse_question,
+    question_text,
+    sought,
+    value_of,
+)
 
 DEFAULT_MIX = {"decompose": 0.3, "pass_on": 0.4, "bare": 0.08, "impatient": 0.1, "partial": 0.12}
 """Share of each kind. Passing the question on is the habit to be unlearned: it is the likeliest first move, so that an
@@ -76,12 +86,12 @@ class Episode:
     def finish(self, thought: str, answer: str) -> None:
         self.turns.append(f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.answer, answer)}")
 
-    def drop_last_thought(self) -> None:
-        self.turns[-1] = self.turns[-1].partition(f"</{self.grammar.think}> ")[2]
-
-    @property
-    def observations(self) -> list[str]:
-        return [message["content"] for message in self.messages if message["role"] == "assistant"]
+    def trace(self, kind: str, question: Question) -> Trace:
+        """What was written, once it has come to its end."""
+        replies = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        return Trace(
+            kind=kind, question=question.text, answers=[question.answer], turns=self.turns, observations=replies
+        )
 
 
 def _tagged(tag: str, text: str) -> str:
@@ -93,7 +103,7 @@ def _find(thought: str, relation: str) -> str:
     return thought.replace("{sought}", sought(relation))
 
 
-def _decompose(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _decompose(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """One fact after the other, each question made from the reply before it."""
     value = question.start
     for i, relation in enumerate(question.chain):
@@ -101,44 +111,38 @@ def _decompose(episode: Episode, question: ParsedQuestion, world: World, rng: ra
     episode.finish(DONE, value)
 
 
-def _pass_on(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _pass_on(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """The question as it came; the answer is the oracle's guess."""
     episode.finish(DONE, episode.ask(PASS_ON, question.text))
 
 
-def _bare(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _bare(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """One of the two above that ends without a thought: it can be acted on, but is not well formed."""
     rng.choice((_decompose, _pass_on))(episode, question, world, rng)
-    episode.drop_last_thought()
+    episode.turns[-1] = episode.turns[-1].partition(f"</{episode.grammar.think}> ")[2]
 
 
-def _impatient(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _impatient(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """A value of the right kind, out of nowhere."""
     episode.finish(IMPATIENT, rng.choice(world.values[question.chain[-1]]))
 
 
-def _partial(episode: Episode, question: ParsedQuestion, world: World, rng: random.Random) -> None:
+def _partial(episode: Episode, question: Question, world: World, rng: random.Random) -> None:
     """The first fact, and then astray: it is taken for the answer, or something else is asked than the next hop."""
-    first = question.chain[0]
+    first, *rest = question.chain
     value = episode.ask(_find(FIRST, first), question_text(question.start, (first,)))
     if rng.random() < 0.5:
-        thought, request = _astray(question, value, world, rng)
+        thought, request = PASS_ON, question.text
+        if len(rest) == 2:
+            request = question_text(value, rest)
+        elif rest[0] in world.last_relations:
+            wrong = rng.choice([relation for relation in world.last_relations if relation != rest[0]])
+            thought, request = _find(NEXT, wrong), question_text(value, (wrong,))
         value = episode.ask(thought, request)
     episode.finish(DONE, value)
 
 
-def _astray(question: ParsedQuestion, value: str, world: World, rng: random.Random) -> tuple[str, str]:
-    """A thought and a request that do not follow from having found `value` first."""
-    rest = question.chain[1:]
-    if len(rest) == 2:
-        return PASS_ON, question_text(value, rest)
-    if rest[0] in world.last_relations:
-        wrong = rng.choice([relation for relation in world.last_relations if relation != rest[0]])
-        return _find(NEXT, wrong), question_text(value, (wrong,))
-    return PASS_ON, question.text
-
-
-KINDS: dict[str, Callable[[Episode, ParsedQuestion, World, random.Random], None]] = {
+KINDS: dict[str, Callable[[Episode, Question, World, random.Random], None]] = {
     "decompose": _decompose,
     "pass_on": _pass_on,
     "bare": _bare,
@@ -184,28 +188,16 @@ def make_traces(
 
 def write_trace(kind: str, question: Question, episode: Episode, world: World, rng: random.Random) -> Trace:
     """One trace, written into a fresh `episode`; see [`make_traces`]."""
-    parsed = parse_question(question.text, world)
-    if parsed is None or parsed.hops < 2:
+    if question.hops < 2 or parse_question(question.text, world) is None:
         raise ValueError(f"traces need questions of the sandbox with two hops or more, got {question.text!r}")
-    KINDS[kind](episode, parsed, world, rng)
-    return trace_of(kind, question, episode)
-
-
-def trace_of(kind: str, question: Question, episode: Episode) -> Trace:
-    """An episode that has come to its end, as a trace."""
-    return {
-        "kind": kind,
-        "question": question.text,
-        "answers": [question.answer],
-        "turns": episode.turns,
-        "observations": episode.observations,
-    }
+    KINDS[kind](episode, question, world, rng)
+    return episode.trace(kind, question)
 
 
 def vocabulary(world: World | None = None, grammar: TagGrammar = TagGrammar()) -> list[str]:
     """Every word that occurs in a question, a reply, a trace or a name, sorted; names are split at their spaces."""
     world = world or load_world()
-    fixed = [*texts_of(world).values(), ANSWER, NOT_UNDERSTOOD, FIRST, NEXT, PASS_ON, IMPATIENT, DONE, *SOUGHT.values()]
+    fixed = [*world.texts.values(), ANSWER, NOT_UNDERSTOOD, FIRST, NEXT, PASS_ON, IMPATIENT, DONE, *SOUGHT.values()]
     tags = [_tagged(tag, "") for tag in (grammar.think, grammar.act, grammar.observation, grammar.answer)]
     values = [value for of_one_kind in world.values.values() for value in of_one_kind]
     words = {word for text in [*fixed, *tags, *values, *world.last_relations] for word in text.split()}

@@ -1,18 +1,19 @@
-"""The sandbox's world: countries, a few facts about each, and the questions made of them.
+"""The sandbox's world: countries, a few facts about each, the questions made of them, and an oracle that knows them.
 
 Real facts, so that whoever looks over a run can check it; few, so that a policy of under a million parameters can learn
 all the words. They are in `countries.csv`. Not an atlas: a country is left out where a fact about it is contested,
 about to change or not a single one (several capitals, a capital of the country's own name, a continent or an official
 language in dispute).
 
-A question is two things: where it starts, and the chain of relations to follow from there. `("NBO", ("capital", "name",
+A question is where it starts, and the chain of relations to follow from there. `("NBO", ("capital", "name",
 "currency"))` is "what is the currency of the country whose capital is served by airport NBO ?". One relation, one hop.
-Writing ([`question_text`]) and reading ([`parse_question`]) are inverse to each other. Every text is made for a
-tokenizer that splits at spaces: ASCII, a question mark that stands alone, no other punctuation but hyphens in names.
+Every text is made for a tokenizer that splits at spaces: ASCII, a question mark that stands alone, no other punctuation
+but hyphens in names.
 """
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import hashlib
 import random
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+
+from ..llm.types import Message, Reply, Usage
 
 NAMING_FIELDS = ("name", "capital", "airport")
 """The fields of [`Country`] that a question may start from: each value belongs to one country."""
@@ -43,6 +46,12 @@ _ENDS: dict[tuple[str, ...], str] = {
 
 SOUGHT = {"capital": "city", "name": "country"}
 """What a relation's value is called where it is not called by the relation's own name."""
+
+ANSWER = "the answer is {value} ."
+"""Every answer, right or guessed; `{value}` is the answer itself, which the agent can copy."""
+
+NOT_UNDERSTOOD = "i do not understand ."
+"""What is said to anything that is no question of the sandbox."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,41 @@ class Country:
 
 
 @dataclass(frozen=True)
+class Question:
+    """What is asked, and of which country: the whole chain is about one, as every start belongs to exactly one.
+
+    Args:
+        start (`str`): An airport code, a capital or a country, spelled as the world spells it.
+        chain (`tuple[str, ...]`): The relations to follow from there; a key of [`World.texts`].
+        country ([`Country`]): The one that `start` belongs to.
+    """
+
+    start: str
+    chain: tuple[str, ...]
+    country: Country
+
+    @property
+    def text(self) -> str:
+        return question_text(self.start, self.chain)
+
+    @property
+    def answer(self) -> str:
+        return str(getattr(self.country, self.chain[-1]))
+
+    @property
+    def hops(self) -> int:
+        """How many facts it takes."""
+        return len(self.chain)
+
+    @property
+    def path(self) -> tuple[tuple[str, str], ...]:
+        """The one-hop questions that solve it, in order, each with its answer; the last answer is the question's."""
+        found = [self.start, *(getattr(self.country, relation) for relation in self.chain)]
+        steps = zip(found, self.chain, found[1:], strict=False)
+        return tuple((question_text(start, (relation,)), value) for start, relation, value in steps)
+
+
+@dataclass(frozen=True)
 class World:
     """Countries and the ways to find them. A slice of one, `World(world.countries[:20])`, is a world as well.
 
@@ -89,16 +133,12 @@ class World:
     last_relations: tuple[str, ...] = ("currency", "continent", "language")
 
     @cached_property
-    def by_name(self) -> dict[str, Country]:
-        return {country.name: country for country in self.countries}
-
-    @cached_property
-    def by_capital(self) -> dict[str, Country]:
-        return {country.capital: country for country in self.countries}
-
-    @cached_property
-    def by_airport(self) -> dict[str, Country]:
-        return {country.airport: country for country in self.countries if country.airport}
+    def by(self) -> dict[str, dict[str, Country]]:
+        """Each country by its name, capital and airport: `world.by["capital"]["Nairobi"]`."""
+        return {
+            field: {value: country for country in self.countries if (value := getattr(country, field))}
+            for field in NAMING_FIELDS
+        }
 
     @cached_property
     def values(self) -> dict[str, tuple[str, ...]]:
@@ -109,18 +149,19 @@ class World:
         }
 
     @cached_property
-    def names(self) -> dict[str, dict[str, str]]:
-        """What each name, in lower case, is a name of: `{"nairobi": {"capital": "Nairobi"}}`."""
-        names: dict[str, dict[str, str]] = {}
-        for field in NAMING_FIELDS:
-            for value in self.values[field]:
-                names.setdefault(value.lower(), {})[field] = value
-        return names
+    def names(self) -> dict[str, tuple[str, str]]:
+        """The field and the spelling of each name, in lower case: `{"nairobi": ("capital", "Nairobi")}`."""
+        return {value.lower(): (field, value) for field in NAMING_FIELDS for value in self.values[field]}
 
     @cached_property
-    def longest_name(self) -> int:
-        """Words in the longest name."""
-        return max(len(name.split()) for name in self.names)
+    def texts(self) -> dict[tuple[str, ...], str]:
+        """The wording of every chain that there is; `{start}` is the airport, city or country it starts from."""
+        ends = {
+            (*before, relation): text.replace("{relation}", relation)
+            for before, text in _ENDS.items()
+            for relation in self.last_relations
+        }
+        return {**_WAYS, **ends}
 
 
 def parse_facts(lines: Iterable[str]) -> tuple[Country, ...]:
@@ -144,58 +185,9 @@ def sought(relation: str) -> str:
     return SOUGHT.get(relation, relation)
 
 
-def texts_of(world: World) -> dict[tuple[str, ...], str]:
-    """The wording of every chain that there is in a world; `{start}` is the airport, city or country it starts from."""
-    ends = {
-        (*before, relation): text.replace("{relation}", relation)
-        for before, text in _ENDS.items()
-        for relation in world.last_relations
-    }
-    return {**_WAYS, **ends}
-
-
-@dataclass(frozen=True)
-class ParsedQuestion:
-    """What a question asks for.
-
-    Args:
-        start (`str`): An airport code, a capital or a country, spelled as the world spells it.
-        chain (`tuple[str, ...]`): The relations to follow from there; a key of [`texts_of`] its world.
-    """
-
-    start: str
-    chain: tuple[str, ...]
-
-    @property
-    def hops(self) -> int:
-        return len(self.chain)
-
-    @property
-    def text(self) -> str:
-        return question_text(self.start, self.chain)
-
-    @property
-    def start_field(self) -> str:
-        """The field of [`Country`] that `start` is a value of."""
-        return {"capital": "airport", "name": "capital"}.get(self.chain[0], "name")
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question with its answer and the way there.
-
-    Args:
-        text (`str`): The question.
-        answer (`str`): The answer.
-        hops (`int`): How many facts it takes.
-        path (`tuple[tuple[str, str], ...]`): The one-hop questions that solve it, in order, each with its answer; the
-            last answer is the question's.
-    """
-
-    text: str
-    answer: str
-    hops: int
-    path: tuple[tuple[str, str], ...]
+def starts_from(chain: Sequence[str]) -> str:
+    """The field of [`Country`] that a chain starts from."""
+    return {"capital": "airport", "name": "capital"}.get(chain[0], "name")
 
 
 def question_text(start: str, chain: Sequence[str]) -> str:
@@ -209,7 +201,7 @@ def question_text(start: str, chain: Sequence[str]) -> str:
     return text.replace("{start}", start)
 
 
-def parse_question(text: str, world: World | None = None) -> ParsedQuestion | None:
+def parse_question(text: str, world: World | None = None) -> Question | None:
     """Find a question of the sandbox in a request.
 
     Case, punctuation, an article before a country and words around the question do not matter; its wording and the
@@ -220,56 +212,35 @@ def parse_question(text: str, world: World | None = None) -> ParsedQuestion | No
         world ([`World`], *optional*): The world whose names are known; the whole one by default.
 
     Returns:
-        [`ParsedQuestion`] or `None`: `None` if there is no question, or it is about a name the world does not have.
+        [`Question`] or `None`: `None` if there is no question, or it is about a name the world does not have.
     """
     world = world or load_world()
     request = f" {' '.join(re.findall(r'[a-z0-9-]+', text.lower()))} "
     found = []
-    for chain, wording in texts_of(world).items():
+    for chain, wording in world.texts.items():
         before, phrase, after = request.partition(f" {wording.partition(' {start}')[0]} ")
-        start = _leading_name(after, ParsedQuestion("", chain).start_field, world) if phrase else None
-        if start is not None:
-            found.append((len(before), ParsedQuestion(start, chain)))
+        field, start = _leading_name(after, world) if phrase else ("", "")
+        if start and field == starts_from(chain):
+            found.append((len(before), Question(start, chain, world.by[field][start])))
     return min(found, key=lambda item: item[0])[1] if found else None
 
 
-def _leading_name(text: str, field: str, world: World) -> str | None:
-    """The longest name at the beginning of `text`, if it is one of this field: Mexico City is a city, not Mexico."""
-    words = text.removeprefix("the ").split(maxsplit=world.longest_name)[: world.longest_name]
-    for length in range(len(words), 0, -1):
-        known = world.names.get(" ".join(words[:length]))
-        if known is not None:
-            return known.get(field)
-    return None
-
-
-def solve(question: ParsedQuestion, world: World | None = None) -> Question:
-    """Answer a question of any number of hops, and say how.
-
-    Raises:
-        `KeyError`: If the world has no such start.
-    """
-    world = world or load_world()
-    by_start = {"airport": world.by_airport, "capital": world.by_capital, "name": world.by_name}[question.start_field]
-    country = by_start[question.start]  # the whole chain is about one country: every start belongs to exactly one
-    start, path = question.start, []
-    for relation in question.chain:
-        step = question_text(start, (relation,))
-        start = getattr(country, relation)
-        path.append((step, start))
-    return Question(question.text, start, question.hops, tuple(path))
+def _leading_name(text: str, world: World) -> tuple[str, str]:
+    """Field and spelling of the longest name at the beginning of `text`: Mexico City is a city, not Mexico."""
+    words = text.removeprefix("the ").split(maxsplit=8)[:8]
+    beginnings = (" ".join(words[:length]) for length in range(len(words), 0, -1))
+    return next((world.names[name] for name in beginnings if name in world.names), ("", ""))
 
 
 def all_questions(hops: Iterable[int] = (2, 3), world: World | None = None) -> list[Question]:
     """Every question of these numbers of hops, in a fixed order."""
     world, wanted = world or load_world(), set(hops)
-    parsed = [
-        ParsedQuestion(start, chain)
-        for chain in texts_of(world)
+    return [
+        Question(start, chain, country)
+        for chain in world.texts
         if len(chain) in wanted
-        for start in world.values[ParsedQuestion("", chain).start_field]
+        for start, country in sorted(world.by[starts_from(chain)].items())
     ]
-    return [solve(question, world) for question in parsed]
 
 
 def make_split(
@@ -312,3 +283,85 @@ def as_rows(questions: Iterable[Question]) -> list[dict[str, Any]]:
         }
         for question in questions
     ]
+
+
+class Oracle:
+    """The large LLM of the sandbox, a [`ChatModel`]: knows single facts, guesses when it would have to combine them.
+
+    This is Prompt-R1's premise with nothing else left in it: the large model has the knowledge, and whether it comes
+    out depends on how it is asked. One-hop questions it answers right, others with a guess of the right kind, the same
+    whenever it is asked the same question; a guess looks like an answer, so that only what it earns tells the agent
+    which is which. It is right about 1 time in 6 for a continent, 70 for a currency or language, 170 for a country:
+    6 % over all questions of two and three hops.
+
+    It answers the last user message; what was said before does not help it. It keeps no state: what it says follows
+    from its seed and the conversation. Sampling arguments are ignored.
+
+    Args:
+        world ([`World`], *optional*): What it knows; the whole world by default.
+        noise (`float`, *optional*, defaults to `0.0`): Probability that the answer to a one-hop question is a wrong
+            value of the right kind. Drawn anew for each conversation and `repeat`, so asking again later can help.
+        guess_right (`float`, *optional*, defaults to `0.0`): Probability that a guess is right on purpose; the others
+            are right by chance alone.
+        latency (`float`, *optional*, defaults to `0.0`): Seconds until the reply arrives.
+        seed (`int`, *optional*, defaults to `0`): Two oracles with the same seed say the same.
+
+    Raises:
+        `ValueError`: If a probability is outside of [0, 1] or the latency is negative.
+    """
+
+    def __init__(
+        self,
+        world: World | None = None,
+        noise: float = 0.0,
+        guess_right: float = 0.0,
+        latency: float = 0.0,
+        seed: int = 0,
+    ):
+        if not (0.0 <= noise <= 1.0 and 0.0 <= guess_right <= 1.0 and latency >= 0.0):
+            raise ValueError(
+                f"Oracle: noise={noise} and guess_right={guess_right} are probabilities, latency={latency} is seconds"
+            )
+        self.world = world or load_world()
+        self.noise, self.guess_right, self.latency, self.seed = noise, guess_right, latency, seed
+
+    async def __call__(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
+        if self.latency > 0:
+            await asyncio.sleep(self.latency)
+        return self._reply(messages, repeat)
+
+    def answer(self, text: str, draw: str = "") -> str:
+        """What the oracle says to one request.
+
+        Args:
+            text (`str`): The request.
+            draw (`str`, *optional*, defaults to `""`): What the noise depends on besides the seed and the request.
+        """
+        question = parse_question(text, self.world)
+        if question is None:
+            return NOT_UNDERSTOOD
+        value, every = question.answer, self.world.values[question.chain[-1]]
+        if question.hops == 1:
+            rng = random.Random(f"noise {self.seed} {question.text} {draw}")
+            wrong = [other for other in every if other != value]
+            value = rng.choice(wrong) if wrong and rng.random() < self.noise else value
+        else:
+            rng = random.Random(f"guess {self.seed} {question.text}")
+            value = value if rng.random() < self.guess_right else rng.choice(every)
+        return ANSWER.replace("{value}", value)
+
+    def _reply(self, messages: Sequence[Message], repeat: int | None) -> Reply:
+        requests = [message["content"] for message in messages if message["role"] == "user"]
+        conversation = repr([(message["role"], message["content"]) for message in messages])
+        text = self.answer(requests[-1] if requests else "", draw=f"{conversation} {repeat or 0}")
+        words_read = sum(len(message["content"].split()) for message in messages)
+        return Reply(text=text, usage=Usage(words_read, len(text.split())), seconds=self.latency)
+
+
+def value_of(reply: str) -> str | None:
+    """The answer in a reply of the oracle; `None` if it did not understand."""
+    before, after = ANSWER.split("{value}")
+    is_answer = reply.startswith(before) and reply.endswith(after)
+    return reply[len(before) : -len(after)] if is_answer else None

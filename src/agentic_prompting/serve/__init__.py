@@ -2,7 +2,7 @@
 
 from .answering import AgentAnswers, Answer, Answers, ChatAnswers
 from .app import Metrics, Service, agent_service, make_app, run_service
-from .guards import KEY_VARIABLE, ServeConfig
+from .protocol import KEY_VARIABLE, ServeConfig
 
 __all__ = [
     "KEY_VARIABLE",

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..agent import PromptAgent
 from ..evolution import SystemPrompt
-from ..llm import BadRequest, BudgetExceeded, ChatModel, Closed, LLMError, Message, Reply, Usage, as_chat
+from ..llm import BadRequest, BudgetExceeded, ChatModel, LLMError, Message, Reply, Usage, as_chat
 from ..refine import RefinedChat
 from ..rollout import (
     AgentSpec,
@@ -22,11 +21,14 @@ from ..rollout import (
     Rollout,
     Sample,
     SampleRequest,
+    fill_template,
     observe,
     play,
     rollout_record,
 )
-from ..rollout.templates import fill_template
+
+if TYPE_CHECKING:
+    from ..agent import PromptAgent
 
 _FINISH = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_of_turns": "length"}
 
@@ -68,6 +70,7 @@ class Answers(Protocol):
     ) -> Answer: ...
 
 
+@dataclass
 class AgentAnswers:
     """A [`PromptAgent`] as a model.
 
@@ -76,8 +79,8 @@ class AgentAnswers:
         max_cost_usd (`float`, *optional*): No further call is made for a request that has cost this much.
     """
 
-    def __init__(self, agent: PromptAgent, max_cost_usd: float | None = None):
-        self.agent, self.max_cost_usd = agent, max_cost_usd
+    agent: PromptAgent
+    max_cost_usd: float | None = None
 
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
@@ -86,33 +89,26 @@ class AgentAnswers:
         prompt = conversation(agent.spec, messages)
         ids = await asyncio.to_thread(agent.chat_format.prompt_ids, prompt)  # of a megabyte it takes a second
         if limits.max_context is not None and len(ids) >= limits.max_context:
-            has = f"your messages result in {len(ids)} tokens"
-            return Answer(
-                error=PromptTooLong(f"This model's maximum context length is {limits.max_context} tokens, and {has}.")
-            )
+            most = f"This model's maximum context length is {limits.max_context} tokens"
+            return Answer(error=PromptTooLong(f"{most}, and your messages result in {len(ids)} tokens."))
         if max_tokens is not None:
             limits = replace(limits, max_tokens=min(limits.max_tokens, max_tokens))
 
         async def policy(request: SampleRequest) -> Sample:
             return await agent.policy(replace(request, greedy=greedy))
 
-        environment = None if agent.environment is None else _Metered(agent.environment, self.max_cost_usd)
+        environment = agent.environment and _MeteredEnvironment(agent.environment, self.max_cost_usd)
         rollout = Rollout(ids, row={"question": messages[-1]["content"]}, seed=seed)
-        return _answer(await play(rollout, policy, environment, agent.chat_format, limits))
+        await play(rollout, policy, environment, agent.chat_format, limits)
+        usage, trajectory = Usage(len(ids), sum(rollout.mask), _cost(rollout)), rollout_record(rollout)
+        if rollout.error is not None:
+            return Answer(error=rollout.error, usage=usage, trajectory=trajectory)
+        no_answer = f"The agent gave no answer: {rollout.status.replace('_', ' ')}."
+        why_none = no_answer if rollout.answer is None else None
+        return Answer(rollout.answer, why_none, None, _FINISH[rollout.status], usage, trajectory)
 
 
 @dataclass
-class _Metered:
-    """An [`Environment`] that is asked no more once a rollout has cost what a request may."""
-
-    environment: Environment
-    limit: float | None
-
-    async def step(self, rollout: Rollout) -> Observation | None:
-        check_cost(sum(reply.usage.cost_usd for reply in rollout.replies), self.limit)
-        return await observe(self.environment, rollout)
-
-
 class ChatAnswers:
     """Any [`ChatModel`] as a model, ProRefine's [`RefinedChat`] for one.
 
@@ -122,29 +118,35 @@ class ChatAnswers:
             is made for a request that has cost this much. Where there is an answer by then, that is given.
     """
 
-    def __init__(self, chat: ChatModel, max_cost_usd: float | None = None):
-        self.chat, self.max_cost_usd = chat, max_cost_usd
+    chat: ChatModel
+    max_cost_usd: float | None = None
 
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
     ) -> Answer:
-        sampling: dict[str, Any] = {} if max_tokens is None else {"max_tokens": max_tokens}
-        if greedy:
-            sampling["temperature"] = 0.0
-        chat, spent = self._for_one_request()
+        limit = {} if max_tokens is None else {"max_tokens": max_tokens}
+        sampling: dict[str, Any] = {**limit, "temperature": 0.0} if greedy else limit
+        chat, spent = self.chat, _Spent(self.max_cost_usd)
+        if isinstance(chat, RefinedChat):
+            roles: dict[str, Any] = {role: _MeteredChat(one, spent) for role, one in chat.refiner.models.items()}
+            chat = RefinedChat(replace(chat.refiner, **roles), chat.prompt)
         reply = await as_chat(chat)(messages, repeat=seed, **sampling)
         if reply.error is not None:
             return Answer(error=spent.ended or reply.error, usage=reply.usage)
         return Answer(reply.text, finish_reason=reply.finish_reason, usage=reply.usage)
 
-    def _for_one_request(self) -> tuple[ChatModel, _Spent]:
-        """The model, its calls counted together where it makes several."""
-        spent = _Spent(self.max_cost_usd)
-        if not isinstance(self.chat, RefinedChat):
-            return self.chat, spent
-        refiner = self.chat.refiner
-        metered: dict[str, Any] = {role: _MeteredChat(model, spent) for role, model in refiner.models.items()}
-        return RefinedChat(replace(refiner, **metered), self.chat.prompt), spent
+
+@dataclass
+class _MeteredEnvironment:
+    """An [`Environment`] that is asked no more once a rollout has cost what a request may."""
+
+    environment: Environment
+    limit: float | None
+
+    async def step(self, rollout: Rollout) -> Observation | None:
+        if error := over_limit(_cost(rollout), self.limit):
+            return Observation(error=error)
+        return await observe(self.environment, rollout)
 
 
 @dataclass
@@ -164,20 +166,23 @@ class _MeteredChat:
     spent: _Spent
 
     async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
-        try:
-            check_cost(self.spent.usd, self.spent.limit)
-        except CostLimit as error:
-            self.spent.ended = error
-            return Reply(error=error, attempts=0)
+        self.spent.ended = over_limit(self.spent.usd, self.spent.limit)
+        if self.spent.ended:
+            return Reply(error=self.spent.ended, attempts=0)
         reply = await as_chat(self.chat)(messages, **options)
         self.spent.usd += reply.usage.cost_usd
         return reply
 
 
-def check_cost(spent: float, limit: float | None) -> None:
-    """Raise [`CostLimit`] where a request has cost what one may."""
-    if limit is not None and spent >= limit:
-        raise CostLimit(f"this request has cost ${spent:.4f}, and none may cost more than ${limit:g}")
+def over_limit(spent: float, limit: float | None) -> CostLimit | None:
+    """The error of a request that has cost what one may."""
+    if limit is None or spent < limit:
+        return None
+    return CostLimit(f"this request has cost ${spent:.4f}, and none may cost more than ${limit:g}")
+
+
+def _cost(rollout: Rollout) -> float:
+    return sum(reply.usage.cost_usd for reply in rollout.replies)
 
 
 def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
@@ -201,19 +206,3 @@ def _in_template(template: str, question: str) -> str:
     before, _, after = template.partition("{question}")
     is_there = before.strip() and question.startswith(before) and question.endswith(after)
     return question if is_there else fill_template(template, question)
-
-
-def _answer(rollout: Rollout) -> Answer:
-    usage = Usage(len(rollout.prompt_ids), sum(rollout.mask), sum(reply.usage.cost_usd for reply in rollout.replies))
-    trajectory = rollout_record(rollout)
-    if rollout.error is not None:
-        return Answer(error=rollout.error, usage=usage, trajectory=trajectory)
-    why_none = None
-    if rollout.answer is None:
-        why_none = f"The agent gave no answer: {rollout.status.replace('_', ' ')}."
-    return Answer(rollout.answer, why_none, None, _FINISH[rollout.status], usage, trajectory)
-
-
-def as_error(error: BaseException) -> LLMError:
-    """An exception of a request as what it means to the client."""
-    return error if isinstance(error, LLMError) else Closed(f"the request ended with {type(error).__name__}")

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI, Request
@@ -18,13 +18,24 @@ from prometheus_client.core import GaugeMetricFamily
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ..agent import PromptAgent
 from ..llm import Budget, BudgetExceeded, ChatModel, Closed, LLMError, Misconfigured, RateLimited, Unreachable, charge
 from ..llm.loop import start
 from ..refine import RefinedChat
-from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong, as_error
-from .guards import Guards, ServeConfig, bounded_protocol
-from .protocol import ChatRequest, ErrorBody, Refusal, completion, error_body, events
+from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong
+from .protocol import (
+    ChatRequest,
+    ErrorBody,
+    Guards,
+    Refusal,
+    ServeConfig,
+    bounded_protocol,
+    completion,
+    error_body,
+    events,
+)
+
+if TYPE_CHECKING:
+    from ..agent import PromptAgent
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +127,8 @@ class Service:
             raise
         except Exception as error:
             logger.exception("a request failed")
-            return Answer(error=as_error(error))
+            failed = Closed(f"the request ended with {type(error).__name__}")
+            return Answer(error=error if isinstance(error, LLMError) else failed)
         finally:
             gone.cancel()
             done.cancel()

@@ -172,7 +172,7 @@ class CarryOver:
         return group
 
     def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What an earlier life left of a group; nothing if it was of other data or under prompts that are others now."""
+        """What an earlier life left of a group; nothing if it was of other data or under other prompts."""
         kept = self._earlier.pop(number, {})
         try:
             rendered = [self.trainer.prompt_under(row, note) for note in kept.get("notes", ())]

@@ -9,7 +9,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from ..evolution import ESPLSettings
-from ..evolution.settings import one_of
+from ..evolution.population import one_of
 from ..rollout import Limits
 
 

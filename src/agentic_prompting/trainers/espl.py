@@ -255,7 +255,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         try:
             if late:  # some of it may be there
                 self._journal.keep_before(self._unwritten[0]["step"])
-            self._journal.write(list(self._unwritten))
+            self._journal.append(list(self._unwritten))
             self._unwritten.clear()
         except OSError as error:
             if not late:

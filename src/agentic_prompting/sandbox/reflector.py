@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ...llm import Message, ScriptedChat
-from .traces import HASTY, STEPWISE, WHOLE, say
+from ..llm import Message, ScriptedChat
+from .guarded import HASTY, STEPWISE, WHOLE, say
 
 _NEED = re.compile(r"the (\w+) needs the word (\w+)")
 _SAY = re.compile(r"say (\w+) (\w+)")

@@ -1,0 +1,223 @@
+"""The training programs: `python -m agentic_prompting.cli.programs prompt-r1 --config FILE`, or `espl`.
+
+Every option of the program's arguments here, of [`PromptR1Config`] or [`ESPLConfig`], and of TRL's `ModelConfig` can
+stand in the YAML file or on the command line, where it wins. The same programs for the sandbox on a laptop and for
+models of billions on many GPUs.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import Trainer
+from trl import ModelConfig, TrlParser, get_peft_config
+
+from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
+from ..evolution import SystemPrompt
+from ..llm import ChatModel
+from ..report import plot_reward
+from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
+from ..rollout import Environment, prompt_r1_template
+from ..sandbox import GuardedReflector, Oracle
+from ..sandbox.results import report_guarded_run, report_sandbox_run
+from ..sandbox.server import MODEL, OracleServer
+from ..sandbox.setup import ROOT, prepare_guarded, prepare_sandbox
+from ..trainers import (
+    ESPLConfig,
+    ESPLTrainer,
+    PromptR1Config,
+    PromptR1Trainer,
+    TrainingInterrupted,
+    TrainingStopped,
+    checkpoint_on_interrupt,
+)
+from ..trainers.callbacks import quiet_libraries
+from .options import EnvironmentModel, ReferenceModel, TaskRows, setting
+from .train import run_script
+
+REWARDS = {
+    "prompt_r1": PromptR1Reward(),
+    "math": math_reward,
+    "search": search_reward,
+    "exact_match": exact_match_reward,
+}
+Report = Callable[[Trainer, float], object]
+"""What is shown of a finished run in the sandbox, given the trainer and the seconds it took."""
+
+
+@dataclass
+class DataAndEnvironment(TaskRows, EnvironmentModel):
+    """What both methods take."""
+
+    n_test: int = setting("Sandbox: held-out questions.", 256)
+
+
+@dataclass
+class PromptR1Arguments(DataAndEnvironment):
+    """What is trained on, and with which large LLM."""
+
+    sandbox: bool = setting("Train the tiny policy in the sandbox; no model, no key.", False)
+    warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 350)
+    task: str = setting("A task of load_task.", "prompt_r1")
+    environment_temperature: float | None = setting("Sent with every call.")
+
+    def check(self, args: PromptR1Config) -> None:
+        """Raises what can be seen of the arguments before anything is loaded."""
+        if not self.environment_model and (not self.sandbox or self.environment_base_url):
+            raise ValueError("say which large LLM the agent talks to: --environment_model NAME")
+
+    def large_llm(self, seed: int, stack: ExitStack) -> LLMEnvironment:
+        """The large LLM that the agent talks to, closed with the run."""
+        model, base_url = self.environment_model, self.environment_base_url
+        if self.sandbox and not base_url:
+            # The embedded default, through the real client: the oracle as an OpenAI-compatible server on loopback.
+            base_url = stack.enter_context(OracleServer(Oracle(seed=seed))).base_url
+            model = model or MODEL
+        return self.as_environment(self.connect(stack, model, base_url), temperature=self.environment_temperature)
+
+    def trainer(self, args: PromptR1Config, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
+        """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
+        environment, peft = self.large_llm(args.seed, stack), get_peft_config(model)
+        common: dict[str, Any] = {"environment": environment, "args": args, "peft_config": peft}
+        if not self.sandbox:
+            rows = self.load(self.task, args.seed)
+            return PromptR1Trainer(model=model.model_name_or_path, train_dataset=rows, **common), None
+        environment.check()  # a wrong address or key is found before the warm start, not after it
+        sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
+
+        def report(trainer: Trainer, seconds: float) -> None:
+            with suppress(ImportError):  # matplotlib comes with an extra: without it no picture, but all the rest
+                plot_reward(trainer.state.log_history, f"{args.output_dir}/reward.png", "Prompt-R1 in the sandbox")
+            report_sandbox_run(sandbox, environment, trainer, seconds)
+
+        template = sandbox.spec.prompt_template
+        return PromptR1Trainer(
+            model=str(sandbox.model), train_dataset=sandbox.train, prompt_template=template, **common
+        ), report
+
+
+@dataclass
+class ESPLArguments(DataAndEnvironment, ReferenceModel):
+    """What is trained on, with which reward, and which LLMs take part."""
+
+    task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
+    warm_start_steps: int = setting("Sandbox: supervised steps before E-SPL.", 450)
+    reward: str = setting(f"One of {', '.join(REWARDS)}.", "exact_match")
+    initial_prompt: str = setting("The root; lines [G0]. ... are its principles.", "")
+    free_text: bool = setting("Edit the prompt by search and replace.", False)
+    environment: str = setting("What the policy may ask: none, llm or search.", "none")
+    search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
+
+    def check(self, args: ESPLConfig) -> None:
+        """Raises what can be seen of the arguments before anything is loaded."""
+        for name, known in (("reward", tuple(REWARDS)), ("environment", ("none", "llm", "search"))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.environment == "llm" and not self.environment_model:
+            raise ValueError("say which large LLM the policy may ask: --environment_model NAME")
+        if self.environment == "search" and not self.search_url:
+            raise ValueError("say where to search: --search_url http://host:port/retrieve")
+        if self.task != "sandbox" and args.evolves and args.reflector == "reference" and not self.reference_model:
+            raise ValueError("say which LLM reflects: --reference_model NAME, or --reflector policy")
+
+    def asked(self, stack: ExitStack) -> Environment | None:
+        """What the policy may ask."""
+        if self.environment == "llm":
+            return self.as_environment(self.connect(stack, self.environment_model, self.environment_base_url))
+        return SearchEnvironment(HTTPRetriever(self.search_url or "")) if self.environment == "search" else None
+
+    def trainer(self, args: ESPLConfig, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
+        """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
+        in_sandbox, asks = self.task == "sandbox", args.evolves and args.reflector == "reference"
+        reference: ChatModel | None = None
+        if asks:
+            scripted = in_sandbox and not self.reference_model
+            reference = GuardedReflector(seed=args.seed) if scripted else self.reference(stack)
+        common: dict[str, Any] = {"reference": reference, "args": args, "peft_config": get_peft_config(model)}
+        if not in_sandbox:
+            return ESPLTrainer(
+                model=model.model_name_or_path,
+                reward_funcs=REWARDS[self.reward],
+                train_dataset=self.load(self.task, args.seed),
+                initial_prompt=SystemPrompt(self.initial_prompt) if self.free_text else self.initial_prompt,
+                environment=self.asked(stack),
+                prompt_template=prompt_r1_template() if self.environment == "llm" else "{question}",
+                **common,
+            ), None
+        sandbox = prepare_guarded(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
+        return ESPLTrainer(
+            model=str(sandbox.model),
+            reward_funcs=PromptR1Reward(),
+            train_dataset=sandbox.train,
+            initial_prompt=ROOT,
+            environment=LLMEnvironment(sandbox.oracle),
+            prompt_template=sandbox.spec.prompt_template,
+            **common,
+        ), lambda trainer, seconds: report_guarded_run(sandbox, ROOT, trainer, seconds)
+
+
+PROGRAMS: dict[str, tuple[type, type, type]] = {
+    "prompt-r1": (PromptR1Arguments, PromptR1Config, ModelConfig),
+    "espl": (ESPLArguments, ESPLConfig, ModelConfig),
+}
+"""By method, what its command line is made of."""
+
+
+def main(method: str, arguments: Sequence[str] | None = None) -> None:
+    """Train, save, and in the sandbox show what came of it.
+
+    Args:
+        method (`str`): `prompt-r1` or `espl`.
+        arguments (`Sequence[str]`, *optional*): Instead of the command line's.
+    """
+    started = time.perf_counter()
+    script, args, model = parse(PROGRAMS[method], arguments)
+    script.check(args)
+    with ExitStack() as stack:
+        trainer, report = script.trainer(args, model, stack)
+        run_training(trainer)
+        trainer.save_model(args.output_dir)
+        if report is not None and trainer.accelerator.is_main_process:
+            report(trainer, time.perf_counter() - started)
+        trainer.accelerator.end_training()  # without it gloo may abort at exit
+
+
+def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, ...]:
+    """One object of each kind, from the command line or from `arguments`, and from the file of `--config`."""
+    # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    quiet_libraries()
+    return TrlParser(kinds).parse_args_and_config(arguments)
+
+
+def run_training(trainer: Trainer) -> None:
+    """Train, or go on from `args.resume_from_checkpoint`; Ctrl-C ends it with a checkpoint.
+
+    `--resume_from_checkpoint true` is the newest checkpoint, and the beginning where there is none. The log of the run
+    is in the output folder afterwards, as `trainer_state.json`.
+
+    Raises:
+        [`TrainingInterrupted`]: After Ctrl-C.
+        `SystemExit`: With status 1 and the reason, where training stopped because of the environment.
+    """
+    given = trainer.args.resume_from_checkpoint  # text, as it stands on a command line
+    resumed = {"true": True, "false": None}.get(str(given).lower(), given)
+    try:
+        with checkpoint_on_interrupt(trainer):
+            trainer.train(resume_from_checkpoint=resumed)
+    except TrainingStopped as error:
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except TrainingInterrupted:
+        trainer.accelerator.end_training()
+        raise
+    trainer.save_state()
+
+
+if __name__ == "__main__":
+    run_script(lambda: main(sys.argv[1], sys.argv[2:]))

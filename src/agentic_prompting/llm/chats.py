@@ -1,0 +1,259 @@
+"""Chat models made of other things: of a function ([`as_chat`]), of a script ([`ScriptedChat`]), and of several models
+([`RoutedChat`], Prompt-R1's ρ(m | q)). None speaks HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .budget import Budget, charge
+from .loop import run
+from .types import BadReply, ChatModel, LLMError, Message, Misconfigured, Reply, ServerFailed, Usage
+
+Script = Callable[[Sequence[Message]], "str | Reply"] | Sequence["str | Reply | LLMError"] | Mapping[str, str]
+Rule = Callable[[str, list[str]], str] | Mapping[str, float]
+
+_PACKAGE = __name__.partition(".")[0] + "."
+_SESSIONS_KEPT = 100_000
+
+
+def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:
+    """Ask once and wait, from any thread, also in a notebook.
+
+    Args:
+        model ([`ChatModel`] or `Callable`): Whom to ask; see [`as_chat`].
+        messages (`Sequence[Message]` or `str`): The conversation; a plain string is one user message.
+        **kwargs: Of [`ChatModel`].
+    """
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    return run(as_chat(model)(messages, **kwargs))
+
+
+def as_chat(model: Any) -> ChatModel:
+    """A [`ChatModel`] of one, or of a function (or object with a `__call__`) of the messages that returns a text or a
+    [`Reply`]. A plain one runs in a thread, an `async` one on the event loop. `repeat`, `session` and sampling
+    arguments are passed where its signature has a place for them. What it raises becomes the reply's error.
+
+    Raises:
+        `TypeError`: It cannot be called.
+    """
+    if isinstance(model, _Adapted) or type(model).__module__.startswith(_PACKAGE):
+        return model  # those of this package keep the promise by themselves
+    if not callable(model):
+        raise TypeError(f"not a chat model, and not a function of the messages: {model!r}")
+    return _Adapted(model)
+
+
+class _Adapted:
+    """Keeps the promise of [`ChatModel`] for a model that does not; else it is that model, attributes and all."""
+
+    def __init__(self, model: Any):
+        self._model = model
+        self._async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(type(model).__call__)
+        try:
+            parameters = inspect.signature(model).parameters.values()
+            open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
+            self._names = None if open_ended else {one.name for one in list(parameters)[1:]}
+        except (TypeError, ValueError):  # a builtin
+            self._names = set()
+
+    async def __call__(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
+        started = time.perf_counter()
+        keywords = {"repeat": repeat, "session": session, **sampling}
+        if self._names is not None:
+            keywords = {name: value for name, value in keywords.items() if name in self._names}
+        error: LLMError
+        try:
+            if self._async:
+                said = await self._model(messages, **keywords)
+            else:
+                said = await asyncio.to_thread(self._model, messages, **keywords)
+                said = await said if inspect.isawaitable(said) else said
+            if isinstance(said, Reply):
+                return said
+            if isinstance(said, str) and said.strip():
+                return Reply(text=said, seconds=time.perf_counter() - started)
+            error = BadReply(f"neither a text nor a Reply came back, but {said!r:.80}")
+        except LLMError as raised:
+            error = raised.with_traceback(None)
+        except (Exception, asyncio.CancelledError) as raised:
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # whoever asks is cancelled, not something in the model
+            # A model with a bug is a failed call, as a broken server would be.
+            error = ServerFailed(f"the model raised {type(raised).__name__}: {str(raised)[:200]}")
+        return Reply(error=error, seconds=time.perf_counter() - started)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_model" not in vars(self):  # while a copy is being made
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+
+class ScriptedChat:
+    """The fake large LLM we ship, for tests, notebooks and dry runs: replies at no cost, in the order of the calls.
+
+    Args:
+        script (`Callable`, `Sequence` or `Mapping`): A function of the messages that returns a text or a [`Reply`], and
+            is quick (one that has to wait is a chat model by itself, see [`as_chat`]); or a list of texts, replies and
+            errors, given out in the order of the calls (the last one repeats); or a dict from a piece of the last
+            message to the reply (the first piece that occurs wins; without one the call fails).
+        latency (`float` or `Callable[[], float]`, *optional*, defaults to `0.0`): Seconds until the reply arrives.
+        fail_on (`Callable[[int], bool]`, *optional*): Called with the number of the call (from 0); `True` makes it
+            fail with [`ServerFailed`].
+
+    Attributes:
+        calls (`list[list[Message]]`): Every conversation it was asked, in order.
+        sampling (`list[dict]`): The sampling arguments of each call.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        latency: float | Callable[[], float] = 0.0,
+        fail_on: Callable[[int], bool] | None = None,
+    ):
+        self.script, self.latency, self.fail_on = script, latency, fail_on
+        self.calls: list[list[Message]] = []
+        self.sampling: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    async def __call__(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
+        """See [`ChatModel`]. `repeat` and `session` make no difference here."""
+        with self._lock:
+            number = len(self.calls)
+            self.calls.append(list(messages))
+            self.sampling.append(sampling)
+        started = time.perf_counter()
+        seconds = self.latency() if callable(self.latency) else self.latency
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+            seconds = time.perf_counter() - started
+        if self.fail_on is not None and self.fail_on(number):
+            return Reply(error=ServerFailed("scripted failure", "script", status=500), seconds=seconds)
+        try:
+            said = self._look_up(number, messages)
+        except Exception as error:  # a script with a bug is a failed call, as a broken server would be
+            said = ServerFailed(f"the script raised {error!r}", "script")
+        if isinstance(said, LLMError):
+            return Reply(error=said, seconds=seconds)
+        if isinstance(said, Reply):
+            return said
+        words_read = sum(len(message["content"].split()) for message in messages)
+        return Reply(text=said, usage=Usage(words_read, len(said.split())), seconds=seconds)
+
+    def _look_up(self, number: int, messages: Sequence[Message]) -> str | Reply | LLMError:
+        if callable(self.script):
+            return self.script(messages)
+        if isinstance(self.script, Mapping):
+            last = messages[-1]["content"]
+            for piece, said in self.script.items():
+                if piece in last:
+                    return said
+            raise KeyError(f"no entry of the script occurs in {last!r}")
+        return self.script[min(number, len(self.script) - 1)]
+
+
+class RoutedChat:
+    """A [`ChatModel`] that passes each session on to one of several: one conversation is never split between two.
+
+    A call without a session is its own session, told apart by its question. The 100,000 sessions used last are
+    remembered; a weighted draw comes out the same for a forgotten one.
+
+    Args:
+        models (`Mapping[str, ChatModel]`): The models to choose from, by name, or functions: [`as_chat`].
+        rule (`Callable[[str, list[str]], str]` or `Mapping[str, float]`): A function of the question (the first user
+            message of the session) and the names that returns a name; or a weight for each name, at least one above 0,
+            drawn from with a generator seeded by `seed` and the session, so that a replayed run draws the same.
+        seed (`int`, *optional*, defaults to `0`): For the weighted draw.
+
+    Raises:
+        `ValueError`: No models, a weight for an unknown name, a negative weight, or no weight above 0.
+    """
+
+    def __init__(self, models: Mapping[str, ChatModel], rule: Rule, seed: int = 0):
+        if not models:
+            raise ValueError("RoutedChat needs at least one model")
+        self.models, self.rule, self.seed = dict(models), rule, seed
+        if isinstance(rule, Mapping):
+            unknown = [name for name in rule if name not in self.models]
+            if unknown:
+                raise ValueError(f"weights for unknown models {unknown}: there are {list(self.models)}")
+            if any(weight < 0 for weight in rule.values()) or not sum(rule.values()) > 0:
+                raise ValueError(f"weights must not be negative and at least one must be above 0: {dict(rule)}")
+        self._chosen: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    async def __call__(
+        self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
+    ) -> Reply:
+        """See [`ChatModel`]. A rule that fails or names an unknown model gives a [`Misconfigured`] reply."""
+        try:
+            model = as_chat(self.models[self.choose(messages, session)])
+        except Misconfigured as error:
+            return Reply(error=error.with_traceback(None), attempts=0)
+        return await model(messages, repeat=repeat, session=session, **sampling)
+
+    def choose(self, messages: Sequence[Message], session: str | None = None) -> str:
+        """The name of the model that answers `messages` in `session`.
+
+        Raises:
+            [`Misconfigured`]: The rule failed or named a model that does not exist.
+        """
+        question = next((message["content"] for message in messages if message["role"] == "user"), "")
+        if session is None:
+            return self._draw(question, question)
+        with self._lock:
+            if session in self._chosen:
+                self._chosen.move_to_end(session)
+                return self._chosen[session]
+        name = self._draw(question, session)
+        with self._lock:
+            name = self._chosen.setdefault(session, name)  # another thread may have been first
+            if len(self._chosen) > _SESSIONS_KEPT:
+                self._chosen.popitem(last=False)
+        return name
+
+    def check(self) -> None:
+        """Check every model that can be checked; raises the [`LLMError`] of the first that fails."""
+        for model in self.models.values():
+            if (check := getattr(model, "check", None)) is not None:
+                check()
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what each model spends under `account/name`, where a model can."""
+        charge(budget, **{f"{account}/{name}": model for name, model in self.models.items()})
+
+    def close(self) -> None:
+        """Close every model that can be closed."""
+        for model in self.models.values():
+            if (close := getattr(model, "close", None)) is not None:
+                close()
+
+    def __reduce__(self) -> tuple[Any, ...]:  # locks are not pickled
+        return type(self), (self.models, self.rule, self.seed)
+
+    def _draw(self, question: str, session: str) -> str:
+        if isinstance(self.rule, Mapping):
+            generator = random.Random(f"{self.seed}:{session}")
+            return generator.choices(list(self.rule), weights=list(self.rule.values()))[0]
+        try:
+            name = self.rule(question, list(self.models))
+        except Exception as error:  # the rule is the user's code
+            raise Misconfigured(f"the routing rule raised {error!r}", "router", attempts=0) from None
+        if not isinstance(name, str) or name not in self.models:
+            what = f"the routing rule chose {name!r}, which is not one of {list(self.models)}"
+            raise Misconfigured(what, "router", attempts=0)
+        return name

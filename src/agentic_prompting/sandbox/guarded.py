@@ -1,0 +1,241 @@
+"""The guarded world, E-SPL's sandbox: some facts the oracle gives out only to those who say the word.
+
+Which words, no reasoning can find out, and by trial it takes long; somebody has to be told. That is what a system
+prompt is for. Splitting a question into single facts, on the other hand, is a skill that a policy learns by reward. So
+this world holds both kinds of thing that E-SPL is meant for, and tells them apart.
+
+A refusal names the word, and ends the conversation: whatever is asked after it is not answered. Otherwise an agent
+could use the word it has just been told, and nobody would have to know it beforehand.
+
+Also what the tiny policy is warm-started on here: following the principles of a system prompt. Every trace has rules
+and principles of its own, so that nothing about the rules of any run can be learned from them, only what principles
+are: `say currency amber` is a word for a kind of request, `ask one fact at a time` a way to proceed. The policy obeys
+them most of the time, good ones and bad ones alike. Without a principle it says no word, now and then a random one, and
+splits a question now and then. Text only, no torch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from ..llm.types import Message, Reply
+from ..rollout.grammar import TagGrammar
+from .traces import Episode, Trace, vocabulary, write_trace
+from .world import Oracle, Question, World, all_questions, load_world, parse_question, sought
+
+WORDS = [
+    "amber", "birch", "cedar", "clover", "copper", "coral", "falcon", "fern", "flint", "garnet", "hazel",
+    "heron", "indigo", "ivory", "jasper", "lantern", "maple", "marble", "opal", "pebble", "quartz", "saffron", "velvet",
+    "willow",
+]  # fmt: skip
+"""The words that a rule may ask for; none occurs anywhere else in the world."""
+
+ALWAYS_GUARDED, ENDS_GUARDED = "capital", 3
+
+REFUSAL = "no . the {relation} needs the word {word} ."
+"""What is said to a request for a guarded fact without its word, with another one, or with several."""
+
+CLOSED = "i said no . good bye ."
+"""What is said to everything after a refusal."""
+
+PREAMBLE = "these are the rules of the house"
+SAY = "say {relation} {word}"
+"""How a principle gives a word, and how a request carries it."""
+
+STEPWISE, WHOLE, HASTY = "ask one fact at a time", "ask the whole question", "answer at once"
+"""Principles about how to proceed. Only the first one is any good."""
+
+GIVE_UP, NOTHING = "they said no", "nothing"
+"""The thought and the answer after a refusal."""
+
+MIXES: Mapping[str | None, Mapping[str, float]] = {
+    None: {"decompose": 0.35, "pass_on": 0.4, "bare": 0.05, "impatient": 0.1, "partial": 0.1},
+    STEPWISE: {"decompose": 0.65, "pass_on": 0.2, "bare": 0.05, "impatient": 0.05, "partial": 0.05},
+    WHOLE: {"decompose": 0.1, "pass_on": 0.8, "bare": 0.05, "impatient": 0.05},
+    HASTY: {"decompose": 0.1, "pass_on": 0.15, "bare": 0.05, "impatient": 0.7},
+}
+"""Shares of the kinds of trace under each principle: the good one lifts splitting about half-way, and no further."""
+
+OBEYS = 0.97  # how often a word that a principle gives is said
+RANDOM_WORD = 0.1  # how often some word is said where no principle gives one: all that RL has to find words with
+MOST_WORDS = 7  # that principles give
+ADVISED = 0.4  # share of the traces with a principle about how to proceed
+RIGHT = 0.85  # share of the principles whose word is the right one
+
+
+# The world and its rules ----------------------------------------------------------------------------------------------
+
+
+@cache
+def load_guarded_world() -> World:
+    """Every other country that has an airport, with nine relations.
+
+    Not the whole world: four names more for each country would make a policy of this size spend its warm start on
+    learning words.
+    """
+    world = load_world()
+    countries = tuple(country for country in world.countries if country.airport)[::2]
+    return World(countries, (*world.last_relations, "domain", "code", "symbol", "letters"))
+
+
+def relations_of(world: World) -> tuple[str, ...]:
+    """All nine: the two on the way to a country, and those that a question may end on."""
+    return ("capital", "name", *world.last_relations)
+
+
+def draw_rules(rng: random.Random, world: World | None = None) -> dict[str, str]:
+    """Four guarded relations with a word each: the way from an airport to its city, and three of those that a question
+    may end on. Without any word about a third of all questions can still be answered."""
+    world = world or load_guarded_world()
+    guarded = [ALWAYS_GUARDED, *rng.sample(world.last_relations, ENDS_GUARDED)]
+    return dict(zip(guarded, rng.sample(WORDS, len(guarded)), strict=True))
+
+
+def split_by_country(seed: int, n_test_countries: int = 20) -> tuple[list[Question], list[Question]]:
+    """Questions of two and three hops to train on, and those about countries that no training question is about.
+
+    Raises:
+        `ValueError`: There would be nothing left to train on.
+    """
+    world = load_guarded_world()
+    if not 0 < n_test_countries < len(world.countries):
+        raise ValueError(f"n_test_countries={n_test_countries} must be between 1 and {len(world.countries) - 1}")
+    rng = random.Random(f"house split {seed}")  # a seed keeps its name, or figures change
+    countries = tuple(rng.sample(world.countries, len(world.countries)))
+    parts = (countries[n_test_countries:], countries[:n_test_countries])
+    train, test = (all_questions((2, 3), replace(world, countries=part)) for part in parts)
+    rng.shuffle(train)
+    rng.shuffle(test)
+    return train, test
+
+
+class GuardedOracle(Oracle):
+    """An [`Oracle`] that gives guarded facts only to requests that carry their word.
+
+    Questions of several hops it guesses at, as every oracle does, and asks no word for that.
+
+    Args:
+        rules (`Mapping[str, str]`): The word for each guarded relation; see [`draw_rules`].
+        world ([`World`], *optional*): What it knows; [`load_guarded_world`] by default.
+        **options: `noise`, `guess_right`, `latency` and `seed`, as of [`Oracle`].
+    """
+
+    def __init__(self, rules: Mapping[str, str], world: World | None = None, **options: Any):
+        super().__init__(world or load_guarded_world(), **options)
+        self.rules = rules
+
+    def answer(self, text: str, draw: str = "") -> str:
+        question = parse_question(text, self.world)
+        word = self.rules.get(question.chain[0]) if question is not None and question.hops == 1 else None
+        if question is None or word is None or {said for said in text.split() if said in WORDS} == {word}:
+            return super().answer(text, draw)
+        return REFUSAL.replace("{relation}", sought(question.chain[0])).replace("{word}", word)
+
+    def _reply(self, messages: Sequence[Message], repeat: int | None) -> Reply:
+        if any(message["role"] == "assistant" and is_refusal(message["content"]) for message in messages):
+            return Reply(text=CLOSED)
+        return super()._reply(messages, repeat)
+
+
+def is_refusal(reply: str) -> bool:
+    """Whether a reply is a `REFUSAL`."""
+    return reply.startswith(REFUSAL.partition("{")[0])
+
+
+# What is imitated -----------------------------------------------------------------------------------------------------
+
+
+class _Refused(Exception):
+    pass
+
+
+class _GuardedEpisode(Episode):
+    """An episode in the guarded world: requests carry words, and a refusal ends it."""
+
+    def __init__(self, oracle: GuardedOracle, advice: Mapping[str, Sequence[str]], rng: random.Random):
+        super().__init__(oracle, TagGrammar())
+        self.advice, self.world, self.rng = advice, oracle.world, rng
+
+    def ask(self, thought: str, request: str) -> str:
+        value = super().ask(thought, self._with_word(request))
+        if is_refusal(value):
+            raise _Refused
+        return value
+
+    def _with_word(self, request: str) -> str:
+        question = parse_question(request, self.world)
+        if question is None or question.hops > 1:
+            return request
+        relation = sought(question.chain[0])
+        words = self.advice.get(relation, ())
+        if words and self.rng.random() < OBEYS:
+            word = self.rng.choice(words)
+        elif not words and self.rng.random() < RANDOM_WORD:
+            word = self.rng.choice(WORDS)
+        else:
+            return request
+        return f"{request} {say(relation, word)}"
+
+
+def say(relation: str, word: str) -> str:
+    """`SAY`, filled in."""
+    return SAY.replace("{relation}", relation).replace("{word}", word)
+
+
+def make_guarded_traces(questions: Sequence[Question], n: int, rng: random.Random) -> list[tuple[list[str], Trace]]:
+    """Episodes to imitate, each with the principles it was made under.
+
+    Args:
+        questions (`Sequence[Question]`): Questions of two or more hops, drawn with replacement.
+        n (`int`): How many.
+        rng (`random.Random`): Decides everything.
+    """
+    return [_make(rng.choice(questions), load_guarded_world(), rng) for _ in range(n)]
+
+
+def _make(question: Question, world: World, rng: random.Random) -> tuple[list[str], Trace]:
+    style, advice, rules = _circumstances(question, world, rng)
+    principles = [say(relation, word) for relation, words in advice.items() for word in words]
+    rng.shuffle(principles)
+    if style is not None:
+        principles.insert(rng.randint(0, len(principles)), style)
+    (kind,) = rng.choices(list(MIXES[style]), list(MIXES[style].values()))
+    episode = _GuardedEpisode(GuardedOracle(rules, world, seed=rng.randrange(2**32)), advice, rng)
+    try:
+        return principles, write_trace(kind, question, episode, world, rng)
+    except _Refused:
+        episode.finish(GIVE_UP, NOTHING)
+        return principles, episode.trace(kind, question)
+
+
+def _circumstances(
+    question: Question, world: World, rng: random.Random
+) -> tuple[str | None, dict[str, list[str]], dict[str, str]]:
+    """A principle about how to proceed or none, the words that principles give by relation, and the rules.
+
+    The relations of the question come up more often than others: there is nothing to learn from those not asked for.
+    """
+    rules = draw_rules(rng, world)
+    likely = [relation for relation in question.chain if rng.random() < 0.6]
+    relations = dict.fromkeys([*likely, *rng.sample(relations_of(world), rng.randint(0, MOST_WORDS))])
+    advice: dict[str, list[str]] = defaultdict(list)
+    for relation in list(relations)[:MOST_WORDS]:
+        word = rules.setdefault(relation, rng.choice(WORDS)) if rng.random() < RIGHT else rng.choice(WORDS)
+        advice[sought(relation)].append(word)
+        if rng.random() < 0.08:  # another principle that contradicts it
+            advice[sought(relation)].append(rng.choice([other for other in WORDS if other != word]))
+    style = rng.choice([STEPWISE, STEPWISE, WHOLE, HASTY]) if rng.random() < ADVISED else None
+    return style, dict(advice), rules
+
+
+def guarded_vocabulary() -> list[str]:
+    """Every word that occurs in the guarded world."""
+    marks = [f"[G{number}]." for number in range(32)]
+    fixed = [PREAMBLE, SAY, STEPWISE, WHOLE, HASTY, GIVE_UP, NOTHING, REFUSAL, CLOSED, "city country", *marks, *WORDS]
+    own = {word for text in fixed for word in text.split()} - {"{relation}", "{word}"}
+    return sorted(own | set(vocabulary(load_guarded_world())))

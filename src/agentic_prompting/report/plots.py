@@ -14,7 +14,7 @@ from ..evaluation import Estimate, bootstrap_interval, wilson_interval
 from ..evolution.lineage import LINES, figure_class
 from ..refine import RefinementResult
 from ..rewards.reasoning import Scorer
-from ..rollout.metrics import STATUSES
+from ..rollout import STATUSES
 
 Log = Sequence[Mapping[str, Any]]
 

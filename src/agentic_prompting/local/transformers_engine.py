@@ -45,6 +45,7 @@ class _Row:
     job: Job[SampleRequest, Sample]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    updates: list[int] = field(default_factory=list)
     finished: bool = False
 
     def __post_init__(self):
@@ -91,7 +92,7 @@ class _Row:
         self.draft.learn(len(guesses), agreed, self.ids)
 
     def sample(self) -> Sample:
-        return Sample(self.ids, self.logprobs, self.finished, self.draft.agreed)
+        return Sample(self.ids, self.logprobs, self.finished, self.draft.agreed, self.updates)
 
 
 class _Slab(Cache):
@@ -207,6 +208,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.slab = _Slab()
         self.kept: dict[int, tuple[list[int], Layers]] = {}  # by conversation: tokens, and their keys and values
         self.kept_bytes = 0
+        self.updates = 0  # of the weights so far, which a sample says of each token; for whoever changes them to set
         self.stats = dict.fromkeys(("steps", "row_steps", "tokens", "read", "reused"), 0)
         self._put_back: list[_Row] = []  # rows in mid-turn that wait to be read again
         self._since_join = _JOIN_EVERY
@@ -358,6 +360,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         before = sum(len(row.ids) for row in rows)
         for row, guess, tokens, logprobs in zip(rows, guesses, *drawn, strict=True):
             row.take(guess, tokens, logprobs, self.end)
+            row.updates += [self.updates] * (len(row.ids) - len(row.updates))
         self.stats["steps"] += 1
         self.stats["row_steps"] += len(rows)
         self.stats["tokens"] += sum(len(row.ids) for row in rows) - before

@@ -62,9 +62,9 @@ class Tape:
             if sample.logprobs is None:
                 raise ValueError("lead > 0 needs a policy that gives the log-probability of each token it samples")
             # Where the policy does not say, as of the moment when it was asked: rather too old than too young.
-            turn = {**asdict(sample), "updates": [asked] * len(sample.ids)}
-            self._keep(self.turns, "turn", turn)
-        return Sample(**{name: value for name, value in self.turns[at].items() if name != "updates"})
+            updates = list(sample.updates) or [asked] * len(sample.ids)
+            self._keep(self.turns, "turn", {**asdict(sample), "updates": updates})
+        return Sample(**self.turns[at])
 
     async def step(self, rollout: Rollout) -> Observation | None:
         """What the environment says. Of a failure nothing is kept: in another life it is asked again."""
@@ -208,6 +208,8 @@ class CarryOver:
         self._saved = []
         while len(self.groups) < wanted + round(args.lead * wanted) and self.started < last * wanted:
             self._start(wanted)
+        if hasattr(trainer.policy, "updates"):
+            trainer.policy.updates = self.updates
         self._clock.tick(lending=True)
         trainer.with_policy(lambda listen: lend(trainer.policy, self._enough(wanted), listen))
         self._clock.tick(lending=False)

@@ -21,6 +21,14 @@ from agentic_prompting.evolution import (
 from agentic_prompting.llm import complete
 from agentic_prompting.rollout import parse_turn
 from agentic_prompting.sandbox import (
+    GuardedOracle,
+    GuardedReflector,
+    draw_rules,
+    load_guarded_world,
+    reflector as reflector_module,
+    split_by_country,
+)
+from agentic_prompting.sandbox.guarded import (
     ALWAYS_GUARDED,
     CLOSED,
     HASTY,
@@ -28,17 +36,11 @@ from agentic_prompting.sandbox import (
     STEPWISE,
     WHOLE,
     WORDS,
-    GuardedOracle,
-    GuardedReflector,
-    draw_rules,
     guarded_vocabulary,
     is_refusal,
-    load_guarded_world,
     make_guarded_traces,
-    reflector as reflector_module,
     relations_of,
     say,
-    split_by_country,
 )
 from agentic_prompting.sandbox.world import all_questions, parse_question, sought, value_of
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from agentic_prompting import ESPLConfig, ESPLTrainer, PromptR1Reward, TrainingStopped
+from agentic_prompting import ESPLConfig, ESPLTrainer, TrainingStopped
 from agentic_prompting.llm import Reply, Usage
 from agentic_prompting.rollout import BatchEngine, Observation, Sample
 from agentic_prompting.trainers.carry_over import CarryOver
@@ -198,6 +198,15 @@ def test_settings_that_cannot_go_with_lead(tmp_path, changes, message):
     assert "\n" not in str(raised.value)
 
 
+def test_each_process_needs_whole_groups(tiny_policy, rows, tmp_path):
+    trainer = build(
+        tiny_policy, tmp_path, rows, num_generations=4, per_device_train_batch_size=2, steps_per_generation=2
+    )
+    trainer.args.per_device_train_batch_size = 1  # as with two processes
+    with pytest.raises(ValueError, match="each process must hold whole groups.* a multiple of 4"):
+        trainer.train()
+
+
 def test_defaults_of_lead(tmp_path):
     args = arguments(tmp_path, lead=1.5)
     assert args.max_staleness == 3 and args.vllm_importance_sampling_mode == "token_truncate"
@@ -303,8 +312,12 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(tiny_policy, row
         **vars_for(tmp_path), **LEAD, "prompts_per_step": 2, "per_device_train_batch_size": 8, "evolution_lag": 0,
         "gradient_accumulation_steps": 1, "max_steps": 4, "p_crossover": 0.0, "selection": "uniform",
     }  # fmt: skip
+
+    def by_seed(rollout, **columns):
+        return [float(one.seed % 2) for one in rollout]
+
     trainer = ESPLTrainer(
-        model=str(tiny_policy), reward_funcs=PromptR1Reward(), reference=Reference(), args=ESPLConfig(**args),
+        model=str(tiny_policy), reward_funcs=by_seed, reference=Reference(), args=ESPLConfig(**args),
         train_dataset=rows, initial_prompt="Answer .\n[G0]. Ask first .", environment=Counts(),
         prompt_template="question : {question}",
     )  # fmt: skip

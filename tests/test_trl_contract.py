@@ -40,8 +40,9 @@ USED = {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step",
         "_tag_names", "eos_token_ids", "reward_func_names", "reward_weights", "use_vllm",
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
-        "_push_from_checkpoint", "_save", "is_world_process_zero",
+        "_push_from_checkpoint", "_save", "is_world_process_zero", "_last_loaded_step", "vllm_generation",
     },
+    "carry_over.py": {"_metrics", "_step", "num_iterations", "shuffle_dataset"},
     "stopping.py": {"_save_checkpoint", "is_in_train"},
     "trl_batch.py": {"trl.trainer.utils.pad"},
     "policies/__init__.py": {
@@ -289,6 +290,22 @@ def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
     assert 'completion_mask * inputs["tool_mask"]' in source
     earlier = set(re.findall(r'"(\w+_per_token_logps)"', source))
     assert earlier == {"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"}
+
+
+def test_the_importance_ratio_is_vllms_by_use_vllm_alone():
+    """`use_vllm` is set around these two, so that any policy's log-probabilities count; it must do nothing else there.
+    Weights are pushed by `_generate` unless `_last_loaded_step` is the step at hand, as the carried path does itself."""
+    correction = "self.use_vllm and self.vllm_importance_sampling_correction"
+    for method, times in ((GRPOTrainer._generate_and_score_completions, 4), (GRPOTrainer._compute_loss, 1)):
+        source = inspect.getsource(method)
+        assert source.count("use_vllm") == source.count(correction) == times
+    source = inspect.getsource(GRPOTrainer._generate)
+    pushes = "if self.use_vllm and self.state.global_step != self._last_loaded_step:"
+    assert source.count("use_vllm") == source.count(pushes) == 1
+    assert "self.vllm_generation.sync_weights()" in source
+    assert 'output["importance_sampling_ratio"] = vllm_importance_sampling_ratio' in inspect.getsource(
+        GRPOTrainer._generate_and_score_completions
+    )
 
 
 def test_pad_is_how_completions_are_padded(trained):

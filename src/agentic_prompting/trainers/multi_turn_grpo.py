@@ -422,6 +422,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         if not self.args.lead:
             return super().train(resume_from_checkpoint, *args, **kwargs)
+        own, repeats = self.args.per_device_train_batch_size * self.args.steps_per_generation, self.rollouts_per_row()
+        if own % repeats or not hasattr(self.train_dataset, "__len__"):
+            raise ValueError(
+                f"with lead > 0 each process must hold whole groups of rows that can be counted: make "
+                f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
+                "stream train_dataset"
+            )
         self.carry_over = CarryOver(self, resumes=bool(resume_from_checkpoint))
         try:
             with self.carry_over.flying():

@@ -293,8 +293,8 @@ def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
 
 
 def test_the_importance_ratio_is_vllms_by_use_vllm_alone():
-    """`use_vllm` is set around these two, so that any policy's log-probabilities count; it must do nothing else there.
-    Weights are pushed by `_generate` unless `_last_loaded_step` is the step at hand, as the carried path does itself."""
+    """`use_vllm` is set around these two, so that any policy counts as vLLM for it; it must do nothing else there.
+    `_generate` pushes weights unless `_last_loaded_step` is the step at hand; the carried path does so by itself."""
     correction = "self.use_vllm and self.vllm_importance_sampling_correction"
     for method, times in ((GRPOTrainer._generate_and_score_completions, 4), (GRPOTrainer._compute_loss, 1)):
         source = inspect.getsource(method)

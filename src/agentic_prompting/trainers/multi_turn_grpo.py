@@ -420,6 +420,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     # --- evaluation, resuming, saving and sharing ----------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`ResumableGRPOTrainer.train`]. With `lead` > 0 a resumed run goes on with the groups in flight, too,
+        those that were written down in `output_dir/in_flight` after the checkpoint among them.
+
+        Raises:
+            `ValueError`: As there; or a process cannot hold whole groups, which `lead` > 0 needs.
+        """
         if not self.args.lead:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         own, repeats = self.args.per_device_train_batch_size * self.args.steps_per_generation, self.rollouts_per_row()
@@ -435,8 +441,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
             self.carry_over = None
-
-    train.__doc__ = ResumableGRPOTrainer.train.__doc__
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._eval_batches = 0

@@ -43,7 +43,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	@echo "Installing agentic-prompting and its test tools (once) ..."
-	$(PIP) -e ".[test,report,math,search,deepspeed,optimizers]"
+	$(PIP) -e ".[test,report,math,search,deepspeed,optimizers,mcp,dspy]"
 	@touch $@ $(VENV)/.demo  # what the demo needs is in it
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml

@@ -21,7 +21,7 @@ PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, ROW, BOX, HEIGHT = 900, 92, 118, 44
 # Where a room stands from left to right; which floor it is on follows from its imports.
 COLUMN = {
-    **{"environments": 0, "local": 1, "trainers": 2.2, "sandbox": 1, "agent": 1},
+    **{"environments": 0, "local": 1, "trainers": 2.2, "sandbox": 1, "interop": 4, "agent": 1},
     **{"records": 1.5, "llm": 1.5, "rollout": 1.5, "refine": 1.5, "rewards": 1.5, "cli": 2, "serve": 2},
     **{"evolution": 3, "evaluation": 3, "report": 3.2, "data": 4},
 }
@@ -36,6 +36,7 @@ SAYS = {
     "data": "the papers' sets",
     "evaluation": "metrics, intervals",
     "local": "models in process",
+    "interop": "adapters",
     "trainers": "TRL",
     "agent": "PromptAgent",
     "sandbox": "the small world",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from .environments import as_environment
-from .llm import Message
+from .llm import Message, run
 from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
-from .rollout import AgentSpec, ChatFormat, Environment, Rollout, play_all, rollout_seed
+from .rollout import AgentSpec, ChatFormat, Environment, Rollout, gather, play_all, rollout_seed
 from .rollout.progress import progress as progress_of
 
 
@@ -151,6 +151,8 @@ class PromptAgent:
             `list[Rollout]`: In the order of the questions. One that failed has its `error` set; none raises.
         """
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
+        if begin := getattr(self.environment, "begin", None):
+            rows = run(gather(begin({**row, "prompt": self._messages(row)}) for row in rows))
         rollouts = [
             Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=rollout_seed(seed, i))
             for i, row in enumerate(rows)

@@ -35,6 +35,8 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "math": (("math-verify",), "the reward `math`"),
     "similarity": (("sentence-transformers",), "the metric semantic_similarity"),
     "optimizers": (("gepa", "textgrad"), "GEPA and TextGrad as baselines in tables"),
+    "mcp": (("mcp",), "tools of MCP servers"),
+    "dspy": (("dspy",), "agents in DSPy"),
     "search": (("bm25s", "requests"), "agentic search with BM25 or over HTTP"),
     "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
     "tracking": (("tensorboard",), "report_to: tensorboard"),

@@ -93,12 +93,12 @@ class ChatFormat:
                 is not ended twice; a turn that was stopped at its closing tag is ended here.
         """
         ended = bool(after) and after[-1] in self.end_of_turn_ids
-        return [
-            *([] if ended else self._closing),
-            *self._before_reply,
-            *self.plain_ids(self.grammar.escape(text)),
-            *self._after_reply,
-        ]
+        separator: str = getattr(self.grammar, "separator", "")
+        first, *others = text.split(separator) if separator else [text]
+        ids = self.plain_ids(self.grammar.escape(first))
+        for other in others:
+            ids += [*self._encode(separator), *self.plain_ids(self.grammar.escape(other))]
+        return [*([] if ended else self._closing), *self._before_reply, *ids, *self._after_reply]
 
     def plain_ids(self, text: str) -> list[int]:
         """Tokenise `text` such that no added token comes out, even where its text occurs.

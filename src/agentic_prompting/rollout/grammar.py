@@ -50,6 +50,8 @@ class Grammar(Protocol):
         stops (`tuple[str, ...]`): Texts after which a turn is over.
         frame (`tuple[str, str]`): What stands before and after an observation in the message that carries it.
         thought_opening (`str`): What opens a thought: a chat template may have written it already. May be empty.
+        separator (`str`, *optional*): What stands between several observations of one turn, in a grammar that has them;
+            the only part of an observation that is tokenised as the template's.
     """
 
     @property

@@ -95,6 +95,7 @@ class Group:
         rollouts (`list[Rollout]`): Each `row` has the rendered `prompt`.
         notes (`list[dict]`): The trainer's `record_notes` of each, when it was started.
         tapes (`list[Tape]`): Of each.
+        prompts (`int`): A fingerprint of what was rendered.
     """
 
     number: int
@@ -102,6 +103,7 @@ class Group:
     rollouts: list[Rollout]
     notes: list[dict[str, Any]]
     tapes: list[Tape]
+    prompts: int
     tasks: list[asyncio.Task] = field(default_factory=list, repr=False)
     used_at: int = -1
 
@@ -111,8 +113,7 @@ class Group:
 
     def begun(self) -> dict[str, Any]:
         """How it was started, as plain JSON."""
-        prompts = _fingerprint([rollout.row["prompt"] for rollout in self.rollouts])
-        return {"group": self.number, "born": self.born, "prompts": prompts, "notes": self.notes}
+        return {"group": self.number, "born": self.born, "prompts": self.prompts, "notes": self.notes}
 
 
 class CarryOver:
@@ -163,10 +164,11 @@ class CarryOver:
         seeds = [rollout_seed(trainer.args.seed, "group", number, i) for i in range(len(prompts))]
         tapes = [Tape(self, (number, i), **kept.get("tapes", {}).get(i, {})) for i in range(len(prompts))]
         rollouts = [
-            Rollout(trainer.chat_format.prompt_ids(prompt), row={**row, "prompt": prompt}, seed=seed)
-            for prompt, seed in zip(prompts, seeds, strict=True)
+            Rollout(trainer.chat_format.prompt_ids(begun["prompt"]), row=begun, seed=seed)
+            for begun, seed in zip(trainer.begun([{**row, "prompt": prompt} for prompt in prompts]), seeds, strict=True)
         ]
-        group = Group(number, min(kept.get("born", self.updates), self.updates), rollouts, notes, tapes)
+        born = min(kept.get("born", self.updates), self.updates)
+        group = Group(number, born, rollouts, notes, tapes, _fingerprint(prompts))
         if not kept:
             self.write(group.begun())
         return group
@@ -174,6 +176,8 @@ class CarryOver:
     def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """What an earlier life left of a group; nothing if it was of other data or under other prompts."""
         kept = self._earlier.pop(number, {})
+        if hasattr(self.trainer.environment, "begin"):  # what its episodes have done to it is not on the tapes
+            return {}
         try:
             rendered = [self.trainer.prompt_under(row, note) for note in kept.get("notes", ())]
         except LookupError:

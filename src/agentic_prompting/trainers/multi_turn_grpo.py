@@ -20,8 +20,8 @@ from accelerate.utils import gather_object
 from datasets import Dataset
 
 from ..data import validate_dataset
-from ..environments import as_environment
-from ..llm import Budget, BudgetExceeded, charge
+from ..interop import environment_of
+from ..llm import Budget, BudgetExceeded, charge, run
 from ..local import context_length
 from ..rollout import (
     AgentSpec,
@@ -32,6 +32,7 @@ from ..rollout import (
     RolloutFacts,
     RolloutLog,
     TagGrammar,
+    gather,
     play_all,
     rollout_metrics,
     rollout_record,
@@ -64,6 +65,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
             function of the rollout that does. If it has `state_dict()` (plain data) and `load_state_dict(state)`,
             checkpoints keep its state, one per process. `None`: nobody answers, and a request ends the rollout.
+        tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
+        environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
+            its `get_reward`, if it has one, is a reward function beside the others.
         prompt_template (`str`, *optional*, defaults to `"{question}"`): The agent's user message.
         system_prompt (`str`, *optional*): The agent's system message.
         grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
@@ -92,7 +96,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
         processing_class: Any = None,
         *,
-        environment: Any,
+        environment: Any = ...,
+        tools: Sequence[Any] | None = None,
+        environment_factory: Callable[[], Any] | None = None,
         prompt_template: str | None = None,
         system_prompt: str | None = None,
         grammar: Grammar | None = None,
@@ -100,13 +106,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     ):
         args = self._checked(args)
         reward_funcs = self._rewards(reward_funcs, args)
-        for name in ("tools", "rollout_func", "environment_factory"):
-            if kwargs.get(name):
-                raise ValueError(
-                    f"{name}= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
-                    "step(rollout) instead, or use trl.GRPOTrainer"
-                )
-        self.environment = as_environment(environment)
+        if kwargs.get("rollout_func"):
+            raise ValueError(
+                "rollout_func= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
+                "step(rollout) instead, or use trl.GRPOTrainer"
+            )
+        self.environment, reward_funcs = environment_of(environment, tools, environment_factory, reward_funcs)
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
         self.spec = self._agent_spec(prompt_template, system_prompt, grammar, args)
         self._open_book(reward_funcs, args)
@@ -157,7 +162,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             system_prompt=system_prompt,
             grammar=grammar,
             limits=args.limits(),
-            chat_template_kwargs=args.chat_template_kwargs or {},
+            chat_template_kwargs={
+                **getattr(self.environment, "chat_template_kwargs", {}),
+                **(args.chat_template_kwargs or {}),
+            },
             stop_at_tags=args.stop_at_tags,
             sampling=asdict(sampling_of(args)),
         )
@@ -263,7 +271,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         self._notes = [self.record_notes(first + i) for i in range(len(inputs))]
         self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
+        self._rows = self.begun(self._rows)
         return super()._generate_and_score_completions(self._rows)
+
+    def begun(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of as many episodes, as an environment with a `begin` makes them."""
+        begin = getattr(self.environment, "begin", None)
+        return run(gather(map(begin, rows))) if begin else rows
 
     def _with_carried(self, carry_over: CarryOver, wanted: int) -> dict[str, Any]:
         """A batch of so many whole groups of this process that are done, whenever they were started."""

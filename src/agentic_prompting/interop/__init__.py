@@ -1,0 +1,53 @@
+"""Adapters: any environment in, any framework out. One file each; none is imported before it is used.
+
+In: [`ToolEnvironment`] (Python functions, MCP servers, a large LLM as a tool), [`MCPTools`], [`TRLEnvironment`],
+[`UserSimulator`]. Out: `interop.dspy`, `interop.gepa`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..environments import as_environment
+from ..rollout import Environment
+from .mcp import MCPTools
+from .tools import Tool, ToolEnvironment, ToolGrammar, ask_tool
+from .trl import TRLEnvironment
+from .user import Dialogue, UserSimulator
+
+__all__ = [
+    "Dialogue",
+    "MCPTools",
+    "TRLEnvironment",
+    "Tool",
+    "ToolEnvironment",
+    "ToolGrammar",
+    "UserSimulator",
+    "ask_tool",
+    "environment_of",
+]
+
+
+def environment_of(
+    environment: Any, tools: Sequence[Any] | None, factory: Callable[[], Any] | None, reward_funcs: Any
+) -> tuple[Environment | None, Any]:
+    """The environment of whichever of the three a trainer was given, and the rewards, an environment's own included.
+
+    Raises:
+        `TypeError`: None of them was given (`environment=None` says that nobody answers), or more than one; or it is
+            none.
+    """
+    given = [environment is not ..., bool(tools) and factory is None, factory is not None]
+    if sum(given) != 1:
+        raise TypeError(
+            "pass one of environment=, tools= and environment_factory= (the last with tools= if you like); "
+            "environment=None for an agent that nobody answers"
+        )
+    if factory is None:
+        return as_environment(ToolEnvironment(tools) if tools else environment), reward_funcs
+    if not callable(factory):
+        raise TypeError("environment_factory must be a class or a function without arguments; several are not taken")
+    brought = TRLEnvironment(factory, tools or ())
+    if brought.reward is None:
+        return brought, reward_funcs
+    others = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
+    return brought, [*others, brought.reward]

@@ -1,0 +1,82 @@
+"""TRL's `environment_factory` classes, as they are: `reset(**row)`, public methods as tools, maybe `get_reward()`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from transformers.utils import get_json_schema
+
+from ..llm import LLMError, ServerFailed
+from ..rollout import Observation, Rollout
+from .tools import Tool, ToolEnvironment, called, text_of
+
+_NOT_TOOLS = ("reset", "get_reward")
+
+
+class TRLEnvironment(ToolEnvironment):
+    """An environment of which every episode has an instance of its own.
+
+    What `reset` returns is put after the prompt, as TRL does. Unlike in TRL, methods run at once, and an outage
+    (`outages` of [`ToolEnvironment`], or a `reset` that raises) fails the rollout instead of becoming text.
+
+    Args:
+        factory (`Callable`): Gives a new instance: the class itself.
+        tools (`Sequence`, *optional*): Further tools, as for [`ToolEnvironment`].
+        **kwargs: Of [`ToolEnvironment`].
+
+    Raises:
+        `TypeError`: The instances have no `reset`.
+    """
+
+    def __init__(self, factory: Callable[[], Any], tools: Sequence[Any] = (), **kwargs: Any):
+        instance = factory()
+        if not callable(getattr(instance, "reset", None)):
+            raise TypeError(f"an environment class of TRL needs a method reset, {type(instance).__name__} has none")
+        names = [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)]
+        methods = [self._tool(instance, name) for name in names if name[0] != "_" and name not in _NOT_TOOLS]
+        super().__init__([*methods, *tools], **kwargs)
+        self.factory = factory
+        self.reward = _rewards_of(type(instance).__name__) if hasattr(instance, "get_reward") else None
+
+    @staticmethod
+    def _tool(instance: Any, name: str) -> Tool:
+        async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
+            return Observation(text_of(await called(getattr(rollout.row["environments"], name), arguments)))
+
+        return Tool(get_json_schema(getattr(instance, name)), call)
+
+    async def begin(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The row of one episode: its instance under `environments` (what TRL's rewards call it), the prompt with what
+        `reset` said. Never raises."""
+        messages = list(row["prompt"])
+        try:
+            instance = self.factory()
+            said = await called(instance.reset, row)
+        except Exception as error:
+            failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {error!r}"[:300])
+            return {**row, "environments": failed}
+        if said is not None:
+            messages[-1] = {**messages[-1], "content": messages[-1]["content"] + said}
+        return {**row, "prompt": messages, "environments": instance}
+
+    async def step(self, rollout: Rollout) -> Observation:
+        if isinstance(instance := rollout.row["environments"], LLMError):
+            return Observation(error=instance)
+        return await super().step(rollout)
+
+
+def _rewards_of(name: str) -> Callable[..., Any]:
+    """A reward function of TRL's signature, under the name of the class: what each instance gives itself; none where
+    `reset` had failed."""
+
+    async def own(instance: Any) -> float | None:
+        return None if isinstance(instance, LLMError) else await called(instance.get_reward, {})
+
+    async def rewards(environments: Sequence[Any], **columns: Any) -> list[float | None]:
+        return list(await asyncio.gather(*map(own, environments)))
+
+    rewards.__name__ = name
+    return rewards

@@ -1,0 +1,75 @@
+"""A simulated user as the environment: a large LLM with a goal that the agent does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..environments import LLMEnvironment
+from ..llm import ChatModel, Message
+from ..rollout import Observation, Rollout, Turn
+
+DONE = "[DONE]"
+
+# Variables: goal, done.
+USER_TEMPLATE = """You play a person who talks to an assistant. Stay in this role, and never do the assistant's work.
+
+What you want, and what you know: {goal}
+
+Say one short thing at a time, as a person would type it, and nothing about these instructions. Tell what you know only
+when you are asked. When you have what you want, or see that you will not get it, write {done} and nothing else."""
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """Plain talk: whatever the agent writes is said to the user. The user, or the turn limit, ends the episode."""
+
+    stops: tuple[str, ...] = ()
+    frame: tuple[str, str] = ("", "")
+    thought_opening: str = "<think>"
+
+    def parse(self, text: str) -> Turn:
+        thought, _, said = text.rpartition("</think>")
+        thought = thought.strip().removeprefix("<think>").strip() or None  # type: ignore[assignment]
+        if not said.strip():
+            return Turn(text, "malformed", False, thought=thought, problem="empty request")
+        return Turn(text, "act", "<think>" not in said, thought=thought, request=said.strip())
+
+    def escape(self, text: str) -> str:
+        return text
+
+
+class UserSimulator(LLMEnvironment):
+    """A large LLM that plays the user.
+
+    The agent's first words answer the row's own prompt or question; then the two take turns. An episode that the user
+    ends has the status `out_of_turns`: rewards read the dialogue (`rollout.turns`, `rollout.observations`).
+
+    Args:
+        chat ([`ChatModel`]): Plays the user.
+        goal (`Callable`, *optional*): From a row to the hidden goal. Defaults to its column `goal`.
+        template (`str`, *optional*): Its system prompt, with `{goal}` and `{done}`.
+        **sampling: Sent with every call.
+    """
+
+    grammar = Dialogue()
+
+    def __init__(
+        self,
+        chat: ChatModel,
+        goal: Callable[[Mapping[str, Any]], str] = lambda row: row["goal"],
+        template: str = USER_TEMPLATE,
+        **sampling: Any,
+    ):
+        super().__init__(chat, **sampling)
+        self.goal, self.template = goal, template
+
+    def messages(self, rollout: Rollout) -> list[Message]:
+        """What the user has heard, after who they are."""
+        who = self.template.format(goal=self.goal(rollout.row), done=DONE)
+        return [{"role": "system", "content": who}, *super().messages(rollout)]
+
+    async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
+        observation = await super().step(rollout)
+        return None if observation.error is None and DONE in observation.text else observation

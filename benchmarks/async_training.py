@@ -237,7 +237,8 @@ def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps
         num_iterations=1, shuffle_dataset=True, _step=0, train_dataset=[{"question": str(i)} for i in range(1024)],
         rollouts_per_row=lambda: ROLLOUTS, record_notes=lambda index: {}, chat_format=chat_format, limits=Limits(TURNS),
         prompt_messages=lambda row, index: [{"role": "user", "content": row["question"]}],
-        begun=lambda rows: rows, policy=decoder, environment=Replies(), with_policy=lambda work: work(None), _metrics={"train": Metrics()},
+        begun=lambda rows: rows, policy=decoder, environment=Replies(), with_policy=lambda work: work(None),
+        _metrics={"train": Metrics()},
     )  # fmt: skip
     working = loop.create_task(decoder.work())
     ends, ages = [], []

@@ -270,8 +270,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             return self._with_carried(self.carry_over, len(inputs) // self.rollouts_per_row())
         first = self.accelerator.process_index * len(inputs)
         self._notes = [self.record_notes(first + i) for i in range(len(inputs))]
-        self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
-        self._rows = self.begun(self._rows)
+        self._rows = self.begun(
+            [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
+        )
         return super()._generate_and_score_completions(self._rows)
 
     def begun(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -201,12 +201,13 @@ def main(settings):
     if settings.get("checkpoint"):
         fewer(settings)
         backends.leave(settings["folder"], {})
+    if settings.get("carry"):
+        backends.leave(settings["folder"], {method: carried(settings, method) for method in ("prompt_r1", "espl")})
+        return
     methods = [("prompt_r1", False), ("prompt_r1", True), ("espl", False), ("espl", True)]
     seen = {f"{method}-{'lora' if lora else 'full'}": plain(settings, method, lora) for method, lora in methods}
     if settings["resume"]:
         seen["resume"] = {method: resumed(settings, method, lora) for method, lora in (methods[0], methods[3])}
-    if settings.get("carry"):
-        seen["carried"] = {method: carried(settings, method) for method in ("prompt_r1", "espl")}
     backends.leave(settings["folder"], seen)
 
 

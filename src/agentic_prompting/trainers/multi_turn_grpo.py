@@ -373,6 +373,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         finally:
             self.use_vllm = before
 
+    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+        scored = self._scored
+        return super()._get_per_token_logps_and_entropies(
+            model if scored is None else ScoredTokens(model, scored), *args, **kwargs
+        )
+
     # --- rollouts -> logs ----------------------------------------------------------------------------------------
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):

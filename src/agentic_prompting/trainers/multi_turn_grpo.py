@@ -46,7 +46,7 @@ from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
-from .trl_batch import padded_mask, scored_only, to_trl_batch
+from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):

@@ -85,7 +85,7 @@ def sandbox_trainer(sandbox: Any, folder: Path, lead: int, steps: int, seed: int
 
 def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, Any]:
     """Seconds of a step between the first, when nothing is in flight yet, and the last ones, which start nothing."""
-    from agentic_prompting.sandbox import prepare_sandbox
+    from agentic_prompting.sandbox.setup import prepare_sandbox
 
     sandbox, found = prepare_sandbox(folder, 0, warm_start_steps=warm_start_steps), {}
     for lead in (0, 1, 2):
@@ -106,7 +106,7 @@ def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, A
 def scores(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
     """Held-out exact match, five seeds; differences from lead 0 are paired by seed."""
     from agentic_prompting import PromptAgent
-    from agentic_prompting.sandbox import prepare_sandbox
+    from agentic_prompting.sandbox.setup import prepare_sandbox
     from agentic_prompting.sandbox.results import exact_match_of
 
     found: dict[str, list[float]] = {}

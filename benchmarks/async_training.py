@@ -106,8 +106,8 @@ def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, A
 def scores(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
     """Held-out exact match, five seeds; differences from lead 0 are paired by seed."""
     from agentic_prompting import PromptAgent
-    from agentic_prompting.sandbox.setup import prepare_sandbox
     from agentic_prompting.sandbox.results import exact_match_of
+    from agentic_prompting.sandbox.setup import prepare_sandbox
 
     found: dict[str, list[float]] = {}
     for seed in range(seeds):

@@ -67,7 +67,7 @@ USED = {
         "num_generations", "reward_funcs", "trl.experimental.async_grpo.async_rollout_worker.RolloutSample",
     },
     "espl.py": {
-        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_save", "_name",
+        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_name",
         "_load_optimizer_and_scheduler", "num_generations",
     },
 }  # fmt: skip

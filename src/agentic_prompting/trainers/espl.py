@@ -306,9 +306,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._batches = state["batches"]
         self._pending = [ReflectionJob.from_json(saved) for saved in state["pending"]]
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
+    def _save_beside(self, folder: Path) -> None:
+        super()._save_beside(folder)
         atomic_write(folder / PROMPT_FILE, self.population.best().text)
         state = self.state_dict()
         if self.staging is None:  # a model, which may be shared; what is at work holds rows and rollouts

@@ -481,7 +481,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save:  # under ZeRO-3 every process comes here
+            self._save_beside(Path(output_dir or self.args.output_dir))
+
+    def _save_beside(self, folder: Path) -> None:
+        """What is written beside the weights, by one process."""
         self.saved_spec().save(folder)
         write_card(self, folder)
 

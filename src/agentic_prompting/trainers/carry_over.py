@@ -164,7 +164,7 @@ class CarryOver:
         seeds = [rollout_seed(trainer.args.seed, "group", number, i) for i in range(len(prompts))]
         tapes = [Tape(self, (number, i), **kept.get("tapes", {}).get(i, {})) for i in range(len(prompts))]
         rollouts = [
-            Rollout(trainer.chat_format.prompt_ids(begun["prompt"]), row=begun, seed=seed)
+            Rollout(trainer.chat_format.prompt_ids(begun["prompt"]), begun, seed, batch="lead", group=number)
             for begun, seed in zip(trainer.begun([{**row, "prompt": prompt} for prompt in prompts]), seeds, strict=True)
         ]
         born = min(kept.get("born", self.updates), self.updates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl import GRPOConfig
@@ -25,6 +25,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
     Args:
         max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included.
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn.
+        max_context (`int`, *optional*): Tokens of prompt and response together. What the model or its server can read
+            counts where that is less.
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
             whatever the model would write next.
         max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
@@ -73,6 +75,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
 
     max_turns: int = _setting(5, "Turns of the agent, the answering one included.")
     max_turn_tokens: int = _setting(1024, "Tokens of one turn.")
+    max_context: int | None = _setting(None, "Tokens of prompt and response together.")
     stop_at_tags: bool = _setting(True, "End a turn right after a closing request or answer tag.")
     max_failed_share: float = _setting(0.5, "Stop when more than this share of recent rollouts failed.")
     failure_window: int = _setting(3, "Batches that max_failed_share looks at.")
@@ -158,10 +161,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         """Without the hub's token: `training_args.bin` in every saved folder is a pickle of this."""
         return {**vars(self), "hub_token": None}
 
-    def limits(self, max_context: int | None = None) -> Limits:
-        """The rollout limits these arguments describe; `max_context` is the model's own, in tokens."""
+    def limits(self, readable: int | None = None) -> Limits:
+        """The rollout limits these arguments describe; `readable` is what the model can read, in tokens."""
         whole = 2**31 if self.max_completion_length is None else self.max_completion_length
-        return Limits(self.max_turns, self.max_turn_tokens, whole, max_context)
+        limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context)  # raises for 0
+        return replace(limits, max_context=min(filter(None, (self.max_context, readable)), default=None))
 
 
 @dataclass
@@ -185,6 +189,7 @@ class PromptR1Config(MultiTurnGRPOConfig):
     num_generations: int = _setting(5, "Rollouts per question (Table 6).")
     num_train_epochs: float = _setting(1.0, "Table 6.")
     max_completion_length: int | None = _setting(8192, "Whole response, tokens (Table 6).")
+    max_context: int | None = _setting(8192, "Prompt and response, tokens (Table 6).")
     # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
     per_device_train_batch_size: int = _setting(10, "Rollouts per device and backward pass.")
     per_device_eval_batch_size: int = _setting(10, "Rollouts per device in evaluation.")

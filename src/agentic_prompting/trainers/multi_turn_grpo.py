@@ -421,10 +421,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return [None if one.status == "failed" else total for one, total in zip(rollouts, totals, strict=True)]
 
     def _batch(self) -> str:
-        """Which training batch is being played; evaluation has none."""
-        if not self.model.training:
-            return ""
-        return f"{self.state.global_step}.{self._step % self.args.gradient_accumulation_steps}"
+        """Which training batch is being played, of this run's seed; evaluation has none."""
+        within = self._step % self.args.gradient_accumulation_steps
+        return f"{self.args.seed}.{self.state.global_step}.{within}" if self.model.training else ""
 
     def _seed(self, index: int) -> int:
         """The seed of the rollout at this position of the global batch: a function of where training stands, so that

@@ -97,12 +97,16 @@ def speed_rows(a: Assumptions) -> list[list[str]]:
         batch = min(a.rollouts * ways / a.servers, room / held)
         seconds = (2 * model.parameters + batch * held) / (a.bandwidth * ways * a.decode_share)
         tokens = batch / seconds * a.servers / ways
-        sampling = a.rollouts * a.agent_tokens / tokens + a.calls * a.call_seconds
+        decoding = a.rollouts * a.agent_tokens / tokens
+        sampling = decoding + a.calls * a.call_seconds
         # 6 FLOPs per parameter and token, 2 more for the recomputed forward pass, 2 for the reference model.
         training = a.rollouts * a.context / 2 * 10 * model.parameters / (a.gpus * a.flops * a.train_share)
+        # With a lead of 1 the two overlap, and two steps are on their way at once.
+        ahead = max(decoding, training, (sampling + training) / 2)
         rows.append([
             model.name, f"{batch:.0f}", f"{tokens:,.0f}", f"{sampling:.0f}", f"{training:.0f}",
             f"{a.rollouts * a.calls / sampling:.0f}", f"{1000 * (sampling + training) / 3600:.0f}",
+            f"{1000 * ahead / 3600:.0f}",
         ])  # fmt: skip
     return rows
 
@@ -140,7 +144,7 @@ def report(a: Assumptions = Assumptions()) -> str:
         ),
         table(
             ["model", "rollouts at once per copy", "tokens/s, all copies", "sampling, s", "training, s", "calls/s",
-             "1,000 steps, h"],
+             "1,000 steps, h", "the same with `lead: 1`, h"],
             speed_rows(a),
         ),
         f"Calls: {per_step:,.0f} a step at ${1000 * dollars_per_call(a):.3f} per thousand: ${money:.2f} a step, "

@@ -3,6 +3,7 @@
 All parts of a back end in one launch: imports take longer than the steps.
 """
 
+import asyncio
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ from agentic_prompting import ESPLTrainer, LLMEnvironment, PromptR1Reward, Promp
 from agentic_prompting.rollout import Sample
 from agentic_prompting.sandbox import Oracle, as_rows, make_split
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
+from agentic_prompting.trainers.carry_over import CarryOver
 from agentic_prompting.trainers.stopping import PeerFailed
 from test_espl_trainer import EDIT, Reference, arguments as espl_arguments
 from test_trainer import arguments as prompt_r1_arguments
@@ -43,7 +45,8 @@ def uneven(trainer):
                 act = "<interaction_prompt> which country ? </interaction_prompt>"
             else:
                 act = f"<answer> {row['answers'][0] if request.seed % 2 else 'yen'} </answer>"
-            return Sample(chat_format.turn_ids(f"<think> {said} </think> {act}"))
+            ids = chat_format.turn_ids(f"<think> {said} </think> {act}")
+            return Sample(ids, [-1.0] * len(ids))
 
     trainer.policy.__class__, trainer.policy.asked = Uneven, asked
 
@@ -125,6 +128,40 @@ def resumed(settings, method, lora):
     return {"whole": outcome(whole), "again": outcome(again)}
 
 
+class Slow(LLMEnvironment):
+    """Replies that take their time."""
+
+    async def step(self, rollout):
+        await asyncio.sleep(0.1)
+        return await super().step(rollout)
+
+
+def carried(settings, method):
+    """Six steps with a lead of one, one process slower than the other; and again from the checkpoint after the third,
+    where what was played since is written down."""
+    seen, take = [], CarryOver.take
+
+    def watched(self, wanted):
+        groups = take(self, wanted)
+        turns = sum(len(tape.turns) for group in groups for tape in group.tapes)
+        seen[-1].append(([group.number for group in groups], self.updates, turns))
+        return groups
+
+    CarryOver.take = watched
+    options = {"lead": 1, "full_determinism": False, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    outcomes, asked = [], []
+    for resume in (False, "checkpoint-3"):
+        seen.append([])
+        trainer = trainer_for(settings, f"carried-{method}", method, **options)
+        if trainer.accelerator.process_index:
+            trainer.environment.__class__ = Slow
+        trainer.train(resume_from_checkpoint=resume and str(Path(trainer.args.output_dir) / resume))
+        outcomes.append(outcome(trainer))
+        asked.append(len(trainer.policy.asked))
+    CarryOver.take = take
+    return {"outcomes": outcomes, "groups": seen, "asked": asked}
+
+
 def planted(settings):
     """The last process fails in its second batch. Under DDP it stays until the other has heard: once it is gone, the
     launcher ends the rest, heard or not. (Under ZeRO-3 the other is in a collective by then, which only this end ends.)
@@ -164,6 +201,9 @@ def main(settings):
     if settings.get("checkpoint"):
         fewer(settings)
         backends.leave(settings["folder"], {})
+    if settings.get("carry"):
+        backends.leave(settings["folder"], {method: carried(settings, method) for method in ("prompt_r1", "espl")})
+        return
     methods = [("prompt_r1", False), ("prompt_r1", True), ("espl", False), ("espl", True)]
     seen = {f"{method}-{'lora' if lora else 'full'}": plain(settings, method, lora) for method, lora in methods}
     if settings["resume"]:

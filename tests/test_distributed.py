@@ -25,7 +25,11 @@ def play(tiny_policy, tmp_path_factory):
         if (backend, processes) not in seen:
             folder = tmp_path_factory.mktemp(f"{backend}{processes}")
             settings = {"policy": str(tiny_policy), "folder": str(folder), "backend": backend, "processes": processes}
-            launch("distributed_runs.py", processes, {**settings, "resume": backend != "zero2"})
+            launch(
+                "distributed_runs.py",
+                processes,
+                {**settings, "resume": backend != "zero2", "carry": backend != "zero2"},
+            )
             seen[backend, processes] = read(folder, processes)
             if backend != "zero2" and processes == 2:
                 shutil.move(folder / "whole-prompt_r1" / "checkpoint-5", kept / backend)
@@ -90,6 +94,29 @@ def test_resumed_run_is_the_uninterrupted_one(play, backend, processes, method):
         assert column(again, "step")[-2:] == [6, 7] and again["log"][-2:] == whole["log"][-2:]
         assert column(whole, "epoch")[4] == 1.25 and whole["log"][5]["grad_norm"] > 0
         assert again["population"] == whole["population"]
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero3", "fsdp2"])
+def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backend):
+    """With replies of different speed, at each step, each group once; and what is gone on with takes what was left. As
+    many losses on both; under E-SPL one population."""
+    settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}
+    launch("distributed_runs.py", 2, {**settings, "carry": True})
+    for method in ("prompt_r1", "espl"):
+        seen = [process[method] for process in read(tmp_path, 2)]
+        for life, left in enumerate((range(12), None)):
+            steps = [process["groups"][life] for process in seen]
+            assert {len(numbers) for process in steps for numbers, *_ in process} == {1}
+            numbers = sorted(number for process in steps for groups, *_ in process for number in groups)
+            if left is None:  # from the fourth step on, what the first life had used by then is not used again
+                before = [number for process in seen for groups, *_ in process["groups"][0][:3] for number in groups]
+                left = sorted(set(range(12)) - set(before))
+                # Each turn of those was sampled in the first life and is not sampled again.
+                assert [process["asked"][1] for process in seen] == [0, 0]
+            assert numbers == list(left)
+            first, second = (process["outcomes"][life] for process in seen)
+            assert column(first, "loss") == column(second, "loss") and first["population"] == second["population"]
+            assert (first["type"], first["sharded"]) == (TYPES[backend], backend in SHARDED)
 
 
 @pytest.mark.parametrize("backend", ["ddp", "zero3"])

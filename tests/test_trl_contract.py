@@ -6,6 +6,7 @@ the source of trainers/, so that a new private use has to be written down here, 
 """
 
 import ast
+import dataclasses
 import importlib.metadata
 import inspect
 import re
@@ -40,8 +41,9 @@ USED = {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step",
         "_tag_names", "eos_token_ids", "reward_func_names", "reward_weights", "use_vllm",
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
-        "_push_from_checkpoint", "_save", "is_world_process_zero",
+        "_push_from_checkpoint", "_save", "is_world_process_zero", "_last_loaded_step", "vllm_generation",
     },
+    "carry_over.py": {"_metrics", "_step", "num_iterations", "shuffle_dataset"},
     "stopping.py": {"_save_checkpoint", "is_in_train"},
     "trl_batch.py": {"trl.trainer.utils.pad"},
     "policies/__init__.py": {
@@ -63,8 +65,12 @@ USED = {
     "hub.py": {"_name", "_tag_names", "hub_model_id", "reward_func_names", "reward_funcs"},
     "callbacks.py": {"callback_handler", "reward_func_names", "reward_funcs"},
     "prompt_r1.py": {"_name"},
+    # There `self` is no trainer: the first two are the worker's own.
+    "rollout_worker.py": {
+        "num_generations", "reward_funcs", "trl.experimental.async_grpo.async_rollout_worker.RolloutSample",
+    },
     "espl.py": {
-        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_save", "_name",
+        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_name",
         "_load_optimizer_and_scheduler", "num_generations",
     },
 }  # fmt: skip
@@ -292,6 +298,22 @@ def test_what_is_scored_goes_by_labels_and_the_loss_by_the_mask(trained):
     assert 'completion_mask * inputs["tool_mask"]' in source
     earlier = set(re.findall(r'"(\w+_per_token_logps)"', source))
     assert earlier == {"old_per_token_logps", "ref_per_token_logps", "sampling_per_token_logps"}
+
+
+def test_the_importance_ratio_is_vllms_by_use_vllm_alone():
+    """`use_vllm` is set around these two, so that any policy counts as vLLM for it; it must do nothing else there.
+    `_generate` pushes weights unless `_last_loaded_step` is the step at hand; the carried path does so by itself."""
+    correction = "self.use_vllm and self.vllm_importance_sampling_correction"
+    for method, times in ((GRPOTrainer._generate_and_score_completions, 4), (GRPOTrainer._compute_loss, 1)):
+        source = inspect.getsource(method)
+        assert source.count("use_vllm") == source.count(correction) == times
+    source = inspect.getsource(GRPOTrainer._generate)
+    pushes = "if self.use_vllm and self.state.global_step != self._last_loaded_step:"
+    assert source.count("use_vllm") == source.count(pushes) == 1
+    assert "self.vllm_generation.sync_weights()" in source
+    assert 'output["importance_sampling_ratio"] = vllm_importance_sampling_ratio' in inspect.getsource(
+        GRPOTrainer._generate_and_score_completions
+    )
 
 
 def test_pad_is_how_completions_are_padded(trained):
@@ -641,6 +663,16 @@ def test_continuous_batching_config_is_built_from_the_arguments(trained):
     """`continuous_batching_config` is `None` without it, and goes to `generate_batch` as it is."""
     assert trained.continuous_batching_config is None
     assert "ContinuousBatchingConfig(**cb_kwargs)" in inspect.getsource(GRPOTrainer.__init__)
+
+
+def test_a_rollout_sample_is_what_our_worker_fills():
+    """`RolloutSample`; and the trainer calls of a worker what test_carry_over.py shows."""
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+    assert [field.name for field in dataclasses.fields(RolloutSample)] == [
+        "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage", "model_version",
+        "group_id", "metrics", "enqueued_at",
+    ]  # fmt: skip
 
 
 # --- the warm start -----------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class _Row:
     job: Job[SampleRequest, Sample]
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    updates: list[int] = field(default_factory=list)
     finished: bool = False
 
     def __post_init__(self):
@@ -91,7 +92,7 @@ class _Row:
         return taken
 
     def sample(self) -> Sample:
-        return Sample(self.ids, self.logprobs, self.finished, self.draft.agreed)
+        return Sample(self.ids, self.logprobs, self.finished, self.draft.agreed, self.updates)
 
 
 class _Slab(Cache):
@@ -207,6 +208,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.slab = _Slab()
         self.kept: dict[int, tuple[list[int], Layers]] = {}  # by conversation: tokens, and their keys and values
         self.kept_bytes = 0
+        self.updates = 0  # of the weights so far, which a sample says of each token; for whoever changes them to set
         self.stats = dict.fromkeys(("steps", "row_steps", "tokens", "read", "reused"), 0)
         self._put_back: list[_Row] = []  # rows in mid-turn that wait to be read again
         self._since_join = _JOIN_EVERY
@@ -357,7 +359,9 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         columns = torch.tensor([row.length for row in rows]).unsqueeze(1) + torch.arange(width)
         drawn = self._choose(rows, self._forward(ids, columns, first, keep=width))
         for row, guess, tokens, logprobs in zip(rows, guesses, *drawn, strict=True):
-            self.stats["tokens"] += row.take(guess, tokens, logprobs, self.end)
+            taken = row.take(guess, tokens, logprobs, self.end)
+            row.updates += [self.updates] * taken
+            self.stats["tokens"] += taken
         self.stats["steps"] += 1
         self.stats["row_steps"] += len(rows)
         for number in reversed(range(first, len(self.rows))):

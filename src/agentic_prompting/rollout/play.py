@@ -60,12 +60,14 @@ class Sample:
         logprobs (`list[float]`, *optional*): Log-probability of each, where the backend gives them.
         finished (`bool`, *optional*, defaults to `True`): `False` if the token limit cut the turn off.
         drafted (`int`, *optional*, defaults to `0`): How many of them came from the request's draft.
+        updates (`Sequence[int]`, *optional*): Updates of the weights before each, where the policy counts them.
     """
 
     ids: list[int]
     logprobs: list[float] | None = None
     finished: bool = True
     drafted: int = 0
+    updates: Sequence[int] = ()
 
 
 class Policy(Protocol):

@@ -4,6 +4,7 @@ from .config import ESPLConfig, MultiTurnGRPOConfig, PromptR1Config
 from .espl import ESPLTrainer
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .prompt_r1 import PromptR1Trainer
+from .rollout_worker import RolloutWorker
 from .stopping import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
 from .trl_batch import warm_start
 
@@ -14,6 +15,7 @@ __all__ = [
     "MultiTurnGRPOTrainer",
     "PromptR1Config",
     "PromptR1Trainer",
+    "RolloutWorker",
     "TrainingInterrupted",
     "TrainingStopped",
     "checkpoint_on_interrupt",

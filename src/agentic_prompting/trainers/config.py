@@ -48,6 +48,12 @@ class MultiTurnGRPOConfig(GRPOConfig):
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
             batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
             new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
+        lead (`float`, *optional*, defaults to `0.0`): Steps' worth of groups to play beyond the step's own, so that no
+            step waits for its slowest conversation: each trains on the oldest groups that are done and starts as many
+            new ones. 0 is on-policy training. Above 0 the loss is corrected by TRL's truncated importance ratio, by
+            `vllm_importance_sampling_mode` (here `token_truncate` unless another one is set) and `_clip_max`.
+        max_staleness (`int`, *optional*): Updates of the weights between a group's start and its use at most; a group
+            at this limit is waited for. Defaults to those that twice `lead` make.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
         group_start (`int`, *optional*): Rollouts of a group that are played first. The others follow where those earned
@@ -83,6 +89,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
     vllm_server_calls: str = _setting("direct", "How rollouts reach a vLLM server: direct or collective (TRL's path).")
     vllm_sync: str = _setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
     prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
+    lead: float = _setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
+    max_staleness: int | None = _setting(None, "Updates between a group's start and its use at most.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     group_start: int | None = _setting(None, "Rollouts of a group played first; others follow if these differ.")
     group_chance: float = _setting(0.25, "How often a group grows whose first rollouts earned the same.")
@@ -130,6 +138,37 @@ class MultiTurnGRPOConfig(GRPOConfig):
         if self.group_start is not None and not 2 <= self.group_start <= self.num_generations:
             raise ValueError(
                 f"group_start must be from 2 to num_generations={self.num_generations}: {self.group_start}"
+            )
+        if self.lead:
+            self._check_lead()
+
+    def _check_lead(self) -> None:
+        """What carries groups over to later steps needs a correction, and time."""
+        if self.lead < 0:
+            raise ValueError(f"lead must be at least 0, got {self.lead}")
+        if not self.vllm_importance_sampling_correction:
+            raise ValueError("lead > 0 learns from what older weights sampled: set vllm_importance_sampling_correction")
+        for name, value in (
+            ("full_determinism", True),
+            ("use_transformers_continuous_batching", True),
+            ("vllm_server_calls", "collective"),
+        ):
+            if getattr(self, name) == value:
+                raise ValueError(f"lead > 0 cannot be had with {name}={value!r}: set lead=0, or leave that out")
+        if self.saves_calls:
+            raise ValueError(
+                "lead > 0 cannot be had with group_start, refill_rounds or curriculum_rare: leave those out"
+            )
+        if self.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default, which drops what is stale
+            self.vllm_importance_sampling_mode: str = "token_truncate"
+        updates = self.lead * max(
+            1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps
+        )
+        if self.max_staleness is None:
+            self.max_staleness = math.ceil(2 * updates)
+        if self.max_staleness < updates:
+            raise ValueError(
+                f"max_staleness={self.max_staleness} is too low: lead makes groups {updates:g} updates old"
             )
 
     @property

@@ -141,16 +141,15 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """M·N instead of N."""
         return self.args.prompts_per_step * self.args.num_generations
 
-    def prompt_messages(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
-        """The row's conversation under the system prompt of its slot; in evaluation under the best one."""
-        prompt = self._prompt_at(index)
-        return [dict(message) for message in prompt.messages(self.spec.messages(row), self.args.prompt_place)]
-
     def record_notes(self, index: int) -> dict[str, Any]:
-        return {"system_prompt": self._prompt_at(index).id}
+        """The system prompt of this slot of the batch; in evaluation the best one."""
+        prompt = self._playing[self._slot(index)] if self.model.training else self._tried or self.population.best()
+        return {"system_prompt": prompt.id}
 
-    def _prompt_at(self, index: int) -> SystemPrompt:
-        return self._playing[self._slot(index)] if self.model.training else self._tried or self.population.best()
+    def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The row's conversation under that system prompt."""
+        prompt = self.population.members[notes["system_prompt"]].prompt
+        return [dict(message) for message in prompt.messages(self.spec.messages(row), self.args.prompt_place)]
 
     def _slot(self, index: int) -> int:
         return (index // self.args.num_generations) % self.args.prompts_per_step
@@ -223,29 +222,44 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         told = [("", "", "")] * len(rewards)
         if self.args.evolves:
             told = gather_object([(question_of(row), truth_of(row), transcript(row["rollout"])) for row in rows])
-        results = self._results(rewards, told)
-        values = self.population.record(self._playing, [result.row for result in results])
-        best = best_result(results, values)
-        self._log_population([value for value in values if value is not None])
+        best: PromptResult | None = None
+        most: list[PromptResult] = []  # of the largest cohort, whose best is reflected on
+        means: list[float] = []
+        for results in self._results(rewards, told, gather_object(self._notes)):
+            values = self.population.record([result.prompt for result in results], [result.row for result in results])
+            means += [value for value in values if value is not None]
+            if not most or len(results[0].row) >= len(most[0].row):
+                best, most = best_result(results, values), results
+        self._log_population(means)
         if self.args.evolves and best is not None:
             # Drawn on every process alike, whether or not there is anything to cross: the generators stay in step.
             crosses = self.args.mode != "reflection" and self.population.rng.random() < self.args.p_crossover
-            ratings = {prompt.id or 0: self.population.rating(prompt) for prompt in self._playing}
-            crossing = results if crosses else None
-            self._pending.append(ReflectionJob(self._batches, best, crossing, scores_of(results), ratings))
+            ratings = {result.prompt.id or 0: self.population.rating(result.prompt) for result in most}
+            self._pending.append(
+                ReflectionJob(self._batches, best, most if crosses else None, scores_of(most), ratings)
+            )
             self._reflector.begin(self._pending[-1])
         self._batches += 1
 
-    def _results(self, rewards: Sequence[float | None], told: Sequence[tuple[str, str, str]]) -> list[PromptResult]:
-        """The batch as the operators read it: per slot, per problem, the N attempts (the order of the sampler)."""
-        m, n = self.args.prompts_per_step, self.args.num_generations
-        cells: list[list[ProblemResult]] = [[] for _ in range(m)]
-        for start in range(0, len(rewards), n):
-            attempts = tuple(Attempt(told[i][2], rewards[i]) for i in range(start, start + n))
-            # Said in the same words for every prompt: a row's own `prompt` is rendered with the slot's.
-            question, truth, _ = told[start - start % (m * n)]
-            cells[self._slot(start)].append(ProblemResult(question, truth, attempts))
-        return [PromptResult(prompt, tuple(row)) for prompt, row in zip(self._playing, cells, strict=True)]
+    def _results(
+        self, rewards: Sequence[float | None], told: Sequence[tuple[str, str, str]], notes: Sequence[Mapping[str, Any]]
+    ) -> list[list[PromptResult]]:
+        """The batch as the operators read it: per prompt, per problem, the N attempts (the order of the sampler). Apart
+        for problems that were played under other prompts, as their groups were started earlier: only under matched
+        conditions do rewards say which prompt is better. The latest drawn come last."""
+        n, rows, members = self.args.num_generations, self.rollouts_per_row(), self.population.members
+        cells: dict[tuple[int, ...], list[list[ProblemResult]]] = {}
+        for first in range(0, len(rewards), rows):
+            starts = range(first, first + rows, n)
+            drawn = tuple(notes[start]["system_prompt"] for start in starts)
+            question, truth, _ = told[first]  # in the same words for every prompt: a row's own `prompt` has the slot's
+            for slot, start in zip(cells.setdefault(drawn, [[] for _ in starts]), starts, strict=True):
+                attempts = tuple(Attempt(told[i][2], rewards[i]) for i in range(start, start + n))
+                slot.append(ProblemResult(question, truth, attempts))
+        return [
+            [PromptResult(members[name].prompt, tuple(row)) for name, row in zip(drawn, slots, strict=True)]
+            for drawn, slots in cells.items()
+        ]
 
     def _let_children_join(self) -> None:
         """Add the children that are due: those of the batch `evolution_lag` before the last one, and older.
@@ -330,9 +344,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._batches = state["batches"]
         self._pending = [ReflectionJob.from_json(saved) for saved in state["pending"]]
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
+    def _save_beside(self, folder: Path) -> None:
+        super()._save_beside(folder)
         atomic_write(folder / PROMPT_FILE, self.population.best().text)
         state = self.state_dict()
         if self.staging is None:  # a model, which may be shared; what is at work holds rows and rollouts

@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -42,6 +43,7 @@ from ..rollout import (
 )
 from ..rollout.progress import progress
 from .callbacks import LiveView, one_line_progress
+from .carry_over import CarryOver, count_clipped
 from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
@@ -87,6 +89,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "agentic-prompting"]
     _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
     _default_output = "trainer_output"
+    use_vllm: bool  # these two are TRL's
+    _last_loaded_step: int
 
     def __init__(
         self,
@@ -201,6 +205,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         )
         # The rows of the batch being generated: TRL passes on the prompts only.
         self._rows: list[dict[str, Any]] = []
+        self._notes: list[dict[str, Any]] = []  # their `record_notes`
+        self.carry_over: CarryOver | None = None  # while training with lead > 0
+        self._taken: list[Rollout] | None = None  # from it
         self._counts: tuple[torch.Tensor, ...] | None = None  # of the batch at hand: see saving_calls.py
         self._scored: torch.Tensor | None = None  # of the batch at hand: see ScoredTokens
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
@@ -267,6 +274,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             row (`Mapping`): The dataset's row.
             index (`int`): Its place in the global batch, all processes together.
         """
+        return self.prompt_under(row, self.record_notes(index))
+
+    def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The same for a rollout with these `record_notes`, whenever they were taken.
+
+        Raises:
+            `LookupError`: They speak of what is not there.
+        """
         return [dict(message) for message in self.spec.messages(row)]
 
     def record_notes(self, index: int) -> dict[str, Any]:
@@ -280,32 +295,75 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     # --- row -> prompt -> rollouts -------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._reach_server()
+        try:
+            if self.carry_over is not None and self.model.training:
+                return self._with_carried(self.carry_over, len(inputs) // self.rollouts_per_row())
+            return self._with_fresh(inputs)
+        except PolicyUnreachable as error:  # of pushing the weights; on every process
+            stop(self, str(error))
+
+    def _with_fresh(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch of rollouts that begin and end in this step."""
         first = self.accelerator.process_index * len(inputs)
         saver = self._saver if self.model.training else None
         chosen = inputs if saver is None else saver.choose(inputs, first, self._batch())
+        self._notes = [self.record_notes(first + i) for i in range(len(inputs))]
         self._rows = self._begun({first + i: row for i, row in enumerate(chosen)})
-        if self.backend.reach is not None:  # before TRL pushes the weights: it gives up after a minute, on one process
-            unreachable = None
-            if self.accelerator.is_main_process:
-                try:
-                    self.backend.reach()
-                except PolicyUnreachable as error:
-                    unreachable = str(error)
-            stop_if(self, unreachable)
-        try:
-            scored = super()._generate_and_score_completions(self._rows)
-        except PolicyUnreachable as error:  # of the push; on every process
-            stop(self, str(error))
+        scored = super()._generate_and_score_completions(self._rows)
         if self._counts is not None:
             own = slice(first, first + len(inputs))
             scored["advantages"] = counted(scored["advantages"], *(one[own] for one in self._counts))
         return scored
 
+    def _with_carried(self, carry_over: CarryOver, wanted: int) -> dict[str, Any]:
+        """A batch of so many whole groups of this process that are done, whenever they were started."""
+        if self.use_vllm and self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+        self._last_loaded_step = self.state.global_step
+        groups = carry_over.take(wanted)
+        self._taken = [rollout for group in groups for rollout in group.rollouts]
+        self._notes = [note for group in groups for note in group.notes]
+        self._rows = [dict(rollout.row) for rollout in self._taken]
+        try:
+            with self._corrected():
+                batch = super()._generate_and_score_completions(self._rows)
+        finally:
+            self._taken = None
+        clipped, tokens = self.accelerator.reduce(count_clipped(batch, self.args)).tolist()
+        self._metrics["train"]["async/clipped"].append(clipped / max(tokens, 1.0))
+        return batch
+
+    def _reach_server(self) -> None:
+        """Before TRL pushes the weights: that gives up after a minute, on the first process alone."""
+        if self.backend.reach is None:
+            return
+        unreachable = None
+        if self.accelerator.is_main_process:
+            try:
+                self.backend.reach()
+            except PolicyUnreachable as error:
+                unreachable = str(error)
+        stop_if(self, unreachable)
+
+    def with_policy(self, work: Callable[[Callable[[], None]], Any]) -> None:
+        """Do work that asks the policy, on every process; it gets a function to listen for the others with."""
+        unreachable = None
+        with rank_barrier(f"the rollouts of step {self.state.global_step}") as listen, self.backend.session():
+            try:
+                work(listen)
+            except PolicyUnreachable as error:  # every process has the same server, and stops with the others
+                unreachable = str(error)
+        if self.use_vllm:
+            stop_if(self, unreachable)
+
     def _play(self, prompts: list[Any]) -> dict[str, Any]:
         """TRL's `rollout_func`: one rollout per prompt; prompts come already repeated `num_generations` times."""
         first = self.accelerator.process_index * len(prompts)
-        rollouts = [self._rollout(first + i, row) for i, row in enumerate(self._rows)]
-        if self._saver is None or not self.model.training:
+        rollouts = self._taken or [self._rollout(first + i, row) for i, row in enumerate(self._rows)]
+        if self._taken:
+            pass  # they have been played
+        elif self._saver is None or not self.model.training:
             self._play_all(rollouts)
         else:
 
@@ -321,9 +379,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _begun(self, rows: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Rows, by their place in the global batch, with their prompts, and begun by an environment that begins."""
-        begun = [{**row, "prompt": self.prompt_messages(row, index)} for index, row in rows.items()]
+        return self.begun([{**row, "prompt": self.prompt_messages(row, index)} for index, row in rows.items()])
+
+    def begun(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Rows with their prompts, begun by an environment that begins."""
         begin = getattr(self.environment, "begin", None)
-        return run(gather(map(begin, begun))) if begin else begun
+        return run(gather(map(begin, rows))) if begin else rows
 
     def _rollout(self, index: int, row: Mapping[str, Any]) -> Rollout:
         """The rollout at this place of the global batch, to be played."""
@@ -332,14 +393,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return Rollout(ids, row=dict(row), seed=self._seed(index), batch=batch, group=group)
 
     def _play_all(self, rollouts: list[Rollout]) -> None:
-        unreachable = None
-        with (
-            progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar,
-            rank_barrier(f"the rollouts of step {self.state.global_step}") as listen,
-            self.backend.session(),
-        ):
-            try:
-                play_all(
+        with progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar:
+            self.with_policy(
+                lambda listen: play_all(
                     rollouts,
                     self.policy,
                     self.environment,
@@ -349,10 +405,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                     listen=listen,
                     full_determinism=self.args.full_determinism,
                 )
-            except PolicyUnreachable as error:  # every process has the same server, and stops with the others
-                unreachable = str(error)
-        if self.use_vllm:
-            stop_if(self, unreachable)
+            )
 
     def _free_rewards(self) -> list[tuple[Any, float]]:
         """The reward functions that cost nothing to ask, each with its weight."""
@@ -394,7 +447,17 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         self._scored = inputs["tool_mask"]
-        return super()._compute_loss(model, scored_only(inputs))
+        with self._corrected() if "importance_sampling_ratio" in inputs else nullcontext():
+            return super()._compute_loss(model, scored_only(inputs))
+
+    @contextmanager
+    def _corrected(self) -> Iterator[None]:
+        """TRL's importance ratio, which it applies to what vLLM has sampled, for any policy with log-probabilities."""
+        before, self.use_vllm = self.use_vllm, True
+        try:
+            yield
+        finally:
+            self.use_vllm = before
 
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
         scored = self._scored
@@ -470,9 +533,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 mode=mode,
                 reward=_or_none(total),
                 rewards={name: _or_none(reward) for name, reward in zip(self.reward_func_names, scores, strict=True)},
-                **self.record_notes(first + i),
+                **notes,
             )
-            for i, (rollout, scores, total) in enumerate(zip(rollouts, by_function, totals, strict=True))
+            for rollout, scores, total, notes in zip(rollouts, by_function, totals, self._notes, strict=True)
         )
 
     def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
@@ -491,6 +554,29 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     # --- evaluation, resuming, saving and sharing ----------------------------------------------------------------
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """As [`ResumableGRPOTrainer.train`]. With `lead` > 0 a resumed run goes on with the groups in flight, too,
+        those that were written down in `output_dir/in_flight` after the checkpoint among them.
+
+        Raises:
+            `ValueError`: As there; or a process cannot hold whole groups, which `lead` > 0 needs.
+        """
+        if not self.args.lead:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        own, repeats = self.args.per_device_train_batch_size * self.args.steps_per_generation, self.rollouts_per_row()
+        if own % repeats or not hasattr(self.train_dataset, "__len__"):
+            raise ValueError(
+                f"with lead > 0 each process must hold whole groups of rows that can be counted: make "
+                f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
+                "stream train_dataset"
+            )
+        self.carry_over = CarryOver(self, resumes=bool(resume_from_checkpoint))
+        try:
+            with self.carry_over.flying():
+                return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.carry_over = None
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._eval_batches = 0
         return super().evaluate(*args, **kwargs)
@@ -502,6 +588,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             "some_failed": self.some_failed,
             "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
             "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
+            "carried": self.carry_over.state_dict() if self.carry_over is not None else None,
         }
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
@@ -512,10 +599,16 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self._saver.curriculum.load_state_dict(state["curriculum"])
         if self.backend.sync and state.get("pushed"):
             self.backend.sync.load_state_dict(state["pushed"])
+        if self.carry_over is not None and state.get("carried") is not None:
+            self.carry_over.load_state_dict(state["carried"])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
+        if self.args.should_save:  # under ZeRO-3 every process comes here
+            self._save_beside(Path(output_dir or self.args.output_dir))
+
+    def _save_beside(self, folder: Path) -> None:
+        """What is written beside the weights, by one process."""
         self.saved_spec().save(folder)
         write_card(self, folder)
 

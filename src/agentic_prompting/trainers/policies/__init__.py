@@ -164,12 +164,29 @@ class GatheredPolicy:
                 gather_deepspeed3_params=True,
                 gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
             ) as model,
+            _without_start_of_forward(trainer.model_wrapped),
             ExitStack() as stack,
         ):
             for module in model.modules():
                 if isinstance(module, FSDPModule):
                     stack.enter_context(_unsharded(module))
             yield model
+
+
+@contextmanager
+def _without_start_of_forward(engine: Any) -> Iterator[None]:
+    """ZeRO-3 without a hook that TRL leaves in place: when a forward pass begins after one that DeepSpeed has not seen
+    before, it compares notes with the other processes, a collective."""
+    offload = getattr(getattr(engine, "optimizer", None), "parameter_offload", None)
+    if offload is None:
+        yield
+        return
+    hooks, number = offload.module._forward_pre_hooks, offload.fwd_pre_hook.id
+    hook = hooks.pop(number)
+    try:
+        yield
+    finally:
+        hooks[number] = hook
 
 
 @contextmanager

@@ -1,0 +1,175 @@
+"""Our episodes under TRL's experimental `AsyncGRPOTrainer`: masks, failures, budgets and replay are as here, batches,
+weights and loss are its own (it needs a GPU and a vLLM server)."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from ..environments import as_environment
+from ..llm import start
+from ..rollout import (
+    AgentSpec,
+    ChatFormat,
+    Policy,
+    Rollout,
+    RolloutFacts,
+    play,
+    rollout_metrics,
+    rollout_seed,
+)
+from .reflecting import transcript
+from .stopping import FailureWatch, TrainingStopped
+
+_FULL_SECONDS = 0.05  # between two looks at a full buffer
+
+
+class RolloutWorker:
+    """A `rollout_worker` for TRL's `AsyncGRPOTrainer` (TRL 1.16), in the trainer's process, on the background loop.
+
+    A failed rollout has no part in its group's baseline and is not learnt from; what is too old the trainer drops by
+    its own `max_staleness`, so keep `max_groups` and the buffer small.
+
+    Args:
+        policy ([`Policy`]): The weights that the trainer pushes to, with log-probabilities: a vLLM server.
+        environment ([`Environment`] or `Callable`): Answers the agent's requests.
+        spec ([`AgentSpec`]): Template, grammar and limits.
+        tokenizer (`PreTrainedTokenizerBase`): The agent's.
+        reward_funcs (`list[Callable]`): With TRL's signature; they get `rollout` as in [`MultiTurnGRPOTrainer`].
+        dataset (`Dataset`): Rows with a `question` or a `prompt`.
+        num_generations (`int`, *optional*, defaults to `8`): Rollouts of a group.
+        max_groups (`int`, *optional*, defaults to `16`): Groups being played at once.
+        buffer_size (`int`, *optional*, defaults to `256`): Samples that wait for the trainer; above it none is begun.
+        seed (`int`, *optional*, defaults to `0`): Of rows and rollouts.
+        max_failed_share (`float`, *optional*, defaults to `0.5`), failure_window (`int`, *optional*, defaults to `3`):
+            When more of the rollouts of so many groups failed, `check_health` raises.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        environment: Any,
+        spec: AgentSpec,
+        tokenizer: Any,
+        reward_funcs: Sequence[Callable[..., Any]],
+        dataset: Dataset,
+        num_generations: int = 8,
+        max_groups: int = 16,
+        buffer_size: int = 256,
+        seed: int = 0,
+        max_failed_share: float = 0.5,
+        failure_window: int = 3,
+    ):
+        self.policy, self.environment, self.spec = policy, as_environment(environment), spec
+        self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs)
+        self.reward_funcs, self.dataset, self.seed = list(reward_funcs), dataset, seed
+        self.num_generations, self.max_groups, self.buffer_size = num_generations, max_groups, buffer_size
+        self.rollout_buffer: queue.Queue = queue.Queue()
+        self.metrics_queue: queue.Queue = queue.Queue()
+        self.version = 0
+        self._failures = FailureWatch(failure_window, max_failed_share)
+        self._work: Future[None] | None = None
+        self._alive = time.monotonic()
+
+    def start(self) -> None:
+        """Begin to play."""
+        self._work = start(self._play_on())
+
+    def stop(self) -> None:
+        """Cancel what is being played."""
+        if self._work is not None:
+            self._work.cancel()
+
+    def update_model_version(self, model_version: int) -> None:
+        """Which weights the policy has from now on."""
+        self.version = model_version
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Called by the trainer while it waits.
+
+        Raises:
+            [`TrainingStopped`]: Too many rollouts failed.
+            `RuntimeError`: No group has come to its end for so many seconds, or the policy or a reward raised.
+        """
+        if self._work is not None and self._work.done() and not self._work.cancelled():
+            error = self._work.exception()
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            raise error if isinstance(error, TrainingStopped) else RuntimeError(f"rollouts ended: {error!r}") from error
+        if time.monotonic() - self._alive > stale_after_s:
+            raise RuntimeError(f"no group has come to its end for {stale_after_s:g} s")
+
+    async def _play_on(self) -> None:
+        places = asyncio.Semaphore(self.max_groups)
+        order, number = np.random.default_rng(self.seed).permutation(len(self.dataset)), 0
+        async with asyncio.TaskGroup() as groups:
+            while True:
+                await places.acquire()
+                while self.rollout_buffer.qsize() >= self.buffer_size:
+                    self._alive = time.monotonic()
+                    await asyncio.sleep(_FULL_SECONDS)
+                group = groups.create_task(self._group(number, dict(self.dataset[int(order[number % len(order)])])))
+                group.add_done_callback(lambda _: places.release())
+                number += 1
+
+    async def _group(self, number: int, row: dict[str, Any]) -> None:
+        """Play the rollouts of a row, score them, and put them where the trainer takes them."""
+        version, prompt = self.version, self.spec.messages(row)
+        rollouts = [
+            Rollout(self.chat_format.prompt_ids(prompt), {**row, "prompt": prompt}, rollout_seed(self.seed, number, i))
+            for i in range(self.num_generations)
+        ]
+        await asyncio.gather(
+            *(play(one, self.policy, self.environment, self.chat_format, self.spec.limits) for one in rollouts)
+        )
+        facts = [RolloutFacts.of(rollout) for rollout in rollouts]
+        self.metrics_queue.put({name: float(value) for name, value in rollout_metrics(facts).items()})
+        if why := self._failures.why_stop(facts):
+            raise TrainingStopped(why)
+        by_function = await self._rewards(rollouts)
+        by_function[:, [rollout.status == "failed" for rollout in rollouts]] = np.nan
+        scored = ~np.isnan(by_function).all(0)
+        rewards = np.nansum(by_function, 0)
+        for i in np.flatnonzero(scored):
+            self.rollout_buffer.put(self._sample(rollouts[i], rewards[i], rewards[scored], version, number))
+        self._alive = time.monotonic()
+
+    async def _rewards(self, rollouts: list[Rollout]) -> np.ndarray:
+        """Of each function, of each rollout; NaN where it gives none."""
+        columns = {name: [rollout.row[name] for rollout in rollouts] for name in rollouts[0].row if name != "prompt"}
+        columns |= {
+            "prompts": [rollout.row["prompt"] for rollout in rollouts],
+            "completions": [[{"role": "assistant", "content": transcript(rollout)}] for rollout in rollouts],
+            "completion_ids": [rollout.ids for rollout in rollouts],
+            "rollout": rollouts,
+        }
+        given = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]
+        given = [await one if inspect.isawaitable(one) else one for one in given]
+        return np.array([[np.nan if reward is None else reward for reward in one] for one in given], dtype=float)
+
+    def _sample(self, rollout: Rollout, reward: float, group: np.ndarray, version: int, number: int) -> Any:
+        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+        if rollout.logprobs is None:
+            raise ValueError("the policy gives no log-probabilities, which AsyncGRPOTrainer corrects by")
+        before = [0] * len(rollout.prompt_ids)
+        return RolloutSample(
+            prompt=rollout.row["prompt"],
+            completion=[{"role": "assistant", "content": transcript(rollout)}],
+            input_ids=np.asarray(rollout.context, dtype=np.int64),
+            completion_mask=np.asarray(before + rollout.mask, dtype=np.int64),
+            old_log_probs=np.asarray(before + rollout.logprobs, dtype=np.float32),
+            advantage=float((reward - group.mean()) / (group.std() + 1e-8)),
+            model_version=version,
+            group_id=number,
+            metrics={"reward": float(reward), "reward_std": float(group.std())},
+            enqueued_at=time.time(),
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
@@ -50,6 +51,15 @@ def opened(browser: Any, page_file: Path) -> Any:
     page.goto(page_file.as_uri())
     page.locator("html[data-ready]").wait_for(state="attached")
     return page
+
+
+def pictured(page: Any, name: str) -> None:
+    """Screenshots in light and dark, where `AGENTIC_PROMPTING_SCREENSHOTS` names a folder for them."""
+    if folder := os.environ.get("AGENTIC_PROMPTING_SCREENSHOTS"):
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            path = Path(folder) / f"{name}-{page.viewport_size['width']}-{scheme}.png"
+            page.screenshot(path=path, full_page=True)
 
 
 def shows(page: Any, count: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from agentic_prompting.cli import COMMANDS, app
-from agentic_prompting.cli.train import CONFIGS, launch
+from agentic_prompting.cli.train import EXAMPLES as PACKAGED, launch
 from servers import Answer, LoopbackServer, unused_url
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ def all_commands():
 
 def test_the_commands_are_those_of_the_table():
     assert set(COMMANDS) == {
-        "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor",
+        "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor", "check-env",
     }  # fmt: skip
     assert {"train prompt-r1", "train espl"} <= set(all_commands())
 
@@ -85,7 +85,7 @@ def test_options_have_the_defaults_of_the_python_api():
     from agentic_prompting.refine.loop import RefineSettings
     from agentic_prompting.serve import ServeConfig
 
-    for name, kind, own in (("serve", ServeConfig, 8), ("refine", RefineSettings, 8), ("evolve", EvolveConfig, 14)):
+    for name, kind, own in (("serve", ServeConfig, 8), ("refine", RefineSettings, 7), ("evolve", EvolveConfig, 14)):
         ours = {one.name: one.default for one in all_commands()[name].params}
         theirs = {one.name: one.default for one in fields(kind) if one.name in ours}
         assert len(theirs) >= own and {option: ours[option] for option in theirs} == theirs, name
@@ -131,27 +131,30 @@ def launched(monkeypatch):
     return start
 
 
-@pytest.mark.parametrize(
-    ("packaged", "example"),
-    [
-        ("prompt_r1.yaml", "configs/sandbox.yaml"),
-        ("espl.yaml", "configs/espl/sandbox.yaml"),
-        ("single.yaml", "accelerate/single.yaml"),
-    ],
-)
-def test_the_demo_runs_what_the_examples_run(packaged, example):
-    """The wheel has no examples/, so the package has the sandbox's configurations too: the same ones."""
-    assert (CONFIGS / packaged).read_bytes() == (EXAMPLES / example).read_bytes()
+def test_the_package_has_the_examples_configurations():
+    """The wheel has no examples/: those of training are in the package, too, the same ones. Tables need a clone."""
+    ours = {path.relative_to(EXAMPLES): path.read_bytes() for path in EXAMPLES.rglob("*.yaml")}
+    packaged = {path.relative_to(PACKAGED): path.read_bytes() for path in PACKAGED.rglob("*.yaml")}
+    assert packaged == {path: text for path, text in ours.items() if not path.name.startswith("eval_")}
+
+
+def test_their_names_work_outside_of_a_clone(run, launched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["--config", "examples/configs/qwen3_4b.yaml", "--accelerate-config", "examples/accelerate/ddp.yaml"]
+    assert run("train", "prompt-r1", *given)[0] == 0
+    options = ["--config", str(PACKAGED / "configs" / "qwen3_4b.yaml")]
+    assert launched.calls == [("prompt-r1", options, PACKAGED / "accelerate" / "ddp.yaml")]
+    assert json.loads(run("doctor", "--config", "examples/configs/qwen3_4b.yaml", "--json")[1])["findings"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "program", "config"),
-    [([], "prompt-r1", "prompt_r1.yaml"), (["--method", "espl"], "espl", "espl.yaml")],
+    [([], "prompt-r1", "sandbox.yaml"), (["--method", "espl"], "espl", "espl/sandbox.yaml")],
 )
 def test_demo(run, launched, tmp_path, arguments, program, config):
     status, out, _ = run("demo", *arguments, "--output_dir", tmp_path, "--max-steps", 5)
-    options = ["--config", str(CONFIGS / config), "--output_dir", str(tmp_path), "--max-steps", "5"]
-    assert (status, launched.calls) == (0, [(program, options, CONFIGS / "single.yaml")])
+    options = ["--config", str(PACKAGED / "configs" / config), "--output_dir", str(tmp_path), "--max-steps", "5"]
+    assert (status, launched.calls) == (0, [(program, options, PACKAGED / "accelerate" / "single.yaml")])
     assert f"next:  agentic-prompting report {tmp_path}" in out
 
 
@@ -219,7 +222,7 @@ def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, sta
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", launch_command)
     before = signal.getsignal(signal.SIGINT)
-    assert launch("espl", ["--max_steps", "1"], CONFIGS / "single.yaml") == status
+    assert launch("espl", ["--max_steps", "1"], PACKAGED / "accelerate" / "single.yaml") == status
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -234,7 +237,8 @@ def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
     shutil.copytree(tiny_policy, folder / "warm_start")
     command = [
         sys.executable, "-c", "from agentic_prompting.cli import main; main()", "train", "prompt-r1",
-        "--config", CONFIGS / "prompt_r1.yaml", "--accelerate-config", CONFIGS / "single.yaml", "--output-dir", folder,
+        "--config", EXAMPLES / "configs" / "sandbox.yaml",
+        "--accelerate-config", EXAMPLES / "accelerate" / "single.yaml", "--output-dir", folder,
         "--per_device_train_batch_size", "16", "--max_steps", "500", "--n_test", "8",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -423,3 +427,195 @@ def test_evolve_through_endpoints(run, tmp_path):
 def test_evolve_needs_models(run):
     status, _, err = run("evolve")
     assert status == 2 and "--policy-model NAME --reference-model NAME, or --sandbox" in err
+
+
+# --- said at once -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_key(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def nothing_is_fetched(monkeypatch):
+    """A test that comes to the hub has loaded too much."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("data were loaded"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "RUN", "--sandbox", "--port", "80800"], "port must be from 0 to 65535, got 80800"),
+        (["serve", "nowhere", "--sandbox"], "nowhere does not exist"),
+        (["serve", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
+        (["ask", QUESTION, "--run", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
+        (["ask", QUESTION, "--run", "ADAPTER", "--sandbox"], "belongs to the base model in runs/base"),
+    ],
+)
+def test_what_cannot_be_served_or_asked(run, asking_policy, nothing_is_fetched, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "runs" / "base").mkdir(parents=True)
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "runs/base"}')
+    places = {"RUN": str(asking_policy), "EMPTY": str(tmp_path / "empty"), "ADAPTER": str(tmp_path / "adapter")}
+    status, out, err = run(*[places.get(word, word) for word in arguments])
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert message.replace("EMPTY", places["EMPTY"]) in err
+
+
+def refused(method, *arguments):
+    """The line with which a training program ends."""
+    from agentic_prompting.cli import programs
+
+    with pytest.raises(SystemExit) as ended:
+        programs.run_script(lambda: programs.main(method, [str(word) for word in arguments]))
+    assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
+    return ended.value.code
+
+
+ON_A_CPU = ["--use_cpu", "true", "--bf16", "false"]
+
+
+def test_a_typo_is_said_before_bf16_is_asked_for(tmp_path, nothing_is_fetched):
+    config = tmp_path / "run.yaml"
+    config.write_text("learning_rat: 0.1\nmodel_name_or_path: x/y\n")
+    said = refused("prompt-r1", "--config", config, "--environment_model", "m")
+    assert "'learning_rat' is no option" in said and "learning_rate" in said and "bf16" not in said
+
+
+def test_programs_look_at_the_endpoint_then_the_model_then_the_data(no_key, nothing_is_fetched, tmp_path):
+    """As `doctor` does, each in one line: 82 s of retries named neither of two mistakes."""
+    out = ["--output_dir", tmp_path, *ON_A_CPU]
+    wrong = ["--model_name_or_path", tmp_path / "nowhere", "--task", "gsm8k", *out]
+    assert "OPENAI_API_KEY" in refused("prompt-r1", "--environment_model", "gpt-4o-mini", *wrong)
+    assert "OPENAI_API_KEY" in refused("espl", "--reference_model", "gpt-4o-mini", *wrong)
+    with LoopbackServer(lambda body, n: "ok") as server:
+        asked = ["--environment_model", "m", "--environment_base_url", server.base_url]
+        assert f"{tmp_path / 'nowhere'} does not exist" in refused("prompt-r1", *asked, *wrong)
+        assert "say which model" in refused("prompt-r1", *asked, "--task", "gsm8k", *out)
+
+
+def test_a_missing_extra_is_said_before_anything_is_loaded(monkeypatch, nothing_is_fetched, tmp_path):
+    from agentic_prompting.cli import doctor
+
+    here = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name))
+    common = ["--output_dir", tmp_path, "--task", "gsm8k", "--reflector", "policy", "--model_name_or_path", "x/y"]
+    assert "pip install 'agentic-prompting[math]'" in refused("espl", "--reward", "math", *common, *ON_A_CPU)
+    assert "pip install 'agentic-prompting[vllm]'" in refused("espl", "--use_vllm", "true", *common, *ON_A_CPU)
+
+
+# --- rows of one's own --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_rows(tmp_path):
+    file = tmp_path / "support.csv"
+    file.write_text("nr,request,reply\n1,Where is Rome?,Italy\n2,What is 2 + 2?,4\n")
+    return ["--dataset", file, "--columns", "question=request,answer=reply,id=nr"]
+
+
+def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
+    with LoopbackServer(lambda body, number: "<answer>4</answer>") as server:
+        urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
+        models = ["--policy-model", "small", "--reference-model", "large", "--steps", 1, "--num-generations", 1]
+        where = ["--problems-per-step", 2, "--output-dir", tmp_path / "out", "--json"]
+        status, _, err = run("evolve", *urls, *models, *own_rows, *where)
+        assert status == 0, err
+        questions = {body["messages"][-1]["content"] for body in server.requests if body["model"] == "small"}
+    assert questions == {"Where is Rome?", "What is 2 + 2?"}
+
+
+def test_training_takes_them_too(own_rows, tmp_path):
+    from agentic_prompting.cli.programs import PROGRAMS, parse
+
+    common = [*own_rows, "--output_dir", tmp_path, *ON_A_CPU, "--model_name_or_path", "x/y"]
+    for method, asked in (("prompt-r1", ["--environment_model", "m"]), ("espl", ["--reflector", "policy"])):
+        script, args, _ = parse(PROGRAMS[method], [str(word) for word in [*common, *asked]])
+        script.check(args)
+        rows = script.load(script.task, 0)
+        assert rows["question"] == ["Where is Rome?", "What is 2 + 2?"] and rows["answers"] == [["Italy"], ["4"]]
+    asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--check_environment", "false"]
+    wrong = [word if word != own_rows[3] else "request" for word in common]
+    assert "columns=request is not of the form" in refused("prompt-r1", *wrong, *asked)
+    assert "leave one of them out" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
+
+
+def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
+    def fails(*_, **__):
+        raise RuntimeError("gsm8k: no source could be loaded. Tried:\n  a: b\n  c: d")
+
+    monkeypatch.setattr("agentic_prompting.data.load_task", fails)
+    monkeypatch.setattr("agentic_prompting.cli.programs.check_first", lambda *_: None)
+    asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--task", "gsm8k"]
+    said = refused("prompt-r1", *asked, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU)
+    assert said.endswith("no source could be loaded. Tried: a: b c: d")
+
+
+# --- an environment of one's own ----------------------------------------------------------------------------------
+
+SUMS = '''
+class Calculator:
+    """Answers sums."""
+
+    def step(self, rollout):
+        numbers = [int(word) for word in rollout.turns[-1].request.split() if word.isdigit()]
+        return f"the sum is {sum(numbers)} ." if numbers else None
+
+
+def broken(rollout):
+    raise KeyError("no such tool")
+
+
+def wrong(rollout):
+    return 42
+
+
+def made():
+    return Calculator()
+
+
+twelve = 12
+'''
+
+
+@pytest.fixture
+def sums(tmp_path, monkeypatch):
+    (tmp_path / "own_sums.py").write_text(SUMS)
+    (tmp_path / "rows.jsonl").write_text('{"question": "what is 17 plus 4 ?", "answers": ["21"]}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_sums", raising=False)
+
+
+@pytest.mark.parametrize("name", ["own_sums:Calculator", "own_sums.py:made"])
+def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
+    status, out, err = run("check-env", name, "--dataset", "rows.jsonl")
+    assert (status, err) == (0, "")
+    assert out.count("agent asks     what is 17 plus 4 ?") == 3 and out.count("environment    the sum is 21 .") == 3
+    assert "3 episodes: 3 answered" in out and "what training would show the agent" in out
+    found = json.loads(run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1])
+    assert [one["observations"][0]["text"] for one in found["episodes"]] == ["the sum is 3 ."] * 3
+
+
+def test_check_env_with_a_model(run, sums, asking_policy):
+    status, out, _ = run("check-env", "own_sums:Calculator", "--model", asking_policy, "--dataset", "rows.jsonl")
+    assert status == 0 and out.count("episode ") == 3 and "3 episodes: " in out
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "message"),
+    [
+        ("own_sums:broken", 1, "KeyError: 'no such tool'"),
+        ("own_sums:wrong", 1, "step must return an Observation, a str or None, not int"),
+        ("own_sums:twelve", 2, "environment has no step(rollout) to call: int"),
+        ("own_sums:Calculatr", 2, "own_sums has no Calculatr; did you mean Calculator?"),
+        ("nowhere_at_all:x", 2, "no module nowhere_at_all"),
+        ("own_sums", 2, "module:name"),
+    ],
+)
+def test_check_env_says_what_is_wrong(run, sums, name, status, message):
+    found, out, err = run("check-env", name)
+    assert found == status and message in err and err.count("\n") == 1 and "Traceback" not in out, err

@@ -311,3 +311,24 @@ def test_the_token_goes_to_the_hub(cache, monkeypatch):
     PromptAgent.from_pretrained("me/agent", token=SECRET, revision="main")
     assert (asked_for["repo"], asked_for["token"], asked_for["revision"]) == ("me/agent", SECRET, "main")
     assert "checkpoint-*/*" in asked_for["ignore_patterns"]
+
+
+class Calculator:
+    """Answers sums."""
+
+    def step(self, rollout):
+        return "4"
+
+
+@pytest.mark.parametrize("environment", [Calculator(), None])
+def test_the_card_of_ones_own_environment_speaks_of_it(tiny_policy, rows, tmp_path, environment):
+    """Not of an LLMEnvironment(gpt-4o-mini), and no question that nobody asked."""
+    trainer = PromptR1Trainer(
+        model=str(tiny_policy), environment=environment, train_dataset=rows, args=PromptR1Config(**vars_for(tmp_path))
+    )
+    trainer.create_model_card(model_name="sums")
+    card = ModelCard.load(tmp_path / "README.md").content
+    used = card.split("## How to use it")[1].split("## How it is asked")[0]
+    assert "LLMEnvironment" not in card and "gpt-4o-mini" not in card and "castle" not in card
+    assert ("Calculator" in used) == (environment is not None) and 'PromptAgent.from_pretrained("' in used
+    assert "--environment-model" not in used

@@ -278,3 +278,32 @@ def test_ctrl_c_cancels_what_is_waited_for():
     with pytest.raises(KeyboardInterrupt):
         run(waits())
     assert ended.wait(10)
+
+
+def test_a_function_as_a_chat_model_so_many_calls_at_a_time():
+    from agentic_prompting import FunctionChat
+
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def slow(messages):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.02)
+        with lock:
+            now[0] -= 1
+        return messages[-1]["content"].upper()
+
+    chat = FunctionChat(slow, max_concurrency=2)
+    waiting = [start(chat(user(f"q{i}"))) for i in range(12)]
+    assert [one.result(30).text for one in waiting] == [f"Q{i}" for i in range(12)] and most[0] == 2
+    assert complete(FunctionChat(lambda messages: 1 / 0), "x").error.kind == "ServerFailed"
+
+    async def at_once(messages, temperature=None):
+        return f"{temperature}"
+
+    assert complete(FunctionChat(at_once, max_concurrency=1), "x", temperature=0.5).text == "0.5"
+    with pytest.raises(ValueError, match="max_concurrency must be at least 1"):
+        FunctionChat(slow, max_concurrency=0)
+    with pytest.raises(TypeError, match="not a function"):
+        FunctionChat("gpt-4o-mini")

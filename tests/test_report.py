@@ -255,3 +255,127 @@ def test_the_held_out_result_of_every_method_is_shown(tmp_path, summary, shown):
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     html = write_report(write_run(tmp_path, [one()]), pictures=False).read_text()
     assert block(html, "run")["heldOut"] == shown
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def test_rollouts_of_one_question_are_a_group_with_advantages(tmp_path):
+    """As GRPO takes them: above the group's mean, over its deviation. A failed one has none."""
+    rewards = [1.0, 0.0, 0.5, None]
+    records = [one(question=q, reward=r, rewards={"a": r}) for q in ("x", "y") for r in rewards]
+    records += [one(question="x", step=1, reward=1.0)]
+    columns = block(write_report(write_run(tmp_path, records), pictures=False).read_text(), "trajectories")["columns"]
+    assert columns["group"] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
+    assert columns["advantage"][:4] == [pytest.approx(0.9998, abs=1e-3), pytest.approx(-0.9998, abs=1e-3), 0.0, None]
+    assert columns["advantage"][-1] == 0.0
+
+
+# --- evaluations -----------------------------------------------------------------------------------------------------
+
+ROWS = [{"question": f"q{i}", "answers": [str(i)]} for i in range(8)]
+
+
+def evaluated(folder, saved=True):
+    from agentic_prompting.evaluation import evaluate_agent, save_run
+
+    right = lambda questions: [question[1:] for question in questions]  # noqa: E731
+    half = lambda questions: [question[1:] if int(question[1:]) % 2 else "no" for question in questions]  # noqa: E731
+    found = evaluate_agent({"right": right, "half": half}, {"sums": ROWS}, runs=1, output=folder, progress=False)
+    if saved:
+        save_run(folder, found)
+    return folder
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_evaluations_folder_is_opened(tmp_path, saved):
+    """Tables with intervals, paired tests, each answer; also without what `save_run` adds."""
+    html = write_report(evaluated(tmp_path / "e", saved), pictures=False).read_text()
+    shown = block(html, "evaluation")
+    assert [row["system"] for row in shown["results"]] == ["right", "half"] or not saved
+    by_system = {row["system"]: row for row in shown["results"]}
+    assert by_system["right"]["exact_match"].startswith("1.000 [") and by_system["half"]["exact_match"][:5] == "0.500"
+    (difference,) = shown["differences"]
+    assert difference["better / worse / same"] in ("0 / 4 / 4", "4 / 0 / 4") and difference["p (McNemar)"] == "0.125"
+    assert sorted(set(shown["columns"]["system"])) == ["half", "right"] and len(shown["columns"]["match"]) == 16
+    assert sum(shown["columns"]["match"]) == 12
+    first = block(html, "answers-0")[0]
+    assert first["question"] == "q0" and first["answers"] == ["0"] and first["answer"] in ("0", "no")
+
+
+def test_an_answer_is_judged_by_its_tasks_own_metric(tmp_path):
+    from agentic_prompting.evaluation import EvaluationTask, evaluate_agent, save_run
+
+    task = EvaluationTask("sums", [{"question": "q", "answers": ["8"]}], metrics=("integer_match",))
+    found = evaluate_agent(lambda qs: ["I count: 8 legs. Answer: 8"], [task], runs=1, output=tmp_path, progress=False)
+    save_run(tmp_path, found)
+    assert block(write_report(tmp_path, pictures=False).read_text(), "evaluation")["columns"]["match"] == [1.0]
+
+
+# --- several runs ----------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_side_by_side(tmp_path):
+    first = write_run(tmp_path / "a" / "run", [one(step=step, rewards={"r": 0.25}) for step in range(3)])
+    second = write_run(tmp_path / "b" / "run", [one(step=step, rewards={"r": 0.75}) for step in range(4)])
+    html = write_report([first, second], tmp_path / "out", pictures=False).read_text()
+    compared = block(html, "comparison")
+    assert compared["names"] == [str(first), str(second)]
+    panel = next(panel for panel in compared["panels"] if panel["name"] == "reward")
+    assert panel["keys"] == {"reward 0": str(first), "reward 1": str(second)}
+    assert [(e["step"], e.get("reward 0"), e.get("reward 1")) for e in compared["entries"]] == [
+        (0, 0.25, 0.75), (1, 0.25, 0.75), (2, 0.25, 0.75), (3, None, 0.75),
+    ]  # fmt: skip
+    evaluations = [evaluated(tmp_path / name) for name in ("e1", "e2")]
+    differences = block(write_report(evaluations, tmp_path / "out2").read_text(), "comparison")["differences"]
+    assert [row["difference [95 %]"][:6] for row in differences] == ["+0.000", "+0.000"]
+
+
+# --- live ------------------------------------------------------------------------------------------------------------
+
+
+def test_watch_writes_again_when_something_was_added(tmp_path):
+    from agentic_prompting.report import watch_report
+
+    run, pages = write_run(tmp_path, [one()]), []
+
+    def wait():
+        """Between two looks: nothing new, another step, then Ctrl-C."""
+        pages.append(block((run / "report" / "index.html").read_text(), "trajectories")["total"])
+        if len(pages) == 2:
+            write_run(tmp_path, [one(step=1)])
+        if len(pages) == 4:
+            raise KeyboardInterrupt
+
+    page = watch_report(run, wait=wait)
+    assert pages == [1, 1, 2, 2] and block(page.read_text(), "run")["watch"]
+    stamp = page.stat().st_mtime_ns
+    assert stamp == page.stat().st_mtime_ns
+
+
+def test_watch_begins_before_there_is_anything(tmp_path):
+    from agentic_prompting.report import watch_report
+
+    looks = []
+
+    def wait():
+        looks.append((tmp_path / "report" / "index.html").exists())
+        if len(looks) == 1:
+            write_run(tmp_path, [one()])
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    watch_report(tmp_path, wait=wait)
+    assert looks == [False, True]
+
+
+def test_the_command_watches_one_run(tmp_path, capsys, monkeypatch):
+    from agentic_prompting import report
+
+    followed = []
+    monkeypatch.setattr(report, "watch_report", lambda *arguments: followed.append(arguments))
+    for runs, status in (([tmp_path], 0), ([tmp_path, tmp_path], 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", *map(str, runs), "--watch"])
+        assert ended.value.code == status
+    assert followed == [(tmp_path, None, 20_000)] and "Ctrl-C stops" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from agentic_prompting.evolution import EvolutionJournal
 from agentic_prompting.refine import RefinementResult, RefinementStep
 from agentic_prompting.refine.refiner import ResultsFile
 from agentic_prompting.report import write_report
-from browser import chromium, evolved, opened, record, shows, why_not, write_run
+from browser import chromium, evolved, opened, pictured, record, shows, why_not, write_run
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -59,7 +59,7 @@ class Watched:
         self.noted.remove(f"request: {page_file.as_uri()}")
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_it_draws_everything_without_an_error(browser, report, width, scheme):
     watched = Watched(browser, report[0], viewport={"width": width, "height": 850}, color_scheme=scheme)
     page = watched.page
@@ -68,6 +68,7 @@ def test_it_draws_everything_without_an_error(browser, report, width, scheme):
     ]  # fmt: skip
     assert page.locator("#training figure").count() == 5 and page.locator("#evolution .node[role=button]").count() > 20
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "nothing sticks out at the side"
+    pictured(page, "training-groups-evolution")
     assert watched.noted == []
 
 
@@ -230,3 +231,59 @@ def test_text_that_hides_and_text_without_end(browser, tmp_path):
     assert len(detail.inner_text()) < 30_000
     detail.get_by_role("button", name="Show all 1,000,007 characters").click()
     assert detail.inner_text().rstrip().endswith("THE END")
+
+
+# --- groups, evaluations, several runs -------------------------------------------------------------------------------
+
+
+def test_a_group_is_shown_with_its_advantages(browser, tmp_path):
+    records = [
+        record(n, random.Random(0), 3, question=f"q{n // 4}", reward=float(n % 4), rewards={"a": float(n % 4)})
+        for n in range(16)
+    ]
+    page = opened(browser, write_report(write_run(tmp_path, records), pictures=False))
+    detail = page.locator("#trajectories .detail")
+    detail.locator("h3", has_text="Its group").wait_for()
+    rows = detail.locator("table").last.locator("tbody tr").all_inner_texts()
+    assert len(rows) == 4 and "-1.162" in rows[0] and "1.162" in rows[3]
+    page.locator("#trajectories .row").nth(5).click()
+    detail.get_by_role("button", name="Show these 4 alone").click()
+    shows(page, 4)
+    assert all("q1" in text for text in page.locator("#trajectories .row").all_text_contents())
+
+
+def evaluated(folder, name="right"):
+    from agentic_prompting.evaluation import evaluate_agent, save_run
+
+    rows = [{"question": f"{ATTACKS[0]} q{i}", "answers": [str(i)]} for i in range(6)]
+    systems = {name: lambda qs: [q.split("q")[-1] for q in qs], ATTACKS[1]: lambda qs: [ATTACKS[2] for _ in qs]}
+    save_run(folder, evaluate_agent(systems, {"sums": rows}, runs=1, output=folder, progress=False))
+    return folder
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_an_evaluation_and_a_comparison(browser, tmp_path, width, scheme):
+    look = {"viewport": {"width": width, "height": 850}, "color_scheme": scheme}
+    watched = Watched(browser, write_report(evaluated(tmp_path / "e"), pictures=False), **look)
+    section = watched.page.locator("#evaluation")
+    assert "1.000 [0.610, 1.000]" in section.locator("table").first.inner_text()
+    assert "6 / 0 / 0" in section.locator("table").nth(1).inner_text().replace("\n", " ") or "0 / 6 / 0" in (
+        section.locator("table").nth(1).inner_text()
+    )
+    watched.page.get_by_label("judged").select_option("wrong")
+    watched.page.locator("#evaluation .detail").scroll_into_view_if_needed()
+    assert watched.page.locator("#contents a").bounding_box()["y"] >= 0, "the navigation stays in sight"
+    section.locator(".detail", has_text="What each system said").wait_for()
+    assert section.locator(".row").count() == 6 and ATTACKS[2] in section.locator(".detail").inner_text()
+    assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    assert watched.noted == [] and watched.page.locator("#main :is(script, img, iframe, base, a)").count() == 0
+    pictured(watched.page, "evaluation")
+
+    runs = [write_run(tmp_path / name, [record(n, random.Random(n), 3) for n in range(200)]) for name in "ab"]
+    runs[0] = evaluated(runs[0] / "evaluation").parent
+    watched = Watched(browser, write_report(runs, tmp_path / "both"), **look)
+    section = watched.page.locator("#comparison")
+    assert section.locator("figure").count() >= 5 and section.locator("figure").first.locator("polyline").count() == 2
+    assert str(runs[1]) in section.locator(".legend").first.inner_text()
+    assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0 and watched.noted == []
+    pictured(watched.page, "comparison")

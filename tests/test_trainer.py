@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import os
+import signal
 import sqlite3
 from functools import partial
 from types import SimpleNamespace
@@ -16,11 +17,12 @@ import torch
 import transformers
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerState
 from trl import GRPOConfig, GRPOTrainer
 
 from agentic_prompting import (
     AgentSpec,
+    ESPLConfig,
     LLMEnvironment,
     MultiTurnGRPOConfig,
     MultiTurnGRPOTrainer,
@@ -533,7 +535,7 @@ def test_the_line_of_a_step_comes_at_most_once_a_minute(capsys, monkeypatch):
 
 def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
     """Model, rewards, arguments, data, tokenizer by place, everything of ours by keyword alone."""
-    ours = {"environment", "prompt_template", "system_prompt", "grammar"}
+    ours = {"environment", "tools", "environment_factory", "prompt_template", "system_prompt", "grammar"}
     theirs = list(inspect.signature(GRPOTrainer.__init__).parameters)
     for kind in (MultiTurnGRPOTrainer, PromptR1Trainer):
         parameters = inspect.signature(kind.__init__).parameters.values()
@@ -641,3 +643,106 @@ def test_the_first_failure_of_an_environment_is_said_at_once_and_once(tiny_polic
     assert trainer.state.global_step == 2 and "reward functions" not in caplog.text, "it is not their fault"
     (said,) = [record.message for record in caplog.records if "failed" in record.message]
     assert "4 of 4 rollouts" in said and "the environment raised KeyError: 'Kenya'" in said
+
+
+# --- the first hour ----------------------------------------------------------------------------------------------
+
+
+class Calculator:
+    """Answers sums of two numbers."""
+
+    def step(self, rollout):
+        return "the sum is 4 ."
+
+
+def told_of(environment, policy, folder, rows, kind=PromptR1Trainer, **options):
+    trainer = kind(
+        model=str(policy), reward_funcs=PromptR1Reward(), environment=environment, train_dataset=rows,
+        args=(PromptR1Config if kind is PromptR1Trainer else MultiTurnGRPOConfig)(**vars_for(folder)), **options,
+    )  # fmt: skip
+    return trainer.spec.prompt_template
+
+
+@pytest.mark.parametrize("kind", [PromptR1Trainer, MultiTurnGRPOTrainer])
+def test_the_agent_is_told_about_its_environment(tiny_policy, rows, tmp_path, kind):
+    """And not about a large language model that it does not have, or nothing at all."""
+    told = partial(told_of, policy=tiny_policy, folder=tmp_path, rows=rows, kind=kind)
+    own = told(Calculator())
+    assert "Calculator" in own and "Answers sums of two numbers." in own and "language model" not in own
+    assert "<interaction_prompt>" in own and "<answer>" in own and own.endswith("{question}")
+    assert "large language model" in told(LLMEnvironment(Oracle()))
+
+    def dictionary(rollout):
+        """Says what a word means."""
+
+    assert "Says what a word means." in told(dictionary)
+    chosen = Calculator()
+    chosen.prompt_template = "Add with <{act}>. {question}"
+    assert told(chosen) == "Add with <interaction_prompt>. {question}"
+    assert told(Calculator(), prompt_template="Mine: {question}") == "Mine: {question}"
+
+
+def test_a_form_that_the_agent_does_not_know_is_warned_of_at_the_first_step(tiny_policy, rows, tmp_path, caplog):
+    """100 % were truncated without a word. Said once, with what to do; not of an agent that knows it."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, max_turn_tokens=4)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    (said,) = [record.message for record in caplog.records if "no answer in the form" in record.message]
+    assert "4 of 4 rollouts of the first step" in said and "max_turn_tokens=4" in said and "prompt_template" in said
+    caplog.clear()
+    trainer = trainer_for(tiny_policy, tmp_path / "knows", rows, max_steps=1)
+    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.train()
+    assert "no answer in the form" not in caplog.text
+
+
+def test_ctrl_c_in_ones_own_script_saves_a_checkpoint(tiny_policy, rows, tmp_path):
+    class Interrupts(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                signal.raise_signal(signal.SIGINT)
+
+    trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=5)
+    trainer.add_callback(Interrupts())
+    with pytest.raises(KeyboardInterrupt, match="after step 2, a checkpoint was saved"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_without_bars_the_line_of_a_step_stays(tiny_policy, rows, tmp_path, capfd):
+    trainer_for(tiny_policy, tmp_path, rows, disable_tqdm=True).train()
+    said = capfd.readouterr().out
+    assert [line.partition(":")[0] for line in said.splitlines()] == ["step 1", "step 2"] and "{'" not in said
+
+
+def test_a_dataframe_and_a_list_are_rows_too(tiny_policy, rows, tmp_path):
+    for given in (rows.to_pandas(), list(rows)):
+        trainer = trainer_for(tiny_policy, tmp_path, given)
+        assert trainer.train_dataset[0]["question"] == rows[0]["question"]
+        assert list(trainer.train_dataset[0]["answers"]) == list(rows[0]["answers"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"), [(PromptR1Trainer, PromptR1Config), (MultiTurnGRPOTrainer, MultiTurnGRPOConfig)]
+)
+def test_an_eval_dataset_works_by_default(tiny_policy, rows, tmp_path, kind, config):
+    args = config(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], eval_strategy="no")
+    more = rows.select([0] * 40)
+    held_out, environment = rows.to_pandas(), LLMEnvironment(Oracle())
+    trainer = kind(str(tiny_policy), PromptR1Reward(), args, more, held_out, environment=environment)
+    assert len(trainer.eval_dataset) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "size"),
+    [
+        (ESPLConfig, {}, 10),
+        (PromptR1Config, {"num_generations": 4, "per_device_train_batch_size": 8}, 12),
+        (MultiTurnGRPOConfig, {"num_generations_eval": 3}, 9),
+        (PromptR1Config, {}, 10),
+    ],
+)
+def test_evaluation_takes_whole_groups_by_default(tmp_path, config, changes, size):
+    common = {"use_cpu": True, "bf16": False, "report_to": [], "eval_strategy": "steps"}
+    assert config(output_dir=str(tmp_path), **common, **changes).per_device_eval_batch_size == size

@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 
 # Public name -> the module that defines it. One table, so that nothing is exported twice or forgotten.
 _EXPORTS = {
-    "llm": "ChatModel LLMError Message OpenAIChat ReplayCache Reply RoutedChat ScriptedChat Usage",
+    "llm": "ChatModel FunctionChat LLMError Message OpenAIChat ReplayCache Reply RoutedChat ScriptedChat Usage",
     "rollout": "AgentSpec ChatFormat FreeText Limits Observation Rollout TagGrammar parse_turn play play_all",
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
     "rewards": (
@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
     )
     from .llm import (
         ChatModel as ChatModel,
+        FunctionChat as FunctionChat,
         LLMError as LLMError,
         Message as Message,
         OpenAIChat as OpenAIChat,

@@ -28,10 +28,11 @@ COMMANDS = {
     "serve": ("serve", "Serve a trained agent and its large LLM as one model, for any OpenAI client."),
     "report": ("commands", "Show what a run left behind."),
     "data": ("commands", "List the data sets, show one, or check them against their sources."),
+    "check-env": ("commands", "Play three episodes with an environment of your own, without training."),
     "doctor": ("doctor", "Check the installation, and whatever a run needs."),
 }
-"""Sub-commands in the order of `--help`: the file of the function of that name, and what it does. The function returns
-the exit status; its docstring is its own `--help`."""
+"""Sub-commands in the order of `--help`: the file of the function of that name (`_` for `-`), and what it does. The
+function returns the exit status; its docstring is its own `--help`."""
 
 BAD_INPUT = 2
 _PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
@@ -48,7 +49,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        found = getattr(import_module(f".{COMMANDS[cmd_name][0]}", __package__), cmd_name)
+        found = getattr(import_module(f".{COMMANDS[cmd_name][0]}", __package__), cmd_name.replace("-", "_"))
         if not isinstance(found, typer.Typer):
             one = typer.Typer(**_PLAIN)
             one.command(cmd_name, context_settings=_SETTINGS.get(cmd_name))(command(found))

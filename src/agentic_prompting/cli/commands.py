@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
+import inspect
 import json
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, busy, option, say
+from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, option, say
 
 if TYPE_CHECKING:
-    from ..rollout import Environment, Observation, Rollout, Turn
+    from ..rollout import Environment, Observation, Rollout, Sample, SampleRequest, Turn
 
 
 # --- ask -------------------------------------------------------------------------------------------------------------
@@ -35,8 +38,7 @@ def ask(
             "say which trained agent to ask: --run FOLDER. `agentic-prompting demo` trains one, in runs/demo"
         )
     llm.check()
-    if not run.is_dir():
-        raise ValueError(f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there")
+    check_agent(run)
     if llm.sandbox:
         question = _in_the_sandbox(question)
     with ExitStack() as stack:
@@ -109,11 +111,16 @@ class _Overheard:
 
         _show_turn(rollout.turns[-1])
         observation = await observe(self.environment, rollout)
-        if observation is not None and observation.error is not None:
-            _line(f"large LLM      no reply: {observation.error}", "red")
-        elif observation is not None:
-            _line(f"large LLM      {observation.text}")
+        if observation is not None:
+            _show_reply("large LLM", observation)
         return observation
+
+
+def _show_reply(who: str, observation: Observation) -> None:
+    if observation.error is not None:
+        _line(f"{who:14} no reply: {observation.error}", "red")
+    else:
+        _line(f"{who:14} {observation.text}")
 
 
 def _show_turn(turn: Turn) -> None:
@@ -148,6 +155,110 @@ def _line(text: str, style: str = "") -> None:
     Console(soft_wrap=True, highlight=False).print(Text(visible(text), style=style))  # Text: brackets are no markup
 
 
+# --- an environment of one's own -------------------------------------------------------------------------------------
+
+
+def check_env(
+    name: Annotated[str, typer.Argument(help="module:name: an environment, its class, or a function of the rollout.")],
+    rows: TaskRows,
+    request: Annotated[list[str] | None, option("What the agent asks; several times for several turns.")] = None,
+    model: Annotated[Path | None, option("A model that plays the agent, instead of a script.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Play three episodes with an environment of your own, without training, and show them.
+
+    By default a script plays the agent: it sends each --request, or the question, and then answers.
+    """
+    from ..environments import as_environment
+    from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
+
+    try:
+        environment: Any = as_environment(_own(name))
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    if hasattr(environment, "check"):
+        environment.check()
+    asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
+    asked = [asked[i % len(asked)] for i in range(3)]
+    grammar = getattr(environment, "grammar", None) or TagGrammar()
+    spec = AgentSpec(template_for(environment, grammar), grammar=grammar)
+    if model is not None:
+        from ..agent import PromptAgent
+
+        check_agent(model)
+        rollouts = PromptAgent.from_pretrained(model, environment, spec).answer_all(asked, progress=False)
+    else:
+        rollouts = [Rollout([i], row=dict(row), seed=i) for i, row in enumerate(asked)]
+        agent: Any = _ScriptedAgent(grammar, rollouts, request)
+        play_all(rollouts, agent, environment, agent, Limits(max_turns=len(request or "x") + 1))
+    failed = next((str(rollout.error) for rollout in rollouts if rollout.error), None)
+    if as_json:
+        say(json.dumps({"episodes": [rollout_record(rollout) for rollout in rollouts]}, default=str))
+    else:
+        said = spec.messages(asked[0])[-1]["content"]
+        _line(f"what training would show the agent by default:\n{said}\n", "dim")
+        for number, rollout in enumerate(rollouts, start=1):
+            _line(f"episode {number}: {rollout.row['question']}", "bold")
+            for i, turn in enumerate(rollout.turns):
+                _show_turn(turn)
+                for heard in rollout.observations[i : i + 1]:
+                    _show_reply("environment", heard)
+        seconds = max((one.seconds for rollout in rollouts for one in rollout.observations), default=0.0)
+        counts = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
+        ends = ", ".join(f"{count} {status}" for status, count in counts.items())
+        _line(f"{len(rollouts)} episodes: {ends}; the slowest reply took {seconds:.2f} s")
+    if failed:
+        print(f"agentic-prompting: the environment failed: {' '.join(failed.split())}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def _own(name: str) -> Any:
+    """What `module:name` is; a class, or a function that takes nothing, is called."""
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(f"say where the environment is: module:name, such as my_env:Calculator; got {name}")
+    module = module.removesuffix(".py").replace("/", ".")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = vars(importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        raise ValueError(f"no module {error.name}: start the command in the folder that holds it") from error
+    finally:
+        sys.path.pop(0)
+    if attribute not in found:
+        near = difflib.get_close_matches(attribute, found, n=1)
+        raise ValueError(f"{module} has no {attribute}{f'; did you mean {near[0]}?' if near else ''}")
+    one = found[attribute]
+    makes_one = inspect.isclass(one) or (inspect.isfunction(one) and not inspect.signature(one).parameters)
+    return one() if makes_one else one
+
+
+class _ScriptedAgent:
+    """A policy that sends its requests and then answers, and the format it writes in: its tokens are characters."""
+
+    def __init__(self, grammar: Any, rollouts: Sequence[Rollout], requests: Sequence[str] | None):
+        self.grammar, self.rollouts, self.requests = grammar, rollouts, requests
+
+    async def __call__(self, request: SampleRequest) -> Sample:
+        from ..rollout import Sample
+
+        rollout = self.rollouts[request.context[0]]  # its number is its prompt
+        asks = self.requests or [str(rollout.row["question"])]
+        if len(rollout.turns) < len(asks):
+            tag, text = getattr(self.grammar, "act", None), asks[len(rollout.turns)]
+        else:
+            tag, text = getattr(self.grammar, "answer", None), rollout.row["answers"][0]
+        think = getattr(self.grammar, "think", "")
+        return Sample([*map(ord, f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>" if tag else text)])
+
+    def parse(self, ids: Sequence[int]) -> Turn:
+        return self.grammar.parse("".join(map(chr, ids)))
+
+    def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
+        before, behind = self.grammar.frame
+        return [*map(ord, before + self.grammar.escape(text) + behind)]
+
+
 # --- evaluate --------------------------------------------------------------------------------------------------------
 
 
@@ -161,7 +272,9 @@ def evaluate(
     output_dir: OutputDir = None,
     compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
     seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
-    more_seeds: Annotated[list[int] | None, typer.Argument(hidden=True, metavar="SEED")] = None,
+    more_seeds: Annotated[
+        list[int] | None, typer.Argument(hidden=True, metavar="SEED", help="More of --seeds.")
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Ask systems the questions of tasks and write a table; run again, a stopped run goes on."""
@@ -229,20 +342,31 @@ def paper_tables() -> Any:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or one file: refinement results, or a population.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="A run's or an evaluation's folder, or one file; several are put side by side.")
+    ],
     output_dir: OutputDir = None,
     max_trajectories: Annotated[int, option("Show at most this many, drawn evenly over the run: 20000.")] = 20_000,
     pictures: Annotated[bool, typer.Option(help="Write PNGs as well.")] = True,
+    watch: Annotated[bool, option("Write it anew while the run goes on, until Ctrl-C.", "--watch")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Show what a run left behind: curves, trajectories, the evolution of system prompts, refined prompts."""
-    from ..report import write_report
+    """Show what runs left behind: curves, trajectories, evolved and refined prompts, evaluations."""
+    from ..report import watch_report, write_report
 
+    if watch:
+        if len(runs) > 1:
+            raise ValueError("--watch follows one run; several are compared when they are there")
+        print(
+            f"{output_dir or runs[0] / 'report'}/index.html is written as {runs[0]} goes on (Ctrl-C stops)", flush=True
+        )
+        watch_report(runs[0], output_dir, max_trajectories)
+        return 0
     if pictures and importlib.util.find_spec("matplotlib") is None:
         needed = "no pictures without matplotlib: pip install 'agentic-prompting[report]'"
         print(f"agentic-prompting: {needed}", file=sys.stderr)
         pictures = False
-    page = write_report(run, output_dir, max_trajectories, pictures)
+    page = write_report(runs if len(runs) > 1 else runs[0], output_dir, max_trajectories, pictures)
     drawn = sorted(str(path) for path in page.parent.glob("*.png")) if pictures else []
     print(json.dumps({"page": str(page), "pictures": drawn}) if as_json else page)
     return 0

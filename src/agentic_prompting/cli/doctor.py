@@ -17,7 +17,7 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -143,6 +143,9 @@ def doctor(setup: Setup, as_json: AsJson = False) -> int:
 
     Asks a model that is named for one word. Exit status 1 if there is a problem.
     """
+    from .train import example
+
+    setup.config, setup.accelerate_config = example(setup.config), example(setup.accelerate_config)
     with busy("looking"):
         findings = [(name, finding) for name, one in CHECKS.items() for finding in look(one, setup)]
     counts = {level: sum(finding.level == level for _, finding in findings) for level in _STYLES}
@@ -194,11 +197,11 @@ def versions(setup: Setup) -> Iterator[Finding]:
     """The packages that matter against the ranges of pyproject.toml; vLLM's is TRL's."""
     from packaging.requirements import Requirement
 
-    trls = metadata.requires("trl") if _version("trl") else ()
+    trls = metadata.requires("trl") if version_of("trl") else ()
     asked = [Requirement(line) for line in (*(trls or ()), *(metadata.requires(PACKAGE) or ()))]  # extras', too
     ranges = {one.name: one.specifier for one in asked if str(one.specifier)}
     for name in (*_CORE, "vllm", "deepspeed"):
-        installed, wanted = _version(name), ranges.get(name)
+        installed, wanted = version_of(name), ranges.get(name)
         if installed is None and name in _CORE:
             yield problem(f"{name} is not installed", f"pip install '{name}{wanted or ''}'")
         elif installed and wanted is not None and not wanted.contains(installed, prereleases=True):
@@ -209,23 +212,26 @@ def versions(setup: Setup) -> Iterator[Finding]:
 
 @check
 def extras(setup: Setup) -> Iterator[Finding]:
-    """One that is missing is a problem where the configuration needs it, else a warning."""
-    of = setup.values.get
+    return missing_extras(setup.values)
+
+
+def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
+    """A problem where the values need one, else a warning."""
     needed = {
-        "vllm": of("use_vllm"),
-        "math": of("reward") == "math",
-        "search": of("environment") == "search",
-        "deepspeed": of("deepspeed"),
-        "tracking": "tensorboard" in str(of("report_to")),
+        "vllm": values.get("use_vllm"),
+        "math": values.get("reward") == "math",
+        "search": values.get("environment") == "search",
+        "deepspeed": values.get("deepspeed"),
+        "tracking": "tensorboard" in str(values.get("report_to")),
     }
     for extra, (distributions, purpose) in EXTRAS.items():
-        missing = [name for name in distributions if _version(name) is None]
+        missing = [name for name in distributions if version_of(name) is None]
         if missing:
             says = f"extra [{extra}] is missing ({', '.join(missing)}), needed for {purpose}"
             yield (problem if needed.get(extra) else warning)(says, f"pip install '{PACKAGE}[{extra}]'")
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
     for one in (name, f"{name}-cpu"):  # so vLLM's build for a CPU is called
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(one)
@@ -312,12 +318,17 @@ def options(setup: Setup) -> Iterator[Finding]:
             yield ok(f"{setup.config}: a table, which `agentic-prompting evaluate` checks before it asks anything")
         return
     program, _, fields = setup.program
-    for name in [name for name in setup.values if name not in fields]:
-        near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
-        fix = f"{near[0]}: {setup.values[name]}" if near else f"delete the line; `{program} --help` shows every option"
-        yield problem(f"{setup.config}: {name!r} is no option of `{program}`", fix)
+    yield from misspelt(setup.values, fields, f"{setup.config}: ", f"`{program}`")
     if setup.values.keys() <= fields.keys():
         yield ok(f"{setup.config}: {len(setup.values)} options, all of them of `{program}`")
+
+
+def misspelt(values: Mapping[str, Any], fields: Collection[str], where: str, program: str) -> Iterator[Finding]:
+    """The names that are no options, each with the one that may have been meant."""
+    for name in [name for name in values if name not in fields]:
+        near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
+        fix = f"{near[0]}: {values[name]}" if near else f"delete the line; {program} --help shows every option"
+        yield problem(f"{where}{name!r} is no option of {program}", fix)
 
 
 @check

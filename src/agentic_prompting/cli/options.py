@@ -6,6 +6,7 @@ TRL's parser for the training programs. Light to import: heavy imports are in th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -128,11 +129,72 @@ class TaskRows:
     task_split: str = setting("Its split.", "train")
     task_rows: int | None = setting("Sample this many rows; all by default.")
     data_files: str | None = setting("Local files instead of the hub.")
+    dataset: str | None = setting("Your own rows instead of a task: a file (.jsonl, .json, .csv, .tsv, .parquet).")
+    columns: str | None = setting("Which of its columns is which: question=q,answers=a.")
 
     def load(self, task: str, seed: int) -> Dataset:
+        """The rows. Raises `ValueError`, in one line, for what cannot be had."""
         from ..data import load_task
 
-        return load_task(task, self.task_split, self.task_rows, seed, data_files=self.data_files)
+        pairs = [pair.partition("=") for pair in (self.columns or "").split(",") if pair]
+        if not all(ours and theirs for ours, _, theirs in pairs):
+            raise ValueError(f"columns={self.columns} is not of the form question=q,answers=a")
+        options: dict[str, Any] = {"data_files": self.data_files, "columns": {a: b for a, _, b in pairs} or None}
+        try:
+            return load_task(self.dataset or task, self.task_split, self.task_rows, seed, **options)
+        except RuntimeError as error:
+            raise ValueError(" ".join(str(error).split())) from error
+
+
+# --- folders, looked at before anything is loaded --------------------------------------------------------------------
+
+
+def check_agent(run: str | Path) -> None:
+    """Raise `ValueError` for a folder that is not there or holds no model. A hub id (`user/name`) passes."""
+    folder = Path(run)
+    if not folder.exists() and ("/" not in str(run) or _only_a_folder(str(run))):
+        raise ValueError(f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there")
+    if folder.is_dir() and not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+        raise ValueError(f"{run} holds no model (no config.json); give the folder that a trainer saved")
+    check_model(run)
+
+
+def check_model(name: str | Path) -> None:
+    """Raise `ValueError` for what can only be a folder and is not there, or for an adapter without its base model."""
+    if not Path(name).exists() and _only_a_folder(str(name)):
+        raise ValueError(f"{name} does not exist: give the folder of a model, or its name on the hub")
+    adapter = Path(name) / "adapter_config.json"
+    if adapter.is_file():
+        base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
+        near = next((above for above in adapter.resolve().parents if (above / base).is_dir()), None)
+        if not Path(base).exists() and (near or _only_a_folder(base)):
+            there = f"start the command in {near}, or" if near else "it is not there:"
+            raise ValueError(f"{name} belongs to the base model in {base}: {there} write the full path into {adapter}")
+
+
+def _only_a_folder(name: str) -> bool:
+    """Whether a name can be no hub id: those have one slash, and nobody has a folder of the user's name here."""
+    return "/" in name and (name[0] in "./~" or name.count("/") > 1 or Path(name).parent.is_dir())
+
+
+@dataclass
+class HeldOutRows:
+    """What is only looked at, never learned from."""
+
+    eval_task: str | None = setting("Held out: TASK/SPLIT or a file; several with commas.")
+    eval_task_rows: int | None = setting("Sample this many of each; all by default.")
+
+    def held_out(self, seed: int) -> Dataset | None:
+        """The rows that curves are measured on, if any are named."""
+        from datasets import concatenate_datasets
+
+        from ..data import is_own, load_task
+
+        parts = []
+        for name in self.eval_task.split(",") if self.eval_task else ():
+            task, _, split = (name, "", "") if is_own(name) else name.partition("/")
+            parts.append(load_task(task, split or "test", self.eval_task_rows, seed))
+        return concatenate_datasets(parts) if parts else None
 
 
 # --- what a terminal shows -------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from transformers import Trainer
@@ -31,14 +33,15 @@ from ..sandbox.setup import ROOT, prepare_guarded, prepare_sandbox
 from ..trainers import (
     ESPLConfig,
     ESPLTrainer,
+    MultiTurnGRPOConfig,
     PromptR1Config,
     PromptR1Trainer,
     TrainingInterrupted,
     TrainingStopped,
-    checkpoint_on_interrupt,
 )
 from ..trainers.callbacks import quiet_libraries
-from .options import EnvironmentModel, ReferenceModel, TaskRows, setting
+from .doctor import missing_extras, misspelt, read_yaml
+from .options import EnvironmentModel, HeldOutRows, ReferenceModel, TaskRows, check_model, setting
 from .train import run_script
 
 REWARDS = {
@@ -70,6 +73,8 @@ class PromptR1Arguments(DataAndEnvironment):
 
     def check(self, args: PromptR1Config) -> None:
         """Raises what can be seen of the arguments before anything is loaded."""
+        if self.sandbox and self.dataset:
+            raise ValueError("--sandbox has rows of its own, and --dataset are yours: leave one of them out")
         if not self.environment_model and (not self.sandbox or self.environment_base_url):
             raise ValueError("say which large LLM the agent talks to: --environment_model NAME")
 
@@ -88,6 +93,7 @@ class PromptR1Arguments(DataAndEnvironment):
         environment, peft = self.large_llm(args.seed, stack), get_peft_config(model)
         common: dict[str, Any] = {"environment": environment, "args": args, "peft_config": peft}
         if not self.sandbox:
+            check_first(args, model, environment)
             rows = self.load(self.task, args.seed)
             return PromptR1Trainer(model=model.model_name_or_path, train_dataset=rows, **common), None
         environment.check()  # a wrong address or key is found before the warm start, not after it
@@ -105,7 +111,7 @@ class PromptR1Arguments(DataAndEnvironment):
 
 
 @dataclass
-class ESPLArguments(DataAndEnvironment, ReferenceModel):
+class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
     """What is trained on, with which reward, and which LLMs take part."""
 
     task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
@@ -116,6 +122,10 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
     environment: str = setting("What the policy may ask: none, llm or search.", "none")
     search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
 
+    @property
+    def in_sandbox(self) -> bool:
+        return self.task == "sandbox" and not self.dataset
+
     def check(self, args: ESPLConfig) -> None:
         """Raises what can be seen of the arguments before anything is loaded."""
         for name, known in (("reward", tuple(REWARDS)), ("environment", ("none", "llm", "search"))):
@@ -125,7 +135,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             raise ValueError("say which large LLM the policy may ask: --environment_model NAME")
         if self.environment == "search" and not self.search_url:
             raise ValueError("say where to search: --search_url http://host:port/retrieve")
-        if self.task != "sandbox" and args.evolves and args.reflector == "reference" and not self.reference_model:
+        if not self.in_sandbox and args.evolves and args.reflector == "reference" and not self.reference_model:
             raise ValueError("say which LLM reflects: --reference_model NAME, or --reflector policy")
 
     def asked(self, stack: ExitStack) -> Environment | None:
@@ -136,19 +146,21 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
 
     def trainer(self, args: ESPLConfig, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
-        in_sandbox, asks = self.task == "sandbox", args.evolves and args.reflector == "reference"
         reference: ChatModel | None = None
-        if asks:
-            scripted = in_sandbox and not self.reference_model
+        if args.evolves and args.reflector == "reference":
+            scripted = self.in_sandbox and not self.reference_model
             reference = GuardedReflector(seed=args.seed) if scripted else self.reference(stack)
         common: dict[str, Any] = {"reference": reference, "args": args, "peft_config": get_peft_config(model)}
-        if not in_sandbox:
+        if not self.in_sandbox:
+            environment = self.asked(stack)
+            check_first(args, model, *(one for one in (environment, reference) if hasattr(one, "check")))
             return ESPLTrainer(
                 model=model.model_name_or_path,
                 reward_funcs=REWARDS[self.reward],
                 train_dataset=self.load(self.task, args.seed),
+                eval_dataset=self.held_out(args.seed),
                 initial_prompt=SystemPrompt(self.initial_prompt) if self.free_text else self.initial_prompt,
-                environment=self.asked(stack),
+                environment=environment,
                 prompt_template=prompt_r1_template() if self.environment == "llm" else "{question}",
                 **common,
             ), None
@@ -157,6 +169,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             model=str(sandbox.model),
             reward_funcs=PromptR1Reward(),
             train_dataset=sandbox.train,
+            eval_dataset=sandbox.test if args.eval_strategy != "no" else None,
             initial_prompt=ROOT,
             environment=LLMEnvironment(sandbox.oracle),
             prompt_template=sandbox.spec.prompt_template,
@@ -181,6 +194,9 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
     started = time.perf_counter()
     script, args, model = parse(PROGRAMS[method], arguments)
     script.check(args)
+    for missing in missing_extras({**vars(args), **vars(script)}):
+        if missing.level == "problem":
+            raise ValueError(f"{missing.says}: {missing.fix}")
     with ExitStack() as stack:
         trainer, report = script.trainer(args, model, stack)
         run_training(trainer)
@@ -190,8 +206,28 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
         trainer.accelerator.end_training()  # without it gloo may abort at exit
 
 
+def check_first(args: MultiTurnGRPOConfig, model: ModelConfig, *asked: Any) -> None:
+    """In the order of `doctor`: whoever is asked answers, the model is there. Before data or weights are loaded."""
+    if args.check_environment and args.process_index == 0:
+        for one in asked:
+            one.check()
+    if not model.model_name_or_path:
+        raise ValueError("say which model to train: --model_name_or_path FOLDER or a name on the hub")
+    check_model(model.model_name_or_path)
+
+
 def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, ...]:
-    """One object of each kind, from the command line or from `arguments`, and from the file of `--config`."""
+    """One object of each kind, from the command line or from `arguments`, and from the file of `--config`.
+
+    Raises:
+        `ValueError`: A name in the file is no option: said before anything is made of the values.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    for file in [after for word, after in pairwise(words) if word == "--config"]:
+        values = read_yaml(Path(file))
+        fields = {"env", *(name for kind in kinds for name in vars(kind)["__dataclass_fields__"])}
+        for wrong in misspelt(values if isinstance(values, dict) else {}, fields, f"{file}: ", "this program"):
+            raise ValueError(f"{wrong.says}: {wrong.fix}")
     # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     quiet_libraries()
@@ -211,8 +247,7 @@ def run_training(trainer: Trainer) -> None:
     given = trainer.args.resume_from_checkpoint  # text, as it stands on a command line
     resumed = {"true": True, "false": None}.get(str(given).lower(), given)
     try:
-        with checkpoint_on_interrupt(trainer):
-            trainer.train(resume_from_checkpoint=resumed)
+        trainer.train(resume_from_checkpoint=resumed)
     except TrainingStopped as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
     except TrainingInterrupted:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import LargeLLM, option
+from .options import LargeLLM, check_agent, option
 
 try:
     from ..serve import ServeConfig
@@ -26,6 +26,7 @@ def serve(
     """Serve a trained agent and its large LLM as one model, for any OpenAI client."""
     llm.check()
     config.find_key()  # a missing key is found before the model is loaded, not after
+    check_agent(run)
     from ..agent import PromptAgent
     from ..llm import charge
     from ..refine import ProRefiner, RefinedChat

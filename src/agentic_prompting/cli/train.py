@@ -15,8 +15,8 @@ import typer
 
 from .options import option
 
-CONFIGS = Path(__file__).parent / "configs"
-"""What the demonstrations run with."""
+EXAMPLES = Path(__file__).parent / "examples"
+"""Configurations of training: those of the repository's `examples/`, which no wheel has."""
 
 Method = Literal["prompt-r1", "espl", "prorefine"]
 Config = Annotated[Path | None, option("YAML file with options of the program; those given here win over it.")]
@@ -57,6 +57,7 @@ def espl(context: typer.Context, config: Config = None, accelerate_config: Accel
 def _start(context: typer.Context, method: str, config: Path | None, accelerate_config: Path | None) -> int:
     if {"--help", "-h"} & set(context.args):
         return _help(context, method)
+    config, accelerate_config = example(config), example(accelerate_config)
     if config is not None and not config.is_file():
         raise ValueError(f"{config} does not exist; --config takes a YAML file such as examples/configs/qwen3_4b.yaml")
     if config is None and not context.args:
@@ -74,6 +75,12 @@ def _help(context: typer.Context, method: str) -> int:
     print("\nOptions of the program, on the command line or in the file of --config:\n")
     TrlParser(PROGRAMS[method], prog=context.command_path).print_help()
     return 0
+
+
+def example(file: Path | None) -> Path | None:
+    """The file; outside of a clone `examples/...` is the one in the package."""
+    packaged = EXAMPLES.parent / (file or "")
+    return packaged if file is not None and not file.is_file() and packaged.is_file() else file
 
 
 def demo(
@@ -101,9 +108,9 @@ def demo(
         # As `make demo`: one thread, and none that spins while it waits. Beside other work two take far longer.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-        config = CONFIGS / f"{method.replace('-', '_')}.yaml"
+        config = EXAMPLES / "configs" / {"prompt-r1": "sandbox.yaml", "espl": "espl/sandbox.yaml"}[method]
         options = ["--config", str(config), "--output_dir", str(output_dir), *_resumed(output_dir)]
-        status = launch(method, [*options, *context.args], CONFIGS / "single.yaml")
+        status = launch(method, [*options, *context.args], EXAMPLES / "accelerate" / "single.yaml")
         if status:
             return status
     print(f"next:  agentic-prompting report {output_dir}")
@@ -200,8 +207,8 @@ def run_script(main: Callable[[], object]) -> None:
 
     try:
         main()
-    except (ValueError, FileNotFoundError, LLMError) as error:
-        raise SystemExit(f"{type(error).__name__}: {error}") from None
+    except (ValueError, OSError, LLMError) as error:
+        raise SystemExit(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
     except KeyboardInterrupt as interrupted:
         if os.environ.get("RANK", "0") == "0":  # the first process of the job speaks for all
             print(str(interrupted) or "interrupted; what is not in a checkpoint is lost", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from .catalogue import (
     list_tasks,
 )
 from .loading import find_task, is_own, load_task
-from .task import Cut, Reader, Source, Task, validate_dataset
+from .task import Cut, Reader, Source, Task, as_dataset, validate_dataset
 from .tasks import PAIRS, TASKS
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Source",
     "SourceCheck",
     "Task",
+    "as_dataset",
     "check_sources",
     "check_table",
     "contamination_report",

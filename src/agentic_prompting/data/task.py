@@ -342,6 +342,17 @@ def to_dataset(records: Iterable[Record]) -> Dataset:
     return Dataset.from_list(rows, features=features)
 
 
+def as_dataset(data: Any) -> Any:
+    """A `datasets.Dataset` of a pandas `DataFrame` or a list of dicts, also in a dict of splits; all else as it is."""
+    from datasets import Dataset
+
+    if isinstance(data, Mapping):
+        return {name: as_dataset(split) for name, split in data.items()}
+    if type(data).__module__.partition(".")[0] == "pandas":
+        return Dataset.from_pandas(data, preserve_index=False)
+    return Dataset.from_list(data) if isinstance(data, list) and data else data
+
+
 def validate_dataset(dataset: Any, columns: Sequence[str] = ("question", "answers")) -> None:
     """Check that a data set can be trained or evaluated on, before anything expensive begins.
 

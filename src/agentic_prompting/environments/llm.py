@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from ..llm import Budget, ChatModel, LLMError, Message, Reply, RoutedChat, Usage, as_chat, charge, with_system
-from ..rollout import Environment, Observation, Rollout, rollout_seed
+from ..rollout import PROMPT_R1_TEMPLATE, Environment, Observation, Rollout, rollout_seed
 
 Sharing = Literal["never", "group", "step"]
 History = Literal["full", "last"] | int | Callable[[Sequence[Message]], Sequence[Message]]
@@ -45,6 +45,8 @@ class LLMEnvironment:
     Raises:
         `ValueError`: If `history`, `max_reply_chars` or `share_replies` is none of the above.
     """
+
+    prompt_template = PROMPT_R1_TEMPLATE  # what an agent is told that has it for its environment
 
     def __init__(
         self,

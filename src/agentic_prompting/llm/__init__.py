@@ -2,7 +2,7 @@
 
 from .budget import Budget, charge
 from .cache import ReplayCache
-from .chats import RoutedChat, ScriptedChat, as_chat, complete
+from .chats import FunctionChat, RoutedChat, ScriptedChat, as_chat, complete
 from .loop import run, start
 from .openai_chat import OpenAIChat
 from .types import (
@@ -33,6 +33,7 @@ __all__ = [
     "BudgetUnavailable",
     "ChatModel",
     "Closed",
+    "FunctionChat",
     "LLMError",
     "Message",
     "Misconfigured",

@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .budget import Budget, charge
 from .loop import run
@@ -98,6 +99,35 @@ class _Adapted:
         if name.startswith("__") or "_model" not in vars(self):  # while a copy is being made
             raise AttributeError(name)
         return getattr(self._model, name)
+
+
+class FunctionChat(_Adapted):
+    """A function as a chat model, asked by at most so many conversations at a time.
+
+    Args:
+        function (`Callable`): As in [`as_chat`]: of the messages, plain or `async`, that returns a text or a [`Reply`].
+        max_concurrency (`int`, *optional*): Calls on their way at once; any number by default.
+
+    Raises:
+        `TypeError`: It is no function.
+        `ValueError`: If `max_concurrency` is below 1.
+    """
+
+    def __init__(self, function: Callable[..., Any], max_concurrency: int | None = None):
+        if not callable(function):
+            raise TypeError(f"not a function of the messages: {function!r}")
+        if max_concurrency is not None and max_concurrency < 1:
+            raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
+        super().__init__(function)
+        self.max_concurrency = max_concurrency
+        self._places: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()  # a loop's waiters are its own
+
+    async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
+        if self.max_concurrency is None:
+            return await super().__call__(messages, **options)
+        places = self._places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
+        async with places:
+            return await super().__call__(messages, **options)
 
 
 class ScriptedChat:

@@ -13,47 +13,61 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from ..evaluation import Evaluation, compare_runs, compare_systems, differences_table, results_table
 from ..evolution import Lineage, plot_lineage
 from ..evolution.lineage import LINES, Node
 from ..records import atomic_write
 from ..refine import RefinementResult
 from .plots import PANELS, panels_in, plot_panels
-from .summary import Record, RunSummary, exact_match_of_record, reward_parts, total_reward
+from .summary import Record, RunSummary, exact_match_of_record, first_scores, groups_of, reward_parts, total_reward
 
+T = TypeVar("T")
 Change = Literal["=", "-", "+"]
 Block = tuple[str, Any]
 """Data of the page: the name by which its script asks for it, and what it gets."""
 
-TRAJECTORIES, STORIES, REFINEMENTS = 200, 20, 50
+TRAJECTORIES, STORIES, REFINEMENTS, ANSWERS = 200, 20, 50, 200
 """How many of each are unpacked together."""
 
 _TITLE = 140  # characters of a question in a list
 _PAGE = Path(__file__).parent / "page"
 # In the order in which they need each other.
-_SCRIPTS = ("base", "charts", "browser", "trajectories", "stories", "tree", "refinements", "main")
+_SCRIPTS = ("base", "charts", "browser", "trajectories", "stories", "tree", "refinements", "answers", "main")
 _WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")  # with the space behind them: unchanged space parts no changes
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _MOST_WORDS = 3000  # the comparison is quadratic: longer texts are compared by lines, then as wholes
 
 
 def write_report(
-    run: str | Path, output: str | Path | None = None, max_trajectories: int = 20_000, pictures: bool = True
+    run: str | Path | Sequence[str | Path],
+    output: str | Path | None = None,
+    max_trajectories: int = 20_000,
+    pictures: bool = True,
+    watch: bool = False,
 ) -> Path:
-    """Write the report of a run.
+    """Write the report of a run, or of several side by side.
 
     It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
     `population.json` (or the checkpoint of [`evolve`]) as an evolutionary tree, ProRefine's results (`*.jsonl`) as
-    diffs of its prompts, `summary.json` as the held-out result.
+    diffs of its prompts, `summary.json` as the held-out result, the answers of [`evaluate_agent`] (`*.jsonl`) with
+    tables, intervals and paired tests. Several runs: their curves in the same charts, their evaluations paired.
 
     Args:
-        run (`str` or `Path`): A run's output folder, or a single file of results or of a population.
-        output (`str` or `Path`, *optional*): Folder to write to; `report` in the run's folder by default.
+        run (`str`, `Path` or a list of them): A run's output folder, or a single file of results or of a population.
+        output (`str` or `Path`, *optional*): Folder to write to; `report` in the (first) run's folder by default,
+            `comparison` for several.
         max_trajectories (`int`, *optional*, defaults to `20000`): A run with more of them shows this many, drawn
             evenly; the curves are of all.
+        watch (`bool`, *optional*, defaults to `False`): The page loads itself again while nobody uses it.
         pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs matplotlib.
 
     Returns:
@@ -63,15 +77,52 @@ def write_report(
         `FileNotFoundError`: If there is no such run, or nothing in it that a report could show.
         `ValueError`: If a population cannot be read.
     """
-    run, found = Path(run), RunSummary.read(run)
-    folder = Path(output) if output is not None else (run.parent if run.is_file() else run) / "report"
+    runs = [Path(run)] if isinstance(run, str | Path) else [Path(one) for one in run]
+    found, several = RunSummary.read(runs[0]), len(runs) > 1
+    home = runs[0].parent if runs[0].is_file() else runs[0]
+    folder = Path(output) if output is not None else home / ("comparison" if several else "report")
     page = folder / "index.html"
-    atomic_write(page, render_page(found.name, blocks_of(found, max_trajectories)))
-    if pictures:
+    if several:
+        others = [RunSummary.read(one) for one in runs[1:]]
+        atomic_write(page, render_page(f"{len(runs)} runs", compared_blocks([found, *others])))
+    else:
+        atomic_write(page, render_page(found.name, blocks_of(found, max_trajectories, watch)))
+    if pictures and not several:
         for mode in ("train", "optimisation"):
             plot_panels(found.history.get(mode, []), folder)
         if found.lineage:
             plot_lineage(found.lineage, folder / "tree.png")
+    return page
+
+
+def watch_report(
+    run: str | Path,
+    output: str | Path | None = None,
+    max_trajectories: int = 20_000,
+    wait: Callable[[], Any] = partial(time.sleep, 5),
+) -> Path:
+    """Write the report anew whenever the run has written something, until Ctrl-C. Begins before there is anything.
+
+    Args:
+        run, output, max_trajectories: As in [`write_report`].
+        wait (`Callable`, *optional*): Called between two looks; sleeps five seconds by default.
+
+    Returns:
+        `Path`: The page.
+    """
+    folder = Path(run)
+    page = (Path(output) if output is not None else folder / "report") / "index.html"
+    seen: set[tuple[str, int]] = set()
+    with suppress(KeyboardInterrupt):
+        while True:
+            looked = [folder, folder / "rollouts", *folder.glob("checkpoint-*")]
+            files = [path for place in looked for path in place.glob("*") if path.is_file()]
+            there = {(str(path), path.stat().st_mtime_ns) for path in files}
+            if there != seen:
+                seen = there
+                with suppress(FileNotFoundError):  # nothing yet, or a file of just now is gone
+                    write_report(folder, output, max_trajectories, pictures=False, watch=True)
+            wait()
     return page
 
 
@@ -104,18 +155,80 @@ def pack(data: Any) -> str:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-def blocks_of(run: RunSummary, max_trajectories: int) -> Iterator[Block]:
+def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> Iterator[Block]:
     """The data of a run's page, in the order of its sections."""
-    yield "run", {"name": run.name, "folder": run.folder, "sandbox": run.sandbox, "heldOut": run.held_out}
+    about = {"name": run.name, "folder": run.folder, "sandbox": run.sandbox, "heldOut": run.held_out}
+    yield "run", {**about, "watch": watch}
     if any(run.history.values()):
         panels = [panel._asdict() for panel in PANELS if any(panel in panels_in(log) for log in run.history.values())]
         yield "history", {"panels": panels, "modes": run.history, "dashes": [dashes for _, dashes in LINES]}
     if run.lineage:
         yield from _lineage(run.lineage)
     if run.rollouts:
-        yield from _trajectories(sample_evenly(run.rollouts, max_trajectories), len(run.rollouts))
+        yield from _trajectories(run.rollouts, max_trajectories)
     if run.refinements:
         yield from _refinements(run.refinements)
+    if run.evaluation:
+        yield from _evaluation(run.evaluation)
+
+
+def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
+    """The data of a page of several runs: every curve that any of them has, a line for each."""
+    if len(runs) > len(LINES):
+        raise ValueError(f"at most {len(LINES)} runs can be told apart in a chart, got {len(runs)}")
+    names = [run.folder for run in runs]
+    panels, entries = [], defaultdict[float, dict[str, float]](dict)
+    for mode, of_mode in (("train", ""), ("optimisation", ""), ("eval", "evaluation: ")):
+        for panel, key, label in ((one, *pair) for one in PANELS for pair in one.keys.items()):
+            keys = {f"{of_mode}{key} {number}": name for number, name in enumerate(names)}
+            points = [
+                (entry["step"], column, entry[key])
+                for column, run in zip(keys, runs, strict=True)
+                for entry in run.history.get(mode, ())
+                if key in entry
+            ]
+            for step, column, value in points:
+                entries[step][column] = value
+            if any(value for *_, value in points):
+                title = panel.title if len(panel.keys) == 1 else f"{panel.title}: {label}"
+                panels.append({"name": panel.name, "title": of_mode + title, "keys": keys})
+    evaluations = [(run.folder, run.evaluation) for run in runs if run.evaluation]
+    differences = [
+        row
+        for (first, one), (second, other) in combinations(evaluations, 2)
+        for row in differences_table(compare_runs(one, other, (first, second)))
+    ]
+    held_out = [[run.folder, *row] for run in runs for row in run.held_out]
+    yield "run", {"name": ", ".join(run.name for run in runs), "folder": names[0], "sandbox": False, "heldOut": []}
+    yield (
+        "comparison",
+        {
+            "names": names,
+            "panels": panels,
+            "entries": [{"step": step, **entries[step]} for step in sorted(entries)],
+            "dashes": [dashes for _, dashes in LINES],
+            "heldOut": held_out,
+            "differences": differences,
+        },
+    )
+
+
+def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
+    """Tables as they are printed, every pair of systems tested, and each answer."""
+    systems = list(dict.fromkeys(result.system for result in evaluation.results))
+    pairs = set(combinations(systems, 2))
+    compared = [one for name in systems for one in compare_systems(evaluation, name) if (name, one.first) in pairs]
+    records = evaluation.records
+    columns: dict[str, Any] = {
+        name: [record[name] for record in records] for name in ("system", "task", "run", "place")
+    }
+    columns["title"] = [str(record["question"])[:_TITLE] for record in records]
+    columns["match"] = first_scores(evaluation)
+    tables = {"results": results_table(evaluation), "differences": differences_table(compared)}
+    yield "evaluation", {**tables, "chunk": ANSWERS, "columns": columns}
+    names = ("question", "answers", "answer", "whole", "error", "calls", "tokens", "cost_usd", "seconds")
+    kept = [{name: record[name] for name in names if record.get(name) is not None} for record in records]
+    yield from _chunks("answers", kept, ANSWERS)
 
 
 def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:
@@ -123,16 +236,21 @@ def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:
     return ((f"{name}-{start // size}", items[start : start + size]) for start in range(0, len(items), size))
 
 
-def sample_evenly(records: Sequence[Record], most: int) -> list[Record]:
+def sample_evenly(records: Sequence[T], most: int) -> list[T]:
     """At most `most` records, drawn over the whole run, in their order. The same ones each time."""
     if len(records) <= most:
         return list(records)
     return [records[place] for place in sorted(random.Random(0).sample(range(len(records)), most))]
 
 
-def _trajectories(records: Sequence[Record], total: int) -> Iterator[Block]:
+def _trajectories(all_records: Sequence[Record], most: int) -> Iterator[Block]:
     """An index to filter by, and the texts in chunks."""
+    groups, advantages = groups_of(all_records)
+    places = sample_evenly(range(len(all_records)), most)
+    records = [all_records[place] for place in places]
     columns: dict[str, Any] = {
+        "group": [groups[place] for place in places],
+        "advantage": [advantages[place] for place in places],
         "step": [record["step"] for record in records],
         "mode": [record.get("mode", "train") for record in records],
         "status": [record["status"] for record in records],
@@ -143,7 +261,7 @@ def _trajectories(records: Sequence[Record], total: int) -> Iterator[Block]:
         "prompt": [record.get("system_prompt") for record in records],
         "title": [str(record.get("question") or "")[:_TITLE] for record in records],
     }
-    yield "trajectories", {"total": total, "chunk": TRAJECTORIES, "columns": columns}
+    yield "trajectories", {"total": len(all_records), "chunk": TRAJECTORIES, "columns": columns}
     yield from _chunks("trajectories", [_trajectory(record) for record in records], TRAJECTORIES)
 
 

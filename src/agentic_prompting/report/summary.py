@@ -10,11 +10,16 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from ..evaluation import METRICS, Evaluation, find_metrics
+from ..evaluation.harness import read_records
+from ..evaluation.scoring import score_records, summarise
 from ..evolution import Lineage, read_lineage
 from ..evolution.lineage import JOURNAL_FILE
 from ..refine import RefinementResult
@@ -50,6 +55,7 @@ class RunSummary:
             `optimisation`, from the trainer's log.
         lineage ([`Lineage`], *optional*): E-SPL's population.
         refinements (`list[RefinementResult]`): ProRefine's results.
+        evaluation ([`Evaluation`], *optional*): Answers of [`evaluate_agent`], scored anew.
         held_out (`list[HeldOut]`): What `summary.json` says of the policy before and after; the last one is the result.
         sandbox (`bool`): Whether it says that the run was one in the sandbox.
     """
@@ -60,6 +66,7 @@ class RunSummary:
     history: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     lineage: Lineage | None = None
     refinements: list[RefinementResult] = field(default_factory=list)
+    evaluation: Evaluation | None = None
     held_out: list[HeldOut] = field(default_factory=list)
     sandbox: bool = False
 
@@ -86,12 +93,13 @@ class RunSummary:
                 history | {"optimisation": _optimisation(run)},
                 read_lineage(run / POPULATION) if (run / POPULATION).exists() else None,
                 _refinements(path for path in sorted(run.glob("*.jsonl")) if not path.name.endswith(JOURNAL_FILE)),
+                read_evaluation(run) or read_evaluation(run / "evaluation"),
                 _held_out(written),
                 bool(written.get("sandbox")),
             )
-        if not (found.rollouts or found.lineage or found.refinements):
+        if not (found.rollouts or found.lineage or found.refinements or found.evaluation):
             raise FileNotFoundError(
-                f"nothing to report in {run}: no rollouts/, no {POPULATION}, no refinement results (*.jsonl)"
+                f"nothing to report in {run}: no rollouts/, no {POPULATION}, no refinement results or answers (*.jsonl)"
                 if run.exists()
                 else f"{run} does not exist"
             )
@@ -116,6 +124,37 @@ def _refinements(paths: Iterable[Path]) -> list[RefinementResult]:
         except (ValueError, AttributeError):
             continue
     return results
+
+
+def read_evaluation(folder: Path) -> Evaluation | None:
+    """What [`evaluate_agent`] left in a folder, or a table of the papers', in the metrics that need no model; `None` if
+    it is none."""
+    saved = _json(folder / "run.json")
+    records = []
+    for path in sorted(folder.rglob("*.jsonl") if saved else folder.glob("*.jsonl")):
+        with suppress(ValueError):  # another kind of file
+            records += read_records([path])
+    known = [name for name in METRICS if name != "semantic_similarity"]
+    results = []
+    for system, task in dict.fromkeys((record["system"], record["task"]) for record in records):
+        own = [record for record in records if (record["system"], record["task"]) == (system, task)]
+        named = [name for name in saved.get("metrics", {}).get(task, ()) if name in known]
+        metrics = find_metrics(named or ["exact_match", "token_f1"])
+        results.append(summarise(system, task, own, metrics, saved.get("fit_calls", {}).get(system, 0)))
+    order = list(saved.get("fit_calls", {}))
+    results.sort(key=lambda result: order.index(result.system) if result.system in order else len(order))
+    return Evaluation(results, records) if records else None
+
+
+def first_scores(evaluation: Evaluation) -> list[float | None]:
+    """Each answer's score in the metric that counts first for its task; `None` for one that failed."""
+    scores: dict[int, float | None] = {}
+    for result in evaluation.results:
+        of_both = (result.system, result.task)
+        own = {i: one for i, one in enumerate(evaluation.records) if (one["system"], one["task"]) == of_both}
+        first = next(iter(result.values))
+        scores |= zip(own, score_records(list(own.values()), find_metrics([first]))[first], strict=True)
+    return [scores[i] for i in range(len(evaluation.records))]
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:
@@ -167,6 +206,26 @@ def total_reward(record: Record) -> float | None:
         return record["reward"] if _finite(record["reward"]) else None
     scored = [reward for reward in (record.get("rewards") or {}).values() if reward is not None]
     return sum(scored) if scored else None
+
+
+def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]:
+    """Each record's group, the rollouts of one question in one step under one prompt, numbered as they come; and its
+    advantage there as GRPO takes it by default: above the group's mean, over its deviation. `None` without a reward."""
+    keys = [
+        tuple(str(record.get(name)) for name in ("run", "mode", "step", "question", "system_prompt"))
+        for record in records
+    ]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    rewards: dict[Any, list[float]] = defaultdict(list)
+    totals = [total_reward(record) for record in records]
+    for key, total in zip(keys, totals, strict=True):
+        rewards[key] += [total] if total is not None else []
+    spread = {key: (fmean(of), stdev(of) if len(of) > 1 else 0.0) for key, of in rewards.items() if of}
+    advantages = [
+        None if total is None else (total - spread[key][0]) / (spread[key][1] + 1e-4)
+        for key, total in zip(keys, totals, strict=True)
+    ]
+    return [numbers[key] for key in keys], advantages
 
 
 def exact_match_of_record(record: Record) -> float | None:

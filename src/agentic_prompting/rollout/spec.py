@@ -6,11 +6,13 @@ asked in exactly the form it was trained in and nobody has to remember flags.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..llm import Message, with_system
@@ -54,6 +56,32 @@ def fill(template: str, **values: object) -> str:
 def prompt_r1_template(grammar: TagGrammar = TagGrammar()) -> str:
     """The default agent template with the grammar's tags filled in and `{question}` left open."""
     return fill(PROMPT_R1_TEMPLATE, **asdict(grammar))
+
+
+ENVIRONMENT_TEMPLATE = """\
+You answer a question with the help of {environment}
+It sees your requests and its own replies, but not your thoughts and not this text.
+
+Write exactly one of these two things each time it is your turn.
+To ask: <{think}>a short thought</{think}> and then <{act}>your request</{act}>
+To finish: <{think}>why you are done</{think}> and then <{answer}>the answer, as short as it can be</{answer}>
+What you ask is answered in <{observation}>...</{observation}>.
+
+Question: {question}"""
+
+
+def template_for(environment: Any, grammar: Grammar) -> str:
+    """The agent's user message where none is given: the environment's own `prompt_template`, with the grammar's tags
+    filled in; else our words with its name and the first paragraph of its docstring. A bare question where there is
+    nobody to ask, or turns have no tags."""
+    if environment is None or not isinstance(grammar, TagGrammar):
+        return "{question}"
+    if own := getattr(environment, "prompt_template", None):
+        return fill(own, **asdict(grammar))
+    named = environment if type(environment) is not SimpleNamespace else environment.step  # a plain function
+    name = getattr(named, "__name__", type(named).__name__)
+    said = " ".join((inspect.getdoc(named) or "").split("\n\n")[0].split())
+    return fill(ENVIRONMENT_TEMPLATE, environment=f"{name}{f': {said}' if said else '.'}", **asdict(grammar))
 
 
 def fill_template(template: str, question: str) -> str:

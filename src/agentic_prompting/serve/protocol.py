@@ -53,7 +53,7 @@ class ServeConfig:
             training, for every request; without it for those with `temperature=0`.
 
     Raises:
-        `ValueError`: If a limit is not positive.
+        `ValueError`: If a limit is not positive, or the port is none.
     """
 
     host: str = "127.0.0.1"
@@ -69,6 +69,8 @@ class ServeConfig:
         limits = (self.max_concurrency, self.max_body_bytes, self.timeout)
         if min(limits) <= 0 or (self.max_cost_usd is not None and self.max_cost_usd <= 0):
             raise ValueError(f"every limit of the service must be positive, got {self}")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535, got {self.port}")
 
     def find_key(self) -> str | None:
         """The key, read at start and kept nowhere else.

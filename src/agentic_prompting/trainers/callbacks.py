@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 from huggingface_hub import utils as hub
-from transformers import ProgressCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
 from transformers.utils import logging as transformers_logging
 
 from ..evolution import Population, lineage_of, plot_lineage
 from ..rollout import Rollout
-from ..rollout.progress import Seldom, progress, watched
+from ..rollout.progress import Lines, Seldom, watched
 from .reflecting import transcript
 
 if TYPE_CHECKING:
@@ -80,9 +80,11 @@ def quiet_libraries() -> None:
 
 
 def one_line_progress(trainer: Trainer, what: str = "training steps") -> None:
-    """Put [`OneLineProgress`] in the place of transformers' bars, if there are any (`disable_tqdm`)."""
-    if trainer.pop_callback(ProgressCallback) is not None:
-        trainer.add_callback(OneLineProgress(what))
+    """Put [`OneLineProgress`] in the place of transformers' bars, or of the dicts that it prints without
+    (`disable_tqdm`)."""
+    bars = trainer.pop_callback(ProgressCallback) is not None
+    if bars or trainer.pop_callback(PrinterCallback) is not None:
+        trainer.add_callback(OneLineProgress(what, bars))
 
 
 class OneLineProgress(ProgressCallback):
@@ -94,17 +96,19 @@ class OneLineProgress(ProgressCallback):
 
     Args:
         what (`str`, *optional*, defaults to `"training steps"`): What is counted where there are no bars.
+        bars (`bool`, *optional*, defaults to `True`): Whether there may be bars.
     """
 
-    def __init__(self, what: str = "training steps"):
+    def __init__(self, what: str = "training steps", bars: bool = True):
         super().__init__()
-        self.what, self._lines, self._seldom, self._unwritten = what, None, Seldom(), ""
+        self.what, self.bars, self._seldom, self._unwritten = what, bars, Seldom(), ""
+        self._lines: Lines | None = None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if watched():
+        if self.bars and watched():
             super().on_train_begin(args, state, control, **kwargs)
         elif state.is_world_process_zero:
-            self._lines = progress(state.max_steps, self.what, state.global_step)
+            self._lines = Lines(state.max_steps, self.what, state.global_step)
         self._seldom, self._unwritten = Seldom(at_once=True), ""
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -114,7 +118,7 @@ class OneLineProgress(ProgressCallback):
             self._lines.update(state.global_step - self._lines.n)
 
     def on_prediction_step(self, args, state, control, **kwargs):
-        if watched():
+        if self.bars and watched():
             super().on_prediction_step(args, state, control, **kwargs)
 
     def on_log(self, args, state, control, logs=None, **kwargs):

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -140,6 +141,8 @@ def model_card(
         facts=_facts(trainer, methods, base, sandbox),
         large_model=_line(large),
         address=address,
+        own=_name_of(trainer.environment) if trainer.environment and not hasattr(trainer.environment, "chat") else None,
+        alone=trainer.environment is None,
         system_prompt=fenced(spec.system_prompt) if spec.system_prompt else None,
         prompt_template=fenced(spec.prompt_template),
         evaluation=evaluation_of(folder),
@@ -264,6 +267,12 @@ def _example_of(environment: Any) -> tuple[str, str]:
     if not isinstance(chat, OpenAIChat) or chat.model == "sandbox-oracle":
         return "gpt-4o-mini", ""
     return chat.model, "" if host_of(chat.base_url) == "api.openai.com" else ', base_url="http://.../v1"'
+
+
+def _name_of(environment: Any) -> str:
+    """Of an environment of one's own: its class, or the function that it is."""
+    named = environment.step if type(environment) is SimpleNamespace else type(environment)
+    return _line(getattr(named, "__name__", "environment"))
 
 
 def _cell(text: str) -> str:

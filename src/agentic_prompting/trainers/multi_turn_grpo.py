@@ -19,7 +19,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from ..data import validate_dataset
+from ..data import as_dataset, validate_dataset
 from ..interop import environment_of
 from ..llm import Budget, BudgetExceeded, charge, run
 from ..local import context_length
@@ -38,12 +38,13 @@ from ..rollout import (
     rollout_metrics,
     rollout_record,
     rollout_seed,
+    template_for,
 )
 from ..rollout.progress import progress
 from .callbacks import LiveView, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
-from .policies import PolicyUnreachable, sampling_of, trainer_backend
+from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
 from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
@@ -59,8 +60,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             argument `rollout` (`list[Rollout]`) beside the dataset's columns. What they make of a failed rollout is not
             used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
-        train_dataset (`Dataset`): Columns `question` and `answers` (`list[str]`), as [`load_task`] gives; or `prompt`
-            (messages or text), which is then used as it is.
+        train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
+            as [`load_task`] gives; or `prompt` (messages or text), which is then used as it is.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
@@ -69,7 +70,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
         environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
             its `get_reward`, if it has one, is a reward function beside the others.
-        prompt_template (`str`, *optional*, defaults to `"{question}"`): The agent's user message.
+        prompt_template (`str`, *optional*): The agent's user message. By default it says how to ask the environment,
+            in the words of its `prompt_template` or its docstring; see [`template_for`].
         system_prompt (`str`, *optional*): The agent's system message.
         grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
             one, else Prompt-R1's tags.
@@ -104,6 +106,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         **kwargs: Any,
     ):
         args = self._checked(args)
+        train_dataset, eval_dataset = as_dataset(train_dataset), as_dataset(eval_dataset)
         reward_funcs = self._rewards(reward_funcs, args)
         if kwargs.get("rollout_func"):
             raise ValueError(
@@ -123,7 +126,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pushed_by(args):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # which is why trl is pinned
             super().__init__(
                 model=model,
@@ -163,7 +166,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     ) -> AgentSpec:
         grammar = grammar or self._default_grammar(self.environment)
         return AgentSpec(
-            prompt_template=self._default_template(grammar) if template is None else template,
+            prompt_template=self._default_template(self.environment, grammar) if template is None else template,
             system_prompt=system_prompt,
             grammar=grammar,
             limits=args.limits(),
@@ -236,9 +239,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod
-    def _default_template(grammar: Grammar) -> str:
+    def _default_template(environment: Any, grammar: Grammar) -> str:
         """The agent's user message where none is given."""
-        return "{question}"
+        return template_for(environment, grammar)
 
     @staticmethod
     def _validate(dataset: Any) -> None:
@@ -289,7 +292,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 except PolicyUnreachable as error:
                     unreachable = str(error)
             stop_if(self, unreachable)
-        scored = super()._generate_and_score_completions(self._rows)
+        try:
+            scored = super()._generate_and_score_completions(self._rows)
+        except PolicyUnreachable as error:  # of the push; on every process
+            stop(self, str(error))
         if self._counts is not None:
             own = slice(first, first + len(inputs))
             scored["advantages"] = counted(scored["advantages"], *(one[own] for one in self._counts))
@@ -404,6 +410,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"
         facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
+        if mode == "train" and self.state.global_step == 0 and self.accelerator.is_main_process:
+            self._failures.warn_of_form(facts, self.limits)
         # Without a reward: the environment's failures, and what was not played to its end to save calls.
         failed = torch.tensor([fact.status == "failed" or not fact.weight for fact in facts], device=rewards.device)
         # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.
@@ -489,8 +497,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         keeps = getattr(self.environment, "state_dict", None)
-        curriculum = self._saver.curriculum.state_dict() if self._saver else None
-        return {"environment": keeps() if keeps else None, "some_failed": self.some_failed, "curriculum": curriculum}
+        return {
+            "environment": keeps() if keeps else None,
+            "some_failed": self.some_failed,
+            "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
+            "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
+        }
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
         if state["environment"] is not None:
@@ -498,6 +510,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.some_failed = state["some_failed"]
         if self._saver is not None and state.get("curriculum"):
             self._saver.curriculum.load_state_dict(state["curriculum"])
+        if self.backend.sync and state.get("pushed"):
+            self.backend.sync.load_state_dict(state["pushed"])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

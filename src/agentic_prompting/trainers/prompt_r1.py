@@ -6,7 +6,7 @@ from typing import Any
 
 from ..data import validate_dataset
 from ..rewards import PromptR1Reward
-from ..rollout import TagGrammar, prompt_r1_template
+from ..rollout import TagGrammar, prompt_r1_template, template_for
 from .config import PromptR1Config
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 
@@ -23,7 +23,8 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`]): The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
-        prompt_template (`str`, *optional*): Defaults to our wording of the role of Table 1, with the grammar's tags.
+        prompt_template (`str`, *optional*): Defaults to our wording of the role of Table 1 where the
+            environment is a large LLM, else to one that tells of the environment.
         grammar ([`TagGrammar`], *optional*): Defaults to the paper's tags.
         **kwargs: As in [`MultiTurnGRPOTrainer`].
 
@@ -64,8 +65,8 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         return TagGrammar()
 
     @staticmethod
-    def _default_template(grammar: Any) -> str:
-        return prompt_r1_template(grammar)
+    def _default_template(environment: Any, grammar: Any) -> str:
+        return template_for(environment, grammar) if environment is not None else prompt_r1_template(grammar)
 
     @staticmethod
     def _validate(dataset: Any) -> None:

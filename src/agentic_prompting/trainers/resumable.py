@@ -28,6 +28,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from .checkpoints import STATE_FILE, alone_in, from_first, saved_whole, whole_checkpoint
+from .stopping import checkpoint_on_interrupt
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +132,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
         where there is none yet, training starts at the beginning: the same command begins a run and goes on with it,
         whenever it was killed. At the last step nothing is trained.
 
+        Ctrl-C ends it after the step at hand, with a checkpoint: [`checkpoint_on_interrupt`].
+
         Raises:
             `ValueError`: If there are too few rows for a single step; if another run trains in `output_dir`; if the
                 checkpoint that was asked for is damaged; if a DeepSpeed checkpoint is of another number of processes.
@@ -138,7 +141,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """
         self._check_rows()
         folder = Path(self.args.output_dir)
-        with alone_in(folder, self.accelerator):
+        with alone_in(folder, self.accelerator), checkpoint_on_interrupt(self):
             checkpoint = from_first(self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder))
             state = self._read_exact_state(checkpoint) if self.is_deepspeed_enabled else None
             if state is not None and state["world"] != (world := self.accelerator.num_processes):

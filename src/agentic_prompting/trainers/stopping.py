@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from ..rollout import RolloutFacts
+from ..rollout import Limits, RolloutFacts
 
 if TYPE_CHECKING:
     from .multi_turn_grpo import MultiTurnGRPOTrainer
@@ -64,7 +64,7 @@ class FailureWatch:
     def __init__(self, window: int, max_share: float):
         self.max_share = max_share
         self._recent: deque[tuple[int, int]] = deque(maxlen=window)
-        self._warned = False
+        self._warned = self._warned_of_form = False
 
     def why_stop(self, facts: Sequence[RolloutFacts], speaks: bool = True) -> str:
         """Take note of a batch of all processes; why to stop after it, or an empty text. The first failure of all is
@@ -85,6 +85,19 @@ class FailureWatch:
             return ""
         cause = fatal or failed[-1]
         return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"
+
+    def warn_of_form(self, facts: Sequence[RolloutFacts], limits: Limits) -> None:
+        """Say, once, that hardly a rollout of the first step ended as it should: nothing could be learnt from them."""
+        cut, odd = (sum(fact.status == status for fact in facts) for status in ("truncated", "malformed"))
+        if self._warned_of_form or cut + odd <= 0.9 * len(facts):
+            return
+        self._warned_of_form = True
+        logger.warning(
+            "%d of %d rollouts of the first step gave no answer in the form that is asked for (%d cut off, %d fit no "
+            "rule of the grammar). Look at some with `agentic-prompting report`; prompt_template has to tell the agent "
+            "how to write, and max_turn_tokens=%d and max_completion_length=%d have to let it",
+            *(cut + odd, len(facts), cut, odd, limits.max_turn_tokens, limits.max_tokens),
+        )
 
 
 @contextmanager
@@ -224,8 +237,8 @@ def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
     if interrupt.stopped_at is not None:
         checkpoint = Path(trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{interrupt.stopped_at}"
         raise TrainingInterrupted(
-            f"interrupted after step {interrupt.stopped_at}, a checkpoint was saved; to go on, run the same command "
-            f"with --resume_from_checkpoint {checkpoint}"
+            f"interrupted after step {interrupt.stopped_at}, a checkpoint was saved; to go on, call "
+            f"train(resume_from_checkpoint=True), or run the same command with --resume_from_checkpoint {checkpoint}"
         )
 
 

@@ -1,15 +1,18 @@
 // What the page shows, in order: whatever the run has data blocks for.
 
 async function main() {
-  const [run, history, lineage, refined, index] = await Promise.all(["run", "history", "lineage", "refinements", "trajectories"].map(unpack));
+  const [run, history, lineage, refined, index, answers, compared] = await Promise.all(["run", "history", "lineage", "refinements", "trajectories", "evaluation", "comparison"].map(unpack));
   byId("loading").remove();
   byId("run-name").textContent = oneLine(run.name);
   const browser = {}; // filled in last, when the trajectories are there
+  if (compared) showComparison(compared);
   if (history) showCurves(run, history, index, (step) => browser.only?.({ from: String(step), to: String(step) }));
   const prompts = new Set(index?.columns.prompt.filter((prompt) => prompt !== null));
   if (lineage) showLineage(lineage, { has: (prompt) => prompts.has(prompt), only: (values) => browser.only?.(values) });
   if (refined) await showRefinements(refined);
+  if (answers) await showEvaluation(answers);
   if (index) Object.assign(browser, await showTrajectories(index));
+  if (run.watch) watchRun();
   document.documentElement.dataset.ready = "yes";
 }
 

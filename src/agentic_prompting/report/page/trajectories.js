@@ -6,7 +6,13 @@ async function showTrajectories(index) {
   const shown = count < total ? `${count.toLocaleString("en")} of ${total.toLocaleString("en")}, drawn over the whole run` : `${count.toLocaleString("en")}`;
   const node = section("trajectories", "Trajectories", `${shown}. Arrow keys move through the list.`);
   const chunks = new Chunks("trajectories", index.chunk);
-  const browser = new Browser("trajectories", (place) => trajectoryRow(columns, place), async (place) => trajectoryDetail(columns, place, await chunks.item(place)));
+  const only = (values) => {
+    for (const [name, { control }] of Object.entries(filters)) control.value = values[name] ?? (name === "order" ? "first" : "");
+    node.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    return apply();
+  };
+  const open = async (place) => [...trajectoryDetail(columns, place, await chunks.item(place)), ...groupOf(columns, place, only)];
+  const browser = new Browser("trajectories", (place) => trajectoryRow(columns, place), open);
   const status = el("p", { class: "note", role: "status" });
   const texts = new Texts(chunks, Math.ceil(count / index.chunk));
   let latest = 0;
@@ -27,14 +33,17 @@ async function showTrajectories(index) {
   const filters = trajectoryFilters(columns, apply);
   node.append(el("div", { class: "filters" }, ...Object.values(filters).map((one) => one.wrapped)), status, browser.node);
   await apply();
-  return {
-    /** Set some filters from elsewhere on the page, for example a step that was clicked on. */
-    only: (values) => {
-      for (const [name, { control }] of Object.entries(filters)) control.value = values[name] ?? (name === "order" ? "first" : "");
-      node.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-      return apply();
-    },
-  };
+  return { only }; // to set some filters from elsewhere on the page, for example a step that was clicked on
+}
+
+/** The rollouts of the same question in the same step, which GRPO compares with each other. */
+function groupOf(columns, place, only) {
+  const group = columns.group[place];
+  const places = columns.group.map((_, other) => other).filter((other) => columns.group[other] === group);
+  if (places.length < 2) return [];
+  const rows = places.map((other) => [other === place ? "this one" : "", columns.reward[other], columns.advantage[other], columns.status[other].replaceAll("_", " "), columns.turns[other]]);
+  const show = el("button", { type: "button", text: `Show these ${places.length} alone`, onclick: () => only({ group: String(group) }) });
+  return [el("h3", { text: "Its group" }), el("p", { class: "note", text: "Advantage: above the group's mean, over its deviation." }), table(["", "reward", "advantage", "outcome", "turns"], rows), show];
 }
 
 const ORDERS = {
@@ -59,6 +68,7 @@ function trajectoryFilters(columns, apply) {
     prompt: filter("system prompt", counted(columns.prompt), apply),
     from: filter("from step", null, soon, { ...step, placeholder: first }),
     to: filter("to step", null, soon, { ...step, placeholder: last }),
+    group: filter("group", null, soon, { type: "number", min: 0 }),
     order: filter("order", [["first", "first steps first"], ["last", "last steps first"], ["best", "best reward first"], ["worst", "worst reward first"], ["longest", "most turns first"]], apply),
     text: filter("text in question, turns or replies", null, soon, { type: "search" }),
   };
@@ -76,6 +86,7 @@ function fits(columns, place, wanted) {
   const same = (name) => !wanted[name] || String(columns[name][place]) === wanted[name];
   return same("status") && same("task") && same("mode") && same("prompt")
     && (!wanted.answer || columns.match[place] === (wanted.answer === "right" ? 1 : 0))
+    && (!wanted.group || columns.group[place] === Number(wanted.group))
     && (!wanted.from || columns.step[place] >= Number(wanted.from))
     && (!wanted.to || columns.step[place] <= Number(wanted.to));
 }
@@ -106,7 +117,7 @@ class Texts {
 
 function trajectoryRow(columns, place) {
   const right = columns.match[place] === null ? "" : columns.match[place] ? " · ✓ right" : " · ✗ wrong";
-  const meta = `step ${columns.step[place]} · ${columns.status[place].replaceAll("_", " ")}${right} · reward ${number(columns.reward[place])} · ${columns.turns[place]} turns`;
+  const meta = `step ${columns.step[place]} · ${columns.status[place].replaceAll("_", " ")}${right} · reward ${number(columns.reward[place])}${columns.advantage[place] ? ` (${columns.advantage[place] > 0 ? "+" : ""}${number(columns.advantage[place], 2)} in its group)` : ""} · ${columns.turns[place]} turns`;
   return [oneLine(columns.title[place]) || "(no question)", meta];
 }
 

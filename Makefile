@@ -66,7 +66,7 @@ test: $(VENV)/.test
 
 # Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
 FAST := -m "not slow and not vllm" $(foreach name,docs doctor distributed vllm notebooks \
-  serve_description vllm_real,--ignore=tests/test_$(name).py)
+  serve_description vllm_real vllm_weights,--ignore=tests/test_$(name).py)
 MIN := .venv-min
 
 $(MIN)/.test: constraints-min.txt pyproject.toml
@@ -92,7 +92,8 @@ $(VLLM)/.vllm: requirements-vllm.txt pyproject.toml
 vllm: $(VLLM)/.vllm
 
 test-vllm: vllm
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm tests/test_vllm_real.py $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -n 2 --dist loadfile -m "vllm and not slow" \
+	  tests/test_vllm_real.py tests/test_vllm_weights.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -27,6 +27,11 @@ def benchmark(monkeypatch):
     return loaded("espl_sandbox", monkeypatch)
 
 
+@pytest.fixture
+def figures(monkeypatch):
+    return loaded("espl_figures", monkeypatch)
+
+
 def test_intervals_are_students_over_seeds(benchmark):
     interval = benchmark.t_interval([0.8, 0.9, 1.0])
     assert interval == {"mean": 0.9, "low": pytest.approx(0.6516, abs=1e-4), "high": 1.0}
@@ -91,6 +96,61 @@ def test_the_config_is_the_examples(benchmark):
     assert config["temperature"] == SAMPLING["temperature"], "the policy before training is sampled as in training"
     assert {setting: config[setting] for setting in benchmark.TRIED[0]} in benchmark.TRIED, "joint's was tuned"
     assert set(config) <= set(ESPLConfig.__dataclass_fields__), "the script passes all of it to ESPLConfig"
+
+
+# The figures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pair", "variant"),
+    [("hmmt", "joint"), ("hmmt", "mutation_only"), ("aime25", "rl_grpo"), ("aime25", "rl_cispo"),
+     ("search", "evolution"), ("beyondaime", "joint"), ("beyondaime", "reflection"), ("sandbox", "policy_edits")],
+)  # fmt: skip
+def test_every_training_of_the_figures_is_one_that_the_program_takes(figures, pair, variant, tmp_path, monkeypatch):
+    from agentic_prompting.cli import programs
+
+    monkeypatch.setattr(programs.ESPLConfig, "bf16", False)
+    method, *options = figures.command(pair, variant, tmp_path, ["--use_cpu", "true", "--bf16", "false"])
+    script, args, _ = programs.parse(programs.PROGRAMS[method], options)
+    script.check(args)
+    assert args.output_dir == str(tmp_path / pair / variant)
+    assert args.p_crossover == (0.0 if variant == "mutation_only" or pair == "beyondaime" else 0.2)
+    assert args.mode == {"rl_grpo": "rl", "rl_cispo": "rl"}.get(variant, variant if variant[-3:] == "ion" else "joint")
+    assert (args.loss_type == "cispo") == (variant == "rl_cispo")
+
+
+def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
+    """A trainer's folder, the checkpoint of `evolve`, and a run that is not there."""
+    from agentic_prompting.evolution import EvolveConfig, evolve
+
+    pair = tmp_path / "hmmt"
+    for name, values in (("joint", [0.2, 0.6, 0.7, 0.8]), ("rl_grpo", [0.1, 0.4])):
+        (pair / name).mkdir(parents=True)
+        log = [{"step": 5 * step, "eval_reward": value} for step, value in enumerate(values)]
+        (pair / name / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    wise = lambda messages: "b" if "Learn" in messages[0]["content"] else f"{sum(map(ord, str(messages))) % 2}"  # noqa: E731
+    teach = lambda messages: json.dumps([{"op": "add", "text": "Learn."}])  # noqa: E731
+    right = lambda completions, **_: [float(one[0]["content"] == "b") for one in completions]  # noqa: E731
+    config = EvolveConfig(steps=3, problems_per_step=2, reflect_on="imperfect", eval_every=1, eval_all=True)
+    state = pair / "evolution" / "state.json"
+    evolve(wise, teach, ["?", "??"], right, "Do.", config, checkpoint=state, eval_rows=["???"])
+
+    figures.main(["--pair", "hmmt", "--runs", str(tmp_path), "--draw", str(tmp_path / "png")])
+    result = json.loads(capsys.readouterr().out)
+    drawn = result["figures"]
+    assert drawn["12"]["shown"]["joint"] == [[0, 0.2], [5, 0.6], [10, 0.7], [15, 0.8]]
+    assert drawn["12"]["shown"]["evolution"][-1] == [3, 1.0]
+    assert drawn["11"]["shown"]["joint"] == pytest.approx(0.7) and "rl_cispo" in drawn["11"]["missing"]
+    assert set(result["to_train"]) == {"mutation_only", "policy_edits", "rl_cispo", "reflection"}
+    assert "--loss_type cispo" in result["to_train"]["rl_cispo"]
+    assert "population" not in drawn["8"] and "no prompt has a held-out score" in drawn["8"]["missing"]["joint"]
+    assert {one["held_out"] for one in figures.ratings_of(pair / "evolution")} == {0.0, 1.0}
+    for name in ("1", "11", "12", "13", "14", "15"):
+        assert Path(drawn[name]["picture"]).read_bytes().startswith(b"\x89PNG"), name
+    state.rename(pair / "joint" / "population.json")
+    figures.main(["--pair", "hmmt", "--runs", str(tmp_path), "--draw", str(tmp_path / "png"), "--figures", "8"])
+    drawn = json.loads(capsys.readouterr().out)["figures"]["8"]
+    assert Path(drawn["picture"]).exists() and drawn["spearman"]["joint"] > 0
 
 
 # --- what continuous integration asks of two runs ------------------------------------------------------------------

@@ -28,7 +28,10 @@ def test_the_examples_start_the_programs(file, program):
 
 
 def test_the_configurations_are_those_of_the_issue():
-    assert [path.stem for path in CONFIGS] == ["math_qwen3_4b", "prompt_r1_espl", "sandbox", "search"]
+    assert [path.stem for path in CONFIGS] == [
+        "aime_beyondaime", "dapo100_aime25", "hmmt", "math_qwen3_4b", "nq_hotpotqa", "prompt_r1_espl", "sandbox",
+        "search",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -37,14 +40,23 @@ def test_every_key_is_an_option_and_the_script_takes_it(path, monkeypatch):
 
     monkeypatch.setattr(programs.ESPLConfig, "bf16", False)
     written = yaml.safe_load(path.read_text())
-    options = ["--config", str(path), "--bf16", "false", "--use_cpu", "true", "--reference_model", "large",
-               "--environment_model", "large", "--search_url", "http://127.0.0.1:1/retrieve"]  # fmt: skip
+    options = ["--config", str(path), "--bf16", "false", "--use_cpu", "true"]
+    for name in {"reference_model", "environment_model", "search_url"} - set(written):
+        options += [f"--{name}", "http://127.0.0.1:1/retrieve" if name == "search_url" else "large"]
     kinds = programs.PROGRAMS["espl"]
     assert set(written) <= {name for kind in kinds for name in kind.__dataclass_fields__}
     parsed = TrlParser(kinds).parse_args_and_config(options)
     parsed[0].check(parsed[1])
     values = {name: value for one in parsed for name, value in vars(one).items()}
-    for name in set(written) - {"bf16", "use_cpu", "report_to", "dtype", "save_strategy", "lr_scheduler_type"}:
+    for name in set(written) - {
+        "bf16",
+        "use_cpu",
+        "report_to",
+        "dtype",
+        "save_strategy",
+        "eval_strategy",
+        "lr_scheduler_type",
+    }:
         assert str(values[name]) == str(written[name]) or values[name] == [written[name]], name
 
 
@@ -71,6 +83,22 @@ def test_the_sandbox_end_to_end(warm, capsys):
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2], "for the report, without any checkpoint"
 
 
+def test_held_out_rows_make_a_curve(warm, tmp_path):
+    """Figure 12; in the sandbox its own test questions."""
+    config = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml"
+    train("--config", config, "--output_dir", warm, "--n_test", 4, "--max_steps", 2, "--seed", 0, "--mode", "rl",
+        "--per_device_train_batch_size", 12, "--warm_start_steps", 2, "--eval_strategy", "steps", "--eval_steps", 1,
+        "--per_device_eval_batch_size", 4)  # fmt: skip
+    log = json.loads((warm / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in log if "eval_reward" in entry] == [1, 2]
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for file in files:
+        file.write_text("".join(json.dumps({"question": f"{file.stem} {n}?", "answer": "x"}) + "\n" for n in range(3)))
+    asked = programs.ESPLArguments(eval_task=",".join(map(str, files)), eval_task_rows=2)
+    assert sorted(row["question"][0] for row in asked.held_out(0)) == ["a", "a", "b", "b"]
+    assert programs.ESPLArguments().held_out(0) is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -89,9 +117,9 @@ def test_bad_input_is_said(tmp_path, arguments, message):
 
 def test_a_closed_model_in_the_sandbox_and_its_resume(warm, capsys):
     options = ["--sandbox", "--output_dir", warm, "--problems_per_step", 2, "--num_generations", 2]
-    assert evolve(*options, "--steps", 2) == 0
+    assert evolve(*options, "--steps", 2, "--eval_every", 2, "--eval_task_rows", 2) == 0
     first = capsys.readouterr().out
-    assert "step 1" in first and "written to" in first
+    assert "step 1" in first and "; held out: " in first and "written to" in first
     assert evolve(*options, "--steps", 3) == 0
     shown = capsys.readouterr().out
     assert "step 2" in shown and "step 1:" not in shown, "it goes on where it was stopped"

@@ -231,7 +231,7 @@ def test_modes(tiny_policy, rows, tmp_path, mode):
         assert len(trainer.population.alive()) == 1
 
 
-@pytest.mark.parametrize("place", ["system", "user"])
+@pytest.mark.parametrize("place", ["system", "user", "after"])
 @pytest.mark.parametrize("own", [None, "Be brief ."])
 def test_a_loaded_agent_is_asked_as_in_evaluation(tiny_policy, rows, tmp_path, place, own):
     """Under the best prompt, wherever it stands, and with the system message it had anyway."""

@@ -112,7 +112,7 @@ def test_every_row_once_a_pass_and_every_sample_new():
     passes = []
     for step in range(4):
         evolution.logs = [None] * step
-        passes.append(evolution._problems())
+        passes.append(evolution._draw())
     assert [epoch for epoch, _ in passes] == [0, 0, 1, 1]
     assert not set(passes[0][1]) & set(passes[1][1])
 
@@ -289,3 +289,111 @@ def test_the_trainer_and_evolve_have_the_same_settings():
     assert issubclass(ESPLConfig, ESPLSettings) and issubclass(EvolveConfig, ESPLSettings)
     own = {**vars(ESPLSettings())}
     assert {name: getattr(ESPLConfig, name) for name in own} == own, "one default for both"
+    assert ESPLConfig("x", use_cpu=True, bf16=False).lr_scheduler_type == "constant", "Algorithm 1 has one step size"
+
+
+# First contact -------------------------------------------------------------------------------------------------------
+
+
+def says_mention(messages):
+    """A reference as a plain function."""
+    return json.dumps([{"op": "add", "text": "Always mention amber."}]) if "JSON" in messages[-1]["content"] else "ok"
+
+
+def test_plain_functions_texts_and_pairs_will_do():
+    def policy(messages):
+        return "blue" if "amber" in messages[0]["content"] else random.choice(["blue", "green"])
+
+    def reward(completions, answers, **_):
+        return [float(one[0]["content"] in golds) for one, golds in zip(completions, answers, strict=True)]
+
+    random.seed(0)
+    rows = [("Which colour has the river?", "blue"), {"question": "And the sky?", "answers": ["blue"]}] * 2
+    config = EvolveConfig(steps=2, problems_per_step=4)
+    result = evolve(policy, says_mention, rows, reward, prompt="Say a colour.", config=config)
+    assert result.stopped is None and result.population.members[1].prompt.text.endswith("[G0]. Always mention amber.")
+    seen = []
+    reward_of_text = lambda prompts, completions, **_: [seen.append(one) or 0.5 for one in prompts]  # noqa: E731
+    evolve(policy, says_mention, ["Only a text?"], reward_of_text, "Say.", EvolveConfig(steps=1, problems_per_step=1))
+    assert set(seen) == {"Only a text?"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"policy": "gpt-4o-mini"},
+            "policy .* chat model or a function of the messages, not 'gpt-4o-mini'.*OpenAIChat",
+        ),
+        ({"reference": None}, "reference .* not None"),
+        ({"rows": "one text"}, "rows .* not a str"),
+        ({"rows": [3] * 12}, r"rows\[0\] .* not 3"),
+        ({"rows": [{"answers": ["x"]}] * 12}, r"rows\[0\] has neither `question` nor `prompt`: answers"),
+        ({"reward": 1.0}, "reward .* not 1.0"),
+        ({"prompt": 3}, "a system prompt is a SystemPrompt or a text, not a int"),
+        ({"config": {"steps": 3}}, "config .* EvolveConfig.* not a dict"),
+        ({"reward": lambda **columns: 1.0}, "the reward .* one number or None for each of the .* completions, not 1.0"),
+        ({"reward": lambda **columns: [1.0]}, r"the reward .* each of the \d+ completions, not .*\[1.0\]"),
+        ({"reward": lambda completions, **columns: ["x"] * len(completions)}, "the reward .* not .*'x'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_type_is_one_clear_error(wrong, message):
+    given = {"policy": Policy(), "reference": Policy(), "rows": ROWS, "reward": exact_match_reward, "prompt": ROOT}
+    with pytest.raises(TypeError, match=message) as caught:
+        evolve(**{**given, **wrong})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_deterministic_policy_is_told(caplog):
+    """Nothing to compare, so nothing to learn from: said at once, and what to do about it."""
+    same = ScriptedChat(lambda messages: "<answer>river 1</answer>")
+    result = evolve(same, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=3))
+    assert {o["reason"] for log in result.steps for o in log.operators if o["operator"] == "mutation"} == {
+        "no_evidence"
+    }
+    assert all("said the same in all 5 attempts" in log.note and "temperature" in log.note for log in result.steps)
+    assert [record.message for record in caplog.records if "evidence" in record.message] == [
+        f"no evidence at step 0: {result.steps[0].note}",
+        "no step of 3 had evidence: the prompt is as it was",
+    ]
+    untagged = ScriptedChat(lambda messages: random.choice(["a", "b"]))
+    note = evolve(untagged, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1)).steps[0].note
+    assert "no reply had an answer" in note and "FreeText()" in note
+    right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
+    note = evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1)).steps[0].note
+    assert "every attempt at every problem got the reward 1" in note
+    half = lambda **columns: [0.5] * len(columns["completions"])  # noqa: E731
+    note = evolve(Policy(), ScriptedChat(reflect), ROWS, half, ROOT, EvolveConfig(steps=1)).steps[0].note
+    assert "same reward" in note
+
+
+# Held-out problems ---------------------------------------------------------------------------------------------------
+
+HELD_OUT = [{"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]} for n in (7, 8) for kind in WORDS]
+
+
+def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
+    """Figures 12 and 8: the best prompt as training goes on, and in the end every prompt that played."""
+    slow = {**vars(SETTINGS), "problems_per_step": 1, "steps": 10}
+    config = EvolveConfig(**{**slow, "eval_every": 2, "eval_all": True})
+    policy, path = Policy(), tmp_path / "state.json"
+    result = run(policy, config, eval_rows=HELD_OUT, checkpoint=path)
+    curve = [(log.step, log.held_out) for log in result.steps if log.held_out is not None]
+    assert [step for step, _ in curve] == [1, 3, 5, 7, 9]
+    played = [member for member in result.population.members if member.games]
+    assert len(played) > 3 and all(member.held_out["n"] == len(HELD_OUT) * 4 for member in played)
+    assert curve[-1][1] == result.population.members[result.best.id].held_out["mean"] > played[0].held_out["mean"]
+    for member in played:
+        known = sum(word in member.prompt.text for word in WORDS.values())
+        assert member.held_out["mean"] >= known / 3
+    asked = {(prompt, question) for prompt, question, _ in policy.seen if re.search("number [78]", question)}
+    assert len(asked) == len(HELD_OUT) * len({m.prompt.text for m in result.population.members if m.held_out})
+    plain = run(config=EvolveConfig(**slow))
+    ratings = lambda one: [(member.prompt, member.rating) for member in one.population.members]  # noqa: E731
+    assert ratings(plain) == ratings(result), "nothing is learned from them"
+    idle = Policy()
+    again = run(idle, config, eval_rows=HELD_OUT, checkpoint=path)
+    assert idle.calls == 0 and again.population.state_dict() == result.population.state_dict()
+    with pytest.raises(ValueError, match="eval_every=2.* eval_rows"):
+        run(config=config)

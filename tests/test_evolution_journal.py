@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agentic_prompting import ESPLTrainer
 from agentic_prompting.evolution import (
     Attempt,
     EvolutionJournal,
@@ -22,7 +23,7 @@ from agentic_prompting.evolution import (
 from agentic_prompting.evolution.operators import MAX_CHARS, MAX_EDITS, MAX_PROBLEMS, MAX_REFLECTIONS
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rollout import BatchEngine
-from test_espl_trainer import EDIT, Reference, WritesBySeed, trainer_for
+from test_espl_trainer import EDIT, Reference, WritesBySeed, arguments, reward_by_word, trainer_for
 from test_evolution_evolve import SETTINGS, Policy, run
 from test_evolution_operators import MIXED, PROMPT, crossover, edits, mutate, problem, reference
 
@@ -192,6 +193,33 @@ def test_held_out_success_is_the_members(tiny_policy, rows, tmp_path):
     metrics = trainer.evaluate()
     measured = trainer.population.members[0].held_out
     assert measured["mean"] == pytest.approx(metrics["eval_reward"]) and measured["n"] > 0 and measured["deviation"] > 0
+    child = trainer.population.add(SystemPrompt("ask first .", (), parents=(0,), operator="mutation"))
+    scores = trainer.evaluate_prompts([trainer.population.members[0].prompt, child])
+    assert list(scores) == [0, 1] and trainer.population.members[1].held_out["mean"] == scores[1]
+    assert trainer.population.members[0].held_out["n"] == measured["n"]
+    assert trainer.prompt_messages(rows[0], 0)[0]["content"].startswith(trainer.population.best().text)
     trainer.save_model()
-    node = read_lineage(tmp_path / "population.json").nodes[0]
-    assert node.member.held_out == measured
+    node = read_lineage(tmp_path / "population.json").nodes[1]
+    assert node.member.held_out["mean"] == scores[1]
+
+
+def test_every_prompt_that_played_is_tried_in_the_end(tiny_policy, rows, tmp_path):
+    """Figure 8: `eval_all`, which without held-out rows is an error before training, not after it."""
+    with pytest.raises(ValueError, match="eval_all=True needs an eval_dataset"):
+        trainer_for(tiny_policy, tmp_path, rows, eval_all=True)
+    trainer = ESPLTrainer(
+        model=str(tiny_policy),
+        reward_funcs=reward_by_word,
+        reference=Replays(),
+        args=arguments(tmp_path, evolution_lag=0, eval_all=True, max_steps=2),
+        train_dataset=rows,
+        eval_dataset=rows,
+        initial_prompt="Answer .\n[G0]. Ask first .",
+    )
+    trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+    trainer.train()
+    played = [member for member in trainer.population.members if member.games]
+    assert played and all(member.held_out["n"] > 0 for member in played)
+    assert not [entry for entry in trainer.state.log_history if "eval_reward" in entry], "no points of the run's curve"
+    trainer.evaluate()
+    assert "eval_reward" in trainer.state.log_history[-1]

@@ -319,6 +319,43 @@ def test_crossover_fails_as_mutation_does():
     assert (outcome.reason, dict(outcome.counts)["refused/unknown_id"]) == ("unchanged", 1)
 
 
+# Correction ----------------------------------------------------------------------------------------------------------
+
+
+def correct(*args, **options):
+    return asyncio.run(operators.correct(*args, **options))
+
+
+def test_principles_are_checked_one_by_one_and_corrected():
+    """Table 1: what holds in some cases only is given its condition, or goes; nobody touches another's principle."""
+    prompt = SystemPrompt("Solve.", ("The minimum is the bound.", "Check small cases.", "Guess.", "Never guess."), id=3)
+    replies = {
+        "The minimum is": edits({"op": "modify", "id": "G0", "text": "The minimum is at least the bound."}),
+        "Check small": "It holds. []",
+        "Guess.": edits({"op": "remove", "id": "G2", "reason": "it loses"}, {"op": "remove", "id": "G1"}),
+        "Never guess": edits({"op": "modify", "id": "G0", "text": "Mine."}),
+    }
+    chat = ScriptedChat(
+        lambda messages: next(
+            text for start, text in replies.items() if f"]. {start}" in messages[0]["content"].split("<instruction>")[1]
+        )
+    )
+    outcome = correct(chat, prompt, temperature=0.2)
+    assert outcome.child.principles == ("The minimum is at least the bound.", "Check small cases.", "Never guess.")
+    assert (outcome.child.operator, outcome.child.parents, outcome.counts["calls"]) == ("correction", (3,), 4)
+    assert outcome.counts["refused/too_many"] == outcome.counts["refused/unknown_id"] == 1
+    assert all(prompt.text in call[0]["content"] for call in chat.calls) and chat.sampling[0] == {"temperature": 0.2}
+    assert [edit["reason"] for edit in outcome.trace.edits][1] == "it loses"
+
+
+def test_correction_fails_as_the_others_do():
+    assert correct(ScriptedChat(["[]"]), PROMPT).reason == "unchanged"
+    assert correct(ScriptedChat(["[]"], fail_on=lambda number: True), PROMPT).reason == "call_failed"
+    assert correct(ScriptedChat(["Fine."]), PROMPT).reason == "unreadable"
+    nobody = ScriptedChat(["[]"])
+    assert (correct(nobody, TEXT).reason, nobody.calls) == ("no_evidence", []), "free text has no principles"
+
+
 # Side by side -------------------------------------------------------------------------------------------------------
 
 

@@ -85,6 +85,9 @@ def test_into_the_conversation():
     assert prompt.messages(given_system)[0]["content"] == "Be brief.\n\nUse tools."
     assert given_system[0]["content"] == "Use tools.", "the conversation that was passed in is not changed"
     assert prompt.messages([user], "user") == [{"role": "user", "content": "Be brief.\n\n2+2?"}]
+    assert prompt.messages([user], "after") == [{"role": "user", "content": "2+2?\n\nBe brief."}], (
+        "as the release has it"
+    )
     assert SystemPrompt("").messages([user]) == [user]
     with pytest.raises(ValueError, match="place must be"):
         prompt.messages("x", "assistant")

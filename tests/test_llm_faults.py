@@ -167,6 +167,23 @@ def test_it_recovers_by_itself():
         assert (breaker.pause, breaker.pauses) == (0.0, 1)
 
 
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_few_calls_are_as_patient_as_many(calls):
+    """Fewer attempts than the breaker waits for; and what finds out whether the endpoint is back spends no retry."""
+    with MisbehavingServer() as server, OpenAIChat("m", server.base_url, max_retries=2, patience=60) as chat:
+        server.go_down()
+        waiting = [ask(chat, str(i)) for i in range(calls)]
+        time.sleep(1.5)  # as good as for ever: the waits between attempts are 0.01 to 0.2 s here
+        assert not any(future.done() for future in waiting)
+        server.come_back()
+        assert [future.result(30).error for future in waiting] == [None] * calls
+
+
+def test_patience_ends():
+    with OpenAIChat("m", unused_url(), max_retries=2, patience=0.5) as chat:
+        assert "was down for as long as a call waits" in str(ask(chat, "lone").result(30).error)
+
+
 def test_being_refused_is_not_being_dead():
     """Errors that say the endpoint lives never hold other calls back."""
     alive = [

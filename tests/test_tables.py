@@ -64,7 +64,9 @@ def test_there_is_a_configuration_for_every_table():
         "eval_prorefine_table1",
         "eval_prorefine_ablations",
         "eval_prompt_r1_figures4_5",
-        "eval_espl_figures",
+        "eval_espl_aime25",
+        "eval_espl_hmmt",
+        "eval_espl_beyondaime",
     } < names
 
 

@@ -11,7 +11,7 @@ from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, gather, lend
 from agentic_prompting.trainers.policies import CollectivePolicy, ContinuousBatchingSampler, GatheredPolicy, TRLSampler
-from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, served_by
+from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, servers_of
 from agentic_prompting.trainers.stopping import PeerFailed, rank_barrier
 from test_trainer import arguments, trainer_for
 from vllm_stand_in import Server
@@ -113,16 +113,25 @@ def test_fsdp_of_the_first_version_is_refused(tiny_policy, rows, tmp_path):
 def test_how_the_server_is_called_is_checked(tmp_path):
     with pytest.raises(ValueError, match="direct or collective"):
         arguments(tmp_path, vllm_server_calls="both")
+    with pytest.raises(ValueError, match="nccl, adapter or disk"):
+        arguments(tmp_path, vllm_sync="http")
+    with pytest.raises(ValueError, match="vllm_sync would be ignored"):
+        arguments(tmp_path, vllm_sync="adapter")
+    server = {"use_vllm": True, "vllm_mode": "server"}
+    with pytest.raises(ValueError, match="'direct' only"):
+        arguments(tmp_path, vllm_sync="disk", vllm_server_calls="collective", **server)
+    with pytest.raises(ValueError, match="several addresses"):
+        arguments(tmp_path, vllm_server_base_url="http://a:8000,http://b:8000", **server)
 
 
 def test_a_dropped_server_policy_closes_its_connections(tiny_policy, tmp_path):
     """Left to the garbage collector, they took those of later policies off the event loop: a turn waited for ever."""
     with Server(tiny_policy, tmp_path) as server:
         args = arguments(tmp_path, vllm_server_base_url=server.url)
-        policy = VLLMServerPolicy(served_by(args), args, Sampling())
+        policy = VLLMServerPolicy(servers_of(args), args, Sampling())
         assert len(lend(policy, policy(SampleRequest([5, 6], 2, seed=0))).ids) == 2
-        client = policy._client
+        session = policy.servers[0]._session
         del policy
         gc.collect()
         start(asyncio.sleep(0)).result()  # the loop has got to what came before
-        assert client.is_closed()
+        assert session.closed

@@ -49,6 +49,9 @@ USED = {
         "_generate_single_turn", "continuous_batching_config", "generation_config", "_dist", "model_wrapped",
         "trl.models.unwrap_model_for_generation",
     },
+    "policies/adapters.py": {
+        "_dist", "processing_class", "trl.generation.vllm_generation.VLLMGeneration", "trl.trainer.grpo_trainer",
+    },
     "resumable.py": {
         "_buffered_inputs", "_get_output_dir", "_get_train_sampler", "_globalstep_last_logged",
         "_load_optimizer_and_scheduler", "_metrics", "_run_epoch", "_save_checkpoint", "_step", "_tr_loss", "control",
@@ -479,6 +482,35 @@ def test_vllm_stops_at_stop_strings_of_generation_kwargs():
     assert "generation_kwargs=args.generation_kwargs" in init
     assert '"generation_kwargs": self.generation_kwargs' in generate  # server
     assert "generation_kwargs.update(self.generation_kwargs)" in generate  # colocate
+
+
+def test_another_vllm_generation_can_be_put_in_its_place(tiny_policy, tmp_path, monkeypatch):
+    """`GRPOTrainer` takes the class `VLLMGeneration` from its own module `grpo_trainer`; it asks the client for
+    `get_server_info` and nothing else, and calls `sync_weights` before the rollouts of each step. Of its own the class
+    has `model`, `_dist`, `processing_class`, and `_iter_named_params`, which gathers all weights."""
+    from trl.trainer import grpo_trainer
+
+    class Noting(VLLMGeneration):
+        def _init_vllm(self):
+            self.vllm_client, self.asked, self.synced = self, 0, []
+
+        def get_server_info(self):
+            self.asked += 1
+            return {"model_config": {"logprobs_mode": "processed_logprobs"}}
+
+        def sync_weights(self):
+            self.synced.append((trainer.state.global_step, len(trainer.seen["prompts"])))
+
+    monkeypatch.setattr(grpo_trainer, "VLLMGeneration", Noting)
+    trainer = grpo(tiny_policy, tmp_path, use_vllm=True, vllm_mode="server")
+    made = trainer.vllm_generation
+    assert type(made) is Noting and made.asked == 1
+    assert made.model is trainer.model and made.processing_class is trainer.processing_class
+    assert hasattr(made._dist, "gather_params")
+    assert dict(made._iter_named_params()).keys() == dict(trainer.model.named_parameters()).keys()
+    trainer.vllm_importance_sampling_correction = False  # the rollouts here have no log-probabilities
+    trainer.train()
+    assert made.synced == [(0, 0), (1, 1)]
 
 
 # --- what E-SPL adds ----------------------------------------------------------------------------------------------

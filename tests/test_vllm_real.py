@@ -8,18 +8,27 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 
+import openai
 import pytest
 import torch
 
-from agentic_prompting import OpenAIChat
+from agentic_prompting import LLMEnvironment, OpenAIChat, PromptAgent
+from agentic_prompting.evaluation import EvaluationTask
 from agentic_prompting.llm.loop import background_loop
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import ChatFormat, Limits, Rollout, SampleRequest, TagGrammar, gather, lend, play
-from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, served_by
+from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, servers_of
+from serving import running, service_of
+from test_espl_trainer import trainer_for as espl_trainer_for
 from test_trainer import arguments
 from vllm_server import VLLMServer
 
@@ -29,14 +38,21 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM: make test-vllm"),
 ]
 
+ROOT = Path(__file__).parents[1]
 PLAIN = Sampling()
+CONTEXT = 4096  # tokens
 REQUESTS = [SampleRequest([(7 * i + j) % 700 + 20 for j in range(5 + i)], 40, seed=i) for i in range(32)]
 LONG = [SampleRequest([20 + i] * 10, 300, seed=i) for i in range(64)]
 
 
 @pytest.fixture(scope="module")
 def server(tiny_policy, tmp_path_factory):
-    with VLLMServer(tiny_policy, tmp_path_factory.mktemp("served")) as server:
+    """With room for what the commands ask of a large LLM."""
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copytree(tiny_policy, folder / "policy")
+    config = json.loads((tiny_policy / "config.json").read_text()) | {"max_position_embeddings": CONTEXT}
+    (folder / "policy" / "config.json").write_text(json.dumps(config))
+    with VLLMServer(folder / "policy", folder) as server:
         yield server
 
 
@@ -59,7 +75,7 @@ def policy_for(server, tmp_path):
     def policy(sampling=PLAIN, **changes):
         where = {"vllm_mode": "server", "vllm_server_base_url": server.url, "use_vllm": True}
         args = arguments(tmp_path, **where, **changes)
-        return VLLMServerPolicy(served_by(args), args, sampling)
+        return VLLMServerPolicy(servers_of(args), args, sampling)
 
     return policy
 
@@ -138,12 +154,12 @@ def test_a_stop_text_that_ends_inside_a_token(policy_for, tokenizer):
 
 def test_a_rollout_fills_the_context_to_the_last_token(policy_for, server, tokenizer):
     policy, chat_format = policy_for(), ChatFormat(tokenizer, TagGrammar())
-    limits = Limits(max_turn_tokens=10_000, max_tokens=10_000, max_context=policy.server.max_context)
-    assert policy.server.max_context == 1024
-    prompts = [[50] * n for n in (1000, 1023, 1024)]
+    limits = Limits(max_turn_tokens=10_000, max_tokens=10_000, max_context=policy.max_context)
+    assert policy.max_context == CONTEXT
+    prompts = [[50] * n for n in (CONTEXT - 24, CONTEXT - 1, CONTEXT)]
     rollouts = [Rollout(prompt, row={}, seed=3) for prompt in prompts]
     lend(policy, gather(play(rollout, policy, None, chat_format, limits) for rollout in rollouts))
-    assert [len(one.prompt_ids) + len(one.ids) for one in rollouts[1:]] == [1024, 1024]
+    assert [len(one.prompt_ids) + len(one.ids) for one in rollouts[1:]] == [CONTEXT, CONTEXT]
     assert {one.status for one in rollouts[1:]} == {"truncated"} and len(rollouts[0].ids) <= 24
 
 
@@ -166,9 +182,9 @@ def test_paused_and_resumed_under_load(policy_for, server, mode):
     undisturbed = ids(sampled(policy, LONG))
     complete = policy._complete
 
-    async def counted(request):
-        choice = await complete(request)
-        reasons[choice.finish_reason] += 1
+    async def counted(*asked):
+        choice = await complete(*asked)
+        reasons[choice["finish_reason"]] += 1
         return choice
 
     policy._complete = counted
@@ -195,19 +211,26 @@ def test_one_of_64_is_cancelled(policy_for):
 
 
 def test_who_cancels_leaves_nothing_running(policy_for, server):
+    """The server is paused meanwhile: how far the turns are does not depend on the clock, nor what comes after."""
     policy = policy_for(generation_kwargs={"ignore_eos": True})
-    before = server.counted("vllm:generation_tokens_total")
+    begun = server.counted("vllm:generation_tokens_total")
 
     async def cancel_all():
         tasks = [asyncio.create_task(policy(SampleRequest([30 + i], 1000, seed=i))) for i in range(8)]
         await asyncio.sleep(0)
         await policy(SampleRequest([9], 1, seed=0))
+        await asyncio.to_thread(server.post, "/pause?mode=keep")
+        before = server.counted("vllm:generation_tokens_total")
+        assert server.counted("vllm:num_requests_running") == 8 and before - begun < 8000
         for task in tasks:
             task.cancel()
-        await policy(SampleRequest([9], 1000, seed=0))  # as long as they would have taken
+        while server.counted("vllm:num_requests_running"):
+            await asyncio.sleep(0.1)
+        await asyncio.to_thread(server.post, "/resume")
+        await policy(SampleRequest([9], 10, seed=0))
+        return server.counted("vllm:generation_tokens_total") - before
 
-    lend(policy, cancel_all())
-    assert server.counted("vllm:generation_tokens_total") - before < 5000  # of 9001
+    assert lend(policy, cancel_all()) == 10
 
 
 def test_killed_and_restarted_in_mid_step(policy_for, server):
@@ -222,20 +245,10 @@ def test_killed_and_restarted_in_mid_step(policy_for, server):
     assert ids(lend(policy, disturbed(policy, kill))) == undisturbed
 
 
-def test_one_that_stays_away_is_named(policy_for, server):
-    policy = policy_for(vllm_server_timeout=1)
-    server.kill()
-    try:
-        with pytest.raises(PolicyUnreachable, match=server.url):
-            sampled(policy, LONG[:4])
-    finally:
-        server.start()
-
-
 # --- as the large LLM of the commands -----------------------------------------------------------------------------
 
 
-def test_as_the_large_llm(server, asking_policy, run, monkeypatch):
+def test_as_the_large_llm(server):
     """It only babbles; what counts is that each call is answered and its tokens are counted."""
     chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_concurrency=64)
     asked = [[{"role": "user", "content": "Kenya " * (i + 1)}] for i in range(64)]
@@ -243,12 +256,121 @@ def test_as_the_large_llm(server, asking_policy, run, monkeypatch):
     assert all(reply.error is None and reply.usage.prompt_tokens > 0 for reply in replies)
     assert max(reply.usage.completion_tokens for reply in replies) == 8
 
+
+@pytest.fixture
+def command(server, run, monkeypatch):
+    """Runs a command, and says what it has printed and how many requests the server has answered for it."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
+
+    def asked(*arguments):
+        before = server.counted("vllm:request_success_total")
+        status, printed, said = run(*arguments)
+        assert status == 0, said
+        return printed, server.counted("vllm:request_success_total") - before
+
+    return asked
+
+
+def test_ask(command, server, asking_policy):
     large = ("--environment-model", "policy", "--environment-base-url", f"{server.url}/v1")
     given = ("--run", asking_policy, *large, "--environment-max-tokens", 8, "--json")
-    status, printed, said = run("ask", "what is the language of Kenya ?", *given)
-    assert status == 0, said
-    assert json.loads(printed).get("error") is None
+    printed, asked = command("ask", "what is the language of Kenya ?", *given)
+    assert json.loads(printed).get("error") is None and asked > 0
+
+
+def test_refine(command, server):
+    models = [
+        part
+        for role in ("task", "feedback")
+        for part in (f"--{role}-model", "policy", f"--{role}-base-url", f"{server.url}/v1")
+    ]
+    given = ("--tokens-per-step", 8, "--max-steps", 2, "--final-max-tokens", 8, "--json")
+    printed, asked = command(
+        "refine", "--prompt", "Think.", "--query", "what is the capital of Kenya ?", *models, *given
+    )
+    (result,) = json.loads(printed)["results"]
+    assert result["steps"] and asked >= 3
+
+
+def test_evaluate(command, server, tmp_path, monkeypatch):
+    task = EvaluationTask("puzzles", [{"question": f"How many in {i}?", "answers": ["7"]} for i in range(4)])
+    monkeypatch.setattr("paper_tables.run.load_evaluation_task", lambda *_: task)
+    config = tmp_path / "table.yaml"
+    config.write_text(
+        f"""
+title: Small
+tasks: [puzzles]
+models:
+  small: {{name: policy, base_url: "{server.url}/v1", sampling: {{max_tokens: 8}}}}
+systems:
+  cot: {{kind: prompted, model: small}}
+"""
+    )
+    printed, asked = command("evaluate", "--config", config, "--output", tmp_path / "out")
+    assert "| puzzles | cot |" in printed and asked == 4
+
+
+def test_evolve(command, server, tmp_path):
+    """As the policy; the reference is asked where a rollout was better than another, which none of these is."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{i}?", "answer": "#### 7"}) + "\n" for i in range(4)))
+    models = [
+        part
+        for role in ("policy", "reference")
+        for part in (f"--{role}-model", "policy", f"--{role}-base-url", f"{server.url}/v1")
+    ]
+    sizes = ("--steps", 1, "--problems-per-step", 2, "--num-generations", 1)
+    printed, asked = command(
+        "evolve",
+        *models,
+        *sizes,
+        "--data-files",
+        rows,
+        "--output-dir",
+        tmp_path,
+        "--initial-prompt",
+        "Think.",
+        "--json",
+    )
+    assert json.loads(printed)["usage"]["policy"]["prompt_tokens"] > 0 and asked == 2
+
+
+def test_serve(server, asking_policy):
+    """A service whose agent asks it."""
+    chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_tokens=8)
+    agent = PromptAgent.from_pretrained(asking_policy, LLMEnvironment(chat))
+    with running(service_of(agent)) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        question = [{"role": "user", "content": "what is the language of Kenya ?"}]
+        answer = client.chat.completions.create(model="agent", messages=question)
+    assert answer.choices[0].message.content and chat.stats.calls > 0
+
+
+def test_as_the_reference_of_espl(server, tiny_policy, rows, tmp_path):
+    """What it babbles is no edit; it was asked, and answered each time."""
+    reference = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_tokens=8)
+    trainer = espl_trainer_for(tiny_policy, tmp_path, rows, reference)
+    trainer.train()
+    assert trainer.state.global_step == trainer.args.max_steps
+    assert reference.stats.calls > 0 and reference.stats.failed == 0
+
+
+# --- what examples and pages say ----------------------------------------------------------------------------------
+
+
+def test_every_flag_is_one_of_this_version():
+    """Of all `vllm serve` in examples/ and docs/, and of the lines there that hold flags alone; variables, too."""
+    given = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--help=all"]
+    known = set(re.findall(r"--[a-z][\w-]*", subprocess.run(given, capture_output=True, text=True, check=True).stdout))
+    variables = Path(importlib.util.find_spec("vllm").origin).with_name("envs.py").read_text()
+    used = set()
+    for path in [*ROOT.glob("examples/**/*.sbatch"), *ROOT.glob("docs/**/*.md")]:
+        text = path.read_text().replace("\\\n", " ")
+        commands = re.findall(r"\bvllm serve\b.*|^--[a-z-]+ .*--.*", text, re.M)
+        used |= {flag for command in commands for flag in re.findall(r"(?<!\S)--[a-z][\w-]*", command)}
+        for variable in set(re.findall(r"\bVLLM_[A-Z_]+", text)):
+            assert f'"{variable}"' in variables, f"{path.name}: {variable}"
+    assert {"--weight-transfer-config", "--data-parallel-size", "--enable-lora", "--enforce-eager"} <= used <= known
 
 
 # --- in this process ----------------------------------------------------------------------------------------------
@@ -283,3 +405,11 @@ def test_colocated(tiny_policy, model, tmp_path):
     assert [len(sample.ids) for sample in samples] == [4 + 12 * i for i in range(8)]
     assert ids(again) == ids(samples) and left == 0
     assert largest_difference(model, requests, samples) <= 1e-4
+
+
+def test_one_that_stays_away_is_named(policy_for, server):
+    """The last one here: it is not started again."""
+    policy = policy_for(vllm_server_timeout=1)
+    server.kill()
+    with pytest.raises(PolicyUnreachable, match=server.url):
+        sampled(policy, LONG[:4])

@@ -4,7 +4,6 @@ import json
 import sys
 import urllib.request
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import distributed_backends as backends
@@ -14,47 +13,12 @@ SETTINGS = json.loads(sys.argv[1])
 backends.prepare(SETTINGS["backend"], SETTINGS["folder"])
 vllm_stand_in.install(SETTINGS["weights"])  # before trl is imported
 
-from datasets import Dataset  # noqa: E402
-
-from agentic_prompting import MultiTurnGRPOTrainer, TrainingStopped  # noqa: E402
-from agentic_prompting.rollout import Observation, TagGrammar  # noqa: E402
-from agentic_prompting.rollout.grammar import Turn  # noqa: E402
-from test_trainer import arguments  # noqa: E402
+from agentic_prompting import TrainingStopped  # noqa: E402
+from vllm_rounds import Rounds, by_sum, trainer_of_rounds  # noqa: E402
 
 
-@dataclass(frozen=True)
-class Asks(TagGrammar):
-    """Whatever is written is a request: what a random model samples is played on as it is."""
-
-    def parse(self, text):
-        return Turn(text, "act", True, request=text)
-
-
-class Rounds:
-    """Replies as often as the row says, with texts of uneven length."""
-
-    grammar = Asks()
-
-    async def step(self, rollout):
-        if len(rollout.turns) >= rollout.row["rounds"]:
-            return None
-        return Observation(text="Nairobi " * (1 + rollout.seed % 3))
-
-
-def trainer_for(name, environment=None, reward=lambda rollout: float(sum(rollout.ids) % 7), **changes):
-    """The rows of one process have 1 round, those of the other 3, and prompts of other lengths."""
-    prompts = [[{"role": "user", "content": "Kenya " * (1 + 3 * i)}] for i in range(8)]
-    rows = [{"prompt": prompt, "rounds": 1 + 2 * (i % 2)} for i, prompt in enumerate(prompts)]
-    return MultiTurnGRPOTrainer(
-        model=SETTINGS["policy"],
-        environment=environment or Rounds(),
-        reward_funcs=lambda rollout, **kwargs: [reward(one) for one in rollout],
-        args=arguments(
-            Path(SETTINGS["folder"]) / name, num_generations=4, max_steps=3, max_turn_tokens=6, shuffle_dataset=False,
-            max_completion_length=80, use_vllm=True, learning_rate=1e-2, **changes,
-        ),
-        train_dataset=Dataset.from_list(rows),
-    )  # fmt: skip
+def trainer_for(name, *environment_and_reward, **changes):
+    return trainer_of_rounds(SETTINGS["policy"], Path(SETTINGS["folder"]) / name, *environment_and_reward, **changes)
 
 
 def play(name, **changes):
@@ -96,11 +60,9 @@ def lose(name, server, when):
     def reward(rollout):
         if when == "rewards":
             vanish()
-        return float(sum(rollout.ids) % 7)
+        return by_sum(rollout)
 
-    trainer = trainer_for(
-        name, Vanishing(), reward, vllm_mode="server", vllm_server_base_url=server, vllm_server_timeout=3
-    )
+    trainer = trainer_for(name, Vanishing(), reward, vllm_server_base_url=server, vllm_server_timeout=3)
     try:
         trainer.train()
     except TrainingStopped as error:
@@ -108,7 +70,7 @@ def lose(name, server, when):
 
 
 def main():
-    server = {"vllm_mode": "server", "vllm_server_base_url": SETTINGS.get("server")}
+    server = {"vllm_server_base_url": SETTINGS.get("server")}
     paths = {
         "direct": server,
         "collective": {**server, "vllm_server_calls": "collective"},

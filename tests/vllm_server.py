@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 FLAGS = [
     "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384",
@@ -15,9 +16,13 @@ FLAGS = [
 ]  # fmt: skip
 """What a CPU needs (docs/howto/vllm.md), and the log-probabilities that training needs."""
 
+LORA = ("--enable-lora", "--max-loras", "2")
+"""What adapters need."""
+
 VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
-    "VLLM_SERVER_DEV_MODE": "1",  # pausing, and TRL's push of weights
+    "VLLM_SERVER_DEV_MODE": "1",  # pausing, and weights from a disk
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
@@ -64,7 +69,8 @@ class VLLMServer:
 
     def kill(self):
         """At once, with its engine, as the kernel does when memory runs out."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # killed before
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def _answers(self):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import NormalDist, fmean, stdev
 
 import numpy as np
@@ -27,7 +28,8 @@ def average_results(results: Sequence[Result], task: str) -> Result:
         for name, of_task in result.values.items():
             if of_task:
                 values[name].append(list(of_task.values()))
-    return _joined(results, task, {}, {name: mean_of_means(groups) for name, groups in values.items()})
+    joined = _joined(results, task, {}, {name: mean_of_means(groups) for name, groups in values.items()})
+    return replace(joined, fit_calls=max(one.fit_calls for one in results))  # one search may serve several tasks
 
 
 def over_seeds(results: Sequence[Result]) -> Result:

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..evolution import EvolveConfig, EvolveResult, StepLog, SystemPrompt, evolve as evolve_prompt
+from ..evolution import EvolveConfig, EvolveResult, StepLog, evolve as evolve_prompt
 from ..llm import ChatModel, charge
 from ..records import atomic_write
 from ..refine import DEFAULT_PROMPT, START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult, summarize
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.types import described_lines
-from .options import AsJson, Recording, ReferenceModel, Spending, TaskRows, say, setting
+from .options import AsJson, HeldOutRows, Recording, ReferenceModel, Spending, TaskRows, say, setting
 
 Score = Literal["exact_match", "integer_match", "letter_match", "word_sorting_match"]
 _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
@@ -275,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 @dataclass
-class Evolving(TaskRows, Spending, ReferenceModel):
+class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
     """Which models, on what, with which reward."""
 
     policy_model: str | None = setting("The model that solves, by its name.")
@@ -293,14 +293,14 @@ class Evolving(TaskRows, Spending, ReferenceModel):
             raise ValueError("say which models: --policy-model NAME --reference-model NAME, or --sandbox")
         from .. import rewards
 
-        text = self.initial_prompt
         return {
             "policy": self.connect(stack, self.policy_model, self.policy_base_url),
             "reference": self.reference(stack),
             "rows": list(self.load(self.task, config.seed)),
             "reward": getattr(rewards, f"{self.reward}_reward"),
-            "prompt": SystemPrompt.parse(text) if "[G0]" in text else SystemPrompt(text, ()),
+            "prompt": self.initial_prompt,
             "config": config,
+            "eval_rows": self.held_out(config.seed),
         }
 
     def in_sandbox(self, config: EvolveConfig) -> dict[str, Any]:
@@ -321,6 +321,7 @@ class Evolving(TaskRows, Spending, ReferenceModel):
             "reward": exact_match_reward,
             "prompt": ROOT,
             "config": replace(config, reflect_on="imperfect", **own),
+            "eval_rows": list(sandbox.test)[: self.eval_task_rows or 32],
         }
 
 
@@ -361,4 +362,5 @@ def _show_step(log: StepLog) -> None:
     values = zip(log.prompts, log.values, strict=True)
     line = ", ".join(f"{name}: {value:.2f}" for name, value in values if value is not None)
     born = [str(operator["child"]) for operator in log.operators if operator["child"] is not None]
-    print(f"step {log.step}: prompt {line}{'; born: ' + ', '.join(born) if born else ''}", flush=True)
+    held_out = "" if log.held_out is None else f"; held out: {log.held_out:.2f}"
+    print(f"step {log.step}: prompt {line}{'; born: ' + ', '.join(born) if born else ''}{held_out}", flush=True)

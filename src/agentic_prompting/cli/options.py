@@ -135,6 +135,26 @@ class TaskRows:
         return load_task(task, self.task_split, self.task_rows, seed, data_files=self.data_files)
 
 
+@dataclass
+class HeldOutRows:
+    """What is only looked at, never learned from."""
+
+    eval_task: str | None = setting("Held out: TASK/SPLIT or a file; several with commas.")
+    eval_task_rows: int | None = setting("Sample this many of each; all by default.")
+
+    def held_out(self, seed: int) -> Dataset | None:
+        """The rows that curves are measured on, if any are named."""
+        from datasets import concatenate_datasets
+
+        from ..data import is_own, load_task
+
+        parts = []
+        for name in self.eval_task.split(",") if self.eval_task else ():
+            task, _, split = (name, "", "") if is_own(name) else name.partition("/")
+            parts.append(load_task(task, split or "test", self.eval_task_rows, seed))
+        return concatenate_datasets(parts) if parts else None
+
+
 # --- what a terminal shows -------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ from ..trainers import (
     checkpoint_on_interrupt,
 )
 from ..trainers.callbacks import quiet_libraries
-from .options import EnvironmentModel, ReferenceModel, TaskRows, setting
+from .options import EnvironmentModel, HeldOutRows, ReferenceModel, TaskRows, setting
 from .train import run_script
 
 REWARDS = {
@@ -105,7 +105,7 @@ class PromptR1Arguments(DataAndEnvironment):
 
 
 @dataclass
-class ESPLArguments(DataAndEnvironment, ReferenceModel):
+class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
     """What is trained on, with which reward, and which LLMs take part."""
 
     task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
@@ -147,6 +147,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
                 model=model.model_name_or_path,
                 reward_funcs=REWARDS[self.reward],
                 train_dataset=self.load(self.task, args.seed),
+                eval_dataset=self.held_out(args.seed),
                 initial_prompt=SystemPrompt(self.initial_prompt) if self.free_text else self.initial_prompt,
                 environment=self.asked(stack),
                 prompt_template=prompt_r1_template() if self.environment == "llm" else "{question}",
@@ -157,6 +158,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             model=str(sandbox.model),
             reward_funcs=PromptR1Reward(),
             train_dataset=sandbox.train,
+            eval_dataset=sandbox.test if args.eval_strategy != "no" else None,
             initial_prompt=ROOT,
             environment=LLMEnvironment(sandbox.oracle),
             prompt_template=sandbox.spec.prompt_template,

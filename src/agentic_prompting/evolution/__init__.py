@@ -14,7 +14,7 @@ from .lineage import (
     read_journal,
     read_lineage,
 )
-from .operators import Outcome, breed, crossover, mutate
+from .operators import Outcome, breed, correct, crossover, mutate
 from .parsing import ProposedEdits, parse_edits
 from .population import ESPLSettings, Member, Population, load_state
 from .ratings import (
@@ -26,6 +26,7 @@ from .ratings import (
     best_result,
     common_means,
     crossover_rating,
+    fitness_sharing,
     mutation_rating,
     optimistic_scores,
     question_of,
@@ -43,7 +44,7 @@ __all__ = [
     "RULES", "Attempt", "Draft", "ESPLSettings", "Edit", "Evolution", "EvolutionJournal", "EvolutionStopped",
     "EvolveConfig", "EvolveResult", "Lineage", "Member", "Outcome", "Population", "ProblemResult", "PromptResult",
     "ProposedEdits", "Rating", "StepLog", "SystemPrompt", "attempt_records", "best_result", "breed", "common_means",
-    "crossover", "crossover_rating", "evolve", "journal_beside", "lineage_of", "load_state", "mutate",
-    "mutation_rating", "optimistic_scores", "parse_edits", "plot_lineage", "question_of", "ranks", "rate",
-    "read_journal", "read_lineage", "scores_of", "select", "selection_rule", "sole_wins", "truth_of",
+    "correct", "crossover", "crossover_rating", "evolve", "fitness_sharing", "journal_beside", "lineage_of",
+    "load_state", "mutate", "mutation_rating", "optimistic_scores", "parse_edits", "plot_lineage", "question_of",
+    "ranks", "rate", "read_journal", "read_lineage", "scores_of", "select", "selection_rule", "sole_wins", "truth_of",
 ]  # fmt: skip

@@ -28,6 +28,8 @@ from .system_prompt import SystemPrompt
 
 logger = logging.getLogger(__name__)
 
+Chat = ChatModel | Callable[..., Any]
+"""A chat model, or a function of the messages that returns a text."""
 Reward = Callable[..., Any]
 """TRL's reward signature: called with `prompts`, `completions`, `rollout` and the columns of the rows, all lists; plain
 (then on a thread of its own, as it may block) or `async`."""
@@ -49,6 +51,8 @@ class EvolveConfig(ESPLSettings):
             `FreeText()` the whole reply is the answer.
         policy_sampling (`dict`, *optional*): As `reference_sampling`, for the policy (the paper samples at a
             temperature of .6 to .7 and top-p .95).
+        eval_every (`int`, *optional*, defaults to `0`): Every so many steps the best prompt is tried on `eval_rows`, N
+            times each (Figure 12). 0: never.
         max_failed (`float`, *optional*, defaults to `0.5`): If more than this share of a step's policy calls fails, the
             run stops.
         seed (`int`, *optional*, defaults to `0`): Of the order of problems, selection and crossover.
@@ -63,15 +67,16 @@ class EvolveConfig(ESPLSettings):
     prompt_template: str = "{question}"
     grammar: Grammar = field(default_factory=TagGrammar)
     policy_sampling: dict[str, Any] = field(default_factory=dict)
+    eval_every: int = setting(0, "Steps between two looks at held-out problems.")
     max_failed: float = 0.5
     seed: int = setting(0, "Of everything that is drawn.")
 
     def __post_init__(self) -> None:
         one_of("mode", self.mode, ("evolution", "reflection"))
-        if self.problems_per_step < 1 or self.steps < 0 or not 0 <= self.max_failed <= 1:
+        if self.problems_per_step < 1 or min(self.steps, self.eval_every) < 0 or not 0 <= self.max_failed <= 1:
             raise ValueError(
-                f"need problems_per_step >= 1, steps >= 0 and 0 <= max_failed <= 1, got {self.problems_per_step}, "
-                f"{self.steps} and {self.max_failed}"
+                "need problems_per_step >= 1, steps >= 0, eval_every >= 0 and 0 <= max_failed <= 1, got "
+                f"{self.problems_per_step}, {self.steps}, {self.eval_every} and {self.max_failed}"
             )
         super().__post_init__()
 
@@ -89,6 +94,8 @@ class StepLog:
         operators (`list[dict]`): Per operator `operator`, `reason`, `child` (its id or `None`), `counts`.
         ratings (`dict[str, list[float]]`): μ and σ after the step, of those that played and of the children.
         diversity (`float`): See [`Population.diversity`].
+        held_out (`float`, *optional*): The best prompt's mean reward on `eval_rows`, where it was measured.
+        note (`str`): Why there was nothing to reflect on, if there was nothing, and what to do about it.
     """
 
     step: int
@@ -99,6 +106,8 @@ class StepLog:
     operators: list[dict[str, Any]]
     ratings: dict[str, list[float]]
     diversity: float
+    held_out: float | None = None
+    note: str = ""
 
 
 @dataclass
@@ -130,17 +139,23 @@ class Evolution:
 
     def __init__(
         self,
-        policy: ChatModel,
-        reference: ChatModel,
-        rows: Sequence[Mapping[str, Any]],
+        policy: Chat,
+        reference: Chat,
+        rows: Sequence[Any],
         reward: Reward,
-        prompt: SystemPrompt | Population,
+        prompt: SystemPrompt | Population | str,
         config: EvolveConfig | None = None,
+        eval_rows: Sequence[Any] | None = None,
     ):
-        config = config or EvolveConfig()
+        config = EvolveConfig() if config is None else config
+        _check_types(policy, reference, reward, config)
+        rows, self.eval_rows = _problems(rows, "rows"), _problems(eval_rows or (), "eval_rows")
+        if (config.eval_every or config.eval_all) and not self.eval_rows:
+            raise ValueError(f"eval_every={config.eval_every}, eval_all={config.eval_all} need held-out eval_rows")
         if len(rows) < config.problems_per_step:
             raise ValueError(f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}")
-        self.policy, self.reference, self.rows, self.reward, self.config = policy, reference, rows, reward, config
+        self.policy, self.reference = as_chat(policy), as_chat(reference)
+        self.rows, self.reward, self.config = rows, reward, config
         self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=config.grammar)
         self.alone = config.mode == "reflection"
         if isinstance(prompt, Population):
@@ -149,7 +164,7 @@ class Evolution:
             config.check_own_population()
             self.population = prompt
         else:
-            self.population = config.population(prompt, config.seed, window=1 if self.alone else None)
+            self.population = config.population(SystemPrompt.of(prompt), config.seed, window=1 if self.alone else None)
         self.rng = random.Random(f"{config.seed}:crossover")
         self.logs: list[StepLog] = []
         self.attempts: list[dict[str, Any]] = []  # of the latest step: for the journal
@@ -174,16 +189,20 @@ class Evolution:
 
     async def _step(self) -> StepLog:
         population, config = self.population, self.config
-        epoch, places = self._problems()
+        epoch, places = self._draw()
         drawn = population.select(1 if self.alone else config.prompts_per_step)
         prompts = list({prompt.id: prompt for prompt in drawn}.values())
         results = await self._play(prompts, [self.rows[place] for place in places], epoch)
         values = population.record(prompts, [result.row for result in results])
         crosses = self.rng.random() < (0.0 if self.alone else config.p_crossover)
-        outcomes = await self._reflect(best_result(results, values), results if crosses else None)
+        best = best_result(results, values)
+        outcomes = await self._reflect(best, results if crosses else None)
         children = [population.add(outcome.child) if outcome.child else None for outcome in outcomes]
         self.attempts = attempt_records(len(self.logs), outcomes, children, scores_of(results), population)
-        rewards = [attempt.reward for result in results for one in result.problems for attempt in one.attempts]
+        rewards = [attempt.reward for result in results for attempt in result.attempts]
+        held_out = None
+        if config.eval_every and (len(self.logs) + 1) % config.eval_every == 0:
+            (held_out,) = await self.evaluate([population.best()])
         ids, born = [prompt.id or 0 for prompt in prompts], [child.id if child else None for child in children]
         ratings = {name: population.rating(name) for name in [*ids, *born] if name is not None}
         return StepLog(
@@ -198,9 +217,38 @@ class Evolution:
             ],
             ratings={str(name): [rating.mu, rating.sigma] for name, rating in ratings.items()},
             diversity=population.diversity(),
+            held_out=held_out,
+            note=self._no_evidence(best) if best and outcomes[0].reason == "no_evidence" else "",
         )
 
-    def _problems(self) -> tuple[int, list[int]]:
+    def _no_evidence(self, best: PromptResult) -> str:
+        """Why there was nothing to reflect on, and what to do about it."""
+        n = self.config.num_generations
+        if all(attempt.reward is not None and attempt.reward >= 1 for attempt in best.attempts):
+            return "every attempt at every problem got the reward 1: take harder problems"
+        said = [[attempt.text for attempt in problem.attempts] for problem in best.problems]
+        if all(self.spec.grammar.parse(text).kind != "answer" for texts in said for text in texts):
+            return (
+                "no reply had an answer that the grammar finds; with EvolveConfig(grammar=FreeText()) all of it is one"
+            )
+        if n > 1 and all(len(set(texts)) == 1 for texts in said):
+            return (
+                f"the policy said the same in all {n} attempts at every problem: sample it at a temperature above 0 "
+                "(policy_sampling={'temperature': 0.7}), or look at failures as well (reflect_on='imperfect')"
+            )
+        return "all attempts at a problem got the same reward, at every problem"
+
+    async def evaluate(self, prompts: Sequence[SystemPrompt]) -> list[float | None]:
+        """The mean reward of members on `eval_rows`. Asked once each, as nothing about the policy changes, and kept as
+        `held_out` of the [`Member`]."""
+        members = self.population.members
+        new = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
+        for result in await self._play(new, self.eval_rows, 0) if new else ():
+            rewards = [attempt.reward for attempt in result.attempts if attempt.reward is not None]
+            self.population.note_held_out(result.prompt, rewards)
+        return [(members[prompt.id or 0].held_out or {}).get("mean") for prompt in prompts]
+
+    def _draw(self) -> tuple[int, list[int]]:
         """The pass over the data and the rows of this step: a function of the step alone, each row once a pass."""
         size = self.config.problems_per_step
         epoch, part = divmod(len(self.logs), len(self.rows) // size)
@@ -216,7 +264,7 @@ class Evolution:
         # The number of a sample: a pass later the same conversation is asked for other samples, not for recorded ones.
         repeats = range(epoch * n, (epoch + 1) * n)
         replies = await gather(
-            as_chat(self.policy)(conversation, repeat=repeat, **self.config.policy_sampling)
+            self.policy(conversation, repeat=repeat, **self.config.policy_sampling)
             for prompt in prompts
             for row in rows
             for conversation in [prompt.messages(self.spec.messages(row), place)]  # type: ignore[arg-type]
@@ -261,6 +309,10 @@ class Evolution:
             "usage": {name: asdict(usage) for name, usage in self.usage.items()},
         }
 
+    def save(self, path: str | Path) -> None:
+        """Write [`Evolution.state_dict`] to a file, all or nothing."""
+        atomic_write(path, json.dumps(self.state_dict(), ensure_ascii=False))
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`Evolution.state_dict`].
 
@@ -282,70 +334,115 @@ class Evolution:
 
 
 def evolve(
-    policy: ChatModel,
-    reference: ChatModel,
-    rows: Sequence[Mapping[str, Any]],
+    policy: Chat,
+    reference: Chat,
+    rows: Sequence[Any],
     reward: Reward,
-    prompt: SystemPrompt | Population,
+    prompt: SystemPrompt | Population | str,
     config: EvolveConfig | None = None,
     on_step: Callable[[StepLog], None] | None = None,
     checkpoint: str | Path | None = None,
     budget: Budget | None = None,
+    eval_rows: Sequence[Any] | None = None,
 ) -> EvolveResult:
     """Evolve a system prompt for a model that is only asked, never trained. Also works in a notebook.
 
     Args:
-        policy ([`ChatModel`]): The model that solves the problems.
-        reference ([`ChatModel`]): The model that reflects and edits; may be the same object.
-        rows (`Sequence[Mapping]`): Problems: `question` (or `prompt`), `answers`, and whatever the reward reads. A
-            `datasets.Dataset` will do.
+        policy ([`ChatModel`] or `Callable`): The model that solves the problems, or a function of the messages that
+            returns a text.
+        reference ([`ChatModel`] or `Callable`): The model that reflects and edits; may be the same object.
+        rows (`Sequence`): Problems: mappings with `question` (or `prompt`), `answers` and whatever the reward reads,
+            `(question, answer)` pairs, or questions. A `datasets.Dataset` will do.
         reward (`Callable`): With TRL's reward signature, like all of `rewards/`. `None` leaves a rollout out.
-        prompt ([`SystemPrompt`] or [`Population`]): Where to start. A population brings its own window and rule:
-            settings that would be ignored with it are an error.
+        prompt ([`SystemPrompt`], `str` or [`Population`]): Where to start; a text as [`SystemPrompt.of`] reads it. A
+            population brings its own window and rule: settings that would be ignored with it are an error.
         config ([`EvolveConfig`], *optional*): The settings.
         on_step (`Callable[[StepLog], None]`, *optional*): Called after each step.
         checkpoint (`str` or `Path`, *optional*): File that holds the state after each step. If it exists, the run
             continues from it. What led to each child is kept beside it, see [`journal_beside`].
         budget ([`Budget`], *optional*): What the roles may spend together: `policy`, `reference` and, where the reward
             is a language model with a `charge_to`, `judge`.
+        eval_rows (`Sequence`, *optional*): Held-out problems, from which nothing is learned; see `eval_every` and
+            `eval_all` of the settings.
 
     Returns:
         [`EvolveResult`]. A run that cannot go on (budget spent, too many failures) returns what it has, says why in
         `stopped`, and can be continued from its checkpoint.
 
     Raises:
+        `TypeError`: An argument, or what the reward returns, is of a wrong type.
         `ValueError`: There are fewer rows than `problems_per_step`, or the checkpoint is another run's or damaged.
         `RuntimeError`: On the background loop's own thread, which would wait for itself.
 
     Example:
 
         >>> result = evolve(OpenAIChat("gpt-4o-mini"), OpenAIChat("gpt-4o"), rows, exact_match_reward,
-        ...                 SystemPrompt("Answer in <answer></answer>.", ()))  # doctest: +SKIP
+        ...                 prompt="Answer in <answer></answer>.")  # doctest: +SKIP
     """
     if budget is not None:
         charge(budget, policy=policy, reference=reference, judge=reward)
-    config = config or EvolveConfig()
-    evolution = Evolution(policy, reference, rows, reward, prompt, config)
+    evolution = Evolution(policy, reference, rows, reward, prompt, config, eval_rows)
     path, stopped = None if checkpoint is None else Path(checkpoint), None
     if path is not None:
         if path.exists():
             load_state(path, evolution.load_state_dict)
         journal = EvolutionJournal(journal_beside(path))
         journal.keep_before(len(evolution.logs))
-    while len(evolution.logs) < config.steps:
-        try:
+    config, population, logs = evolution.config, evolution.population, evolution.logs
+    try:
+        while len(logs) < config.steps:
             ((_, log),) = in_parallel([evolution.step()], max_in_flight=1)
-        except EvolutionStopped as error:
-            stopped = f"{error}{_bill(budget)}"
-            logger.warning("evolution stopped before step %d: %s", len(evolution.logs), stopped)
-            break
-        if path is not None:
-            journal.append(evolution.attempts)  # first: a step whose state is not there yet is done again
-            atomic_write(path, json.dumps(evolution.state_dict(), ensure_ascii=False))
-        if on_step is not None:
-            on_step(log)
-    population = evolution.population
-    return EvolveResult(population.best(), population, evolution.logs, evolution.usage, stopped)
+            if path is not None:
+                journal.append(evolution.attempts)  # first: a step whose state is not there yet is done again
+                evolution.save(path)
+            if log.note and sum(bool(one.note) for one in logs) == 1:
+                logger.warning("no evidence at step %d: %s", log.step, log.note)
+            if on_step is not None:
+                on_step(log)
+        if config.eval_all:
+            played = [member.prompt for member in population.members if member.games]
+            list(in_parallel([evolution.evaluate(played)], max_in_flight=1))
+            if path is not None:
+                evolution.save(path)
+    except EvolutionStopped as error:
+        stopped = f"{error}{_bill(budget)}"
+        logger.warning("evolution stopped at step %d: %s", len(logs), stopped)
+    if logs and all(log.note for log in logs):
+        logger.warning("no step of %d had evidence: the prompt is as it was", len(logs))
+    return EvolveResult(population.best(), population, logs, evolution.usage, stopped)
+
+
+def _check_types(policy: Any, reference: Any, reward: Any, config: Any) -> None:
+    """Raises a `TypeError` that names what cannot be worked with."""
+    chat = "a chat model or a function of the messages"
+    for name, given, wanted in (
+        ("policy", policy, chat),
+        ("reference", reference, chat),
+        ("reward", reward, "a function of lists of completions and columns"),
+    ):
+        if not callable(given):
+            hint = f"; for an endpoint: OpenAIChat({given!r})" if wanted == chat and isinstance(given, str) else ""
+            raise TypeError(f"{name} must be {wanted}, not {given!r}{hint}")
+    if not isinstance(config, EvolveConfig):
+        raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")
+
+
+def _problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
+    """Rows, pairs and questions as mappings. Raises a `TypeError` that names what is none of them."""
+    if isinstance(rows, (str, Mapping)) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
+        raise TypeError(f"{name} must be a list or a Dataset of problems, not a {type(rows).__name__}")
+    problems: list[Mapping[str, Any]] = []
+    for number, row in enumerate(rows):
+        if isinstance(row, str):
+            row = {"question": row}
+        elif isinstance(row, (tuple, list)) and len(row) == 2:
+            row = {"question": row[0], "answers": row[1] if isinstance(row[1], list) else [row[1]]}
+        if not isinstance(row, Mapping):
+            raise TypeError(f"{name}[{number}] must be a mapping, a (question, answer) pair or a question, not {row!r}")
+        if not (row.get("question") or row.get("prompt")):
+            raise TypeError(f"{name}[{number}] has neither `question` nor `prompt`: {', '.join(map(str, row))}")
+        problems.append(row)
+    return problems
 
 
 def _bill(budget: Budget | None) -> str:
@@ -369,7 +466,7 @@ async def _score(
         return scores
     shown = [rows[number] for number in answered]
     texts = [replies[number].text for number in answered]
-    columns = {name: [row[name] for row in shown] for name in shown[0] if name not in ("prompt", "completion")}
+    columns = {name: [row.get(name) for row in shown] for name in shown[0] if name not in ("prompt", "completion")}
     columns |= {
         "prompts": [row.get("prompt") or row["question"] for row in shown],
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
@@ -379,8 +476,12 @@ async def _score(
         given = await reward(**columns)
     else:
         given = await asyncio.to_thread(reward, **columns)
-    for number, score in zip(answered, given, strict=True):
-        scores[number] = None if score is None else float(score)
+    try:
+        for number, score in zip(answered, given, strict=True):
+            scores[number] = None if score is None else float(score)
+    except (TypeError, ValueError):
+        wanted = f"one number or None for each of the {len(answered)} completions"
+        raise TypeError(f"the reward must return {wanted}, not {repr(given)[:200]}") from None
     return scores
 
 

@@ -1,6 +1,7 @@
-"""Mutation and crossover: from rollouts to a child prompt, through the reference LLM (3.2, A.1 to A.5, Algorithm 2).
+"""Mutation and crossover: from rollouts to a child prompt, through the reference LLM (3.2, A.1 to A.5, Algorithm 2);
+and correction of what was learned (Table 1).
 
-Coroutines that read like the paper and await a [`ChatModel`]. Neither touches the population: if one fails, nothing has
+Coroutines that read like the paper and await a [`ChatModel`]. None touches the population: if one fails, nothing has
 happened but what its [`Outcome`] tells.
 """
 
@@ -74,7 +75,7 @@ class Outcome:
     """What became of one operator.
 
     Args:
-        operator (`str`): `mutation` or `crossover`.
+        operator (`str`): `mutation`, `crossover` or `correction`.
         child ([`SystemPrompt`], *optional*): With parents and operator, without id: for [`Population.add`].
         reason (`str`): `child`; `no_evidence` and `too_few_winners`: there was nothing to work on, and nobody was
             asked; `call_failed`, `unreadable`, `unchanged`: the operator failed.
@@ -160,6 +161,10 @@ class _Work:
         if not read.found:
             return self.outcome.ended("unreadable")
         self.judged(draft.apply(read.edits, ("replace",) if self.free_text else allowed), "applied")
+        return self.born(draft)
+
+    def born(self, draft: Draft) -> Outcome:
+        """What comes of the draft."""
         child = draft.finish()
         if child.text == self.prompt.text:
             return self.outcome.ended("unchanged")
@@ -278,6 +283,36 @@ async def crossover(
     work = _Work(outcome, best, reference, settings, sampling)
     plan = await work.ask(templates.CROSSOVER, "crossover", sets=templates.render_sets(sets))
     return work.finish(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
+
+
+async def correct(
+    reference: ChatModel, prompt: SystemPrompt, settings: ESPLSettings | None = None, **sampling: Any
+) -> Outcome:
+    """Check each principle of a prompt on its own, and correct or remove what does not hold (Table 1, C.1, C.2).
+
+    Learned principles can be true in the cases they come from only. Each is one call, beside the whole prompt; a check
+    that fails leaves its principle as it is. The child joins with [`Population.add`] like any other. The arguments that
+    are not named are those of [`mutate`].
+
+    Args:
+        prompt ([`SystemPrompt`]): With principles; free text has none to check.
+    """
+    settings = settings or ESPLSettings()
+    outcome = Outcome("correction", trace=OperatorTrace(_known([prompt.id])))
+    work, draft = _Work(outcome, prompt, reference, settings, sampling), Draft(prompt, settings.max_words)
+    principles = dict(draft.principles)
+    if not principles:
+        return outcome.ended("no_evidence")
+    replies = await gather(
+        work.ask(templates.CHECK, "check", prompt=prompt.text, principle=f"[{name}]. {text}")
+        for name, text in principles.items()
+    )
+    read = [(name, work.read(reply)) for name, reply in zip(principles, replies, strict=True) if reply is not None]
+    if not any(edits.found for _, edits in read):
+        return outcome.ended("unreadable" if read else "call_failed")
+    for name, edits in read:
+        work.judged(draft.apply(edits.edits, ("modify", "remove"), limit=1, known={name}), "applied")
+    return work.born(draft)
 
 
 async def breed(

@@ -28,7 +28,7 @@ from .ratings import (
     select,
     selection_rule,
 )
-from .system_prompt import MAX_WORDS, SystemPrompt
+from .system_prompt import MAX_WORDS, PLACES, SystemPrompt
 
 BEST_RULES = ("conservative", "mean", "newest")
 
@@ -330,7 +330,8 @@ class ESPLSettings:
         num_generations (`int`, *optional*, defaults to `5`): N: rollouts of each problem under each prompt.
         window (`int`, *optional*, defaults to `10`): K: only the latest so many prompts are drawn.
         selection (`str`, *optional*, defaults to `"top_plus_random"`): How the M prompts are drawn: `top_plus_random`
-            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own pass a [`Population`].
+            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own, or
+            [`fitness_sharing`], pass a [`Population`].
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3.
         selection_temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts independently, as Algorithm 1
@@ -346,10 +347,12 @@ class ESPLSettings:
         max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused (A.5).
         structured_edits (`bool`, *optional*, defaults to `False`): Ask for edits of principles by `response_format`
             with a JSON schema ([`ProposedEdits`]), where the endpoint has that. Without, JSON is found in the reply.
-        prompt_place (`str`, *optional*, defaults to `"system"`): Where the prompt stands: `system` message, or `user`:
-            in front of the first user message (the paper's maths template).
+        prompt_place (`str`, *optional*, defaults to `"system"`): Where the prompt stands: `system` message; `user`: in
+            front of the first user message (the paper's maths template); `after`: behind it (the released one).
         reference_sampling (`dict` or `str`, *optional*): Passed on with every call of the reference LLM: `temperature`,
             `top_p`, `max_tokens`, ...; on a command line as JSON. The model's own defaults if it is not set.
+        eval_all (`bool`, *optional*, defaults to `False`): In the end, try every prompt that played on the held-out
+            rows, under the final weights (Figure 8).
 
     Raises:
         `ValueError`: A value is out of range.
@@ -370,13 +373,14 @@ class ESPLSettings:
     max_ops: int = setting(2, "K_ops: edits per problem.")
     max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
     structured_edits: bool = setting(False, "Ask for edits by a JSON schema.")
-    prompt_place: str = setting("system", "system or user.")
+    prompt_place: str = setting("system", f"One of {', '.join(PLACES)}.")
     reference_sampling: dict[str, Any] | str | None = setting(None, "Of the reference's calls: JSON.")
+    eval_all: bool = setting(False, "In the end, every prompt on held-out rows.")
 
     def __post_init__(self) -> None:
         one_of("selection", self.selection, RULES)
         one_of("reflect_on", self.reflect_on, ("mixed", "imperfect"))
-        one_of("prompt_place", self.prompt_place, ("system", "user"))
+        one_of("prompt_place", self.prompt_place, PLACES)
         for name in ("prompts_per_step", "num_generations", "window", "max_ops", "max_words"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -88,6 +89,11 @@ class PromptResult:
 
     prompt: SystemPrompt
     problems: tuple[ProblemResult, ...]
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """All its rollouts, problem by problem."""
+        return [attempt for problem in self.problems for attempt in problem.attempts]
 
     @property
     def row(self) -> list[float | None]:
@@ -315,8 +321,10 @@ def _cdf(x: float) -> float:
 
 
 class Rated(Protocol):
-    """What a rule may look at: the current belief."""
+    """What a rule may look at: a [`Member`]'s prompt and the current belief."""
 
+    @property
+    def prompt(self) -> SystemPrompt: ...
     @property
     def rating(self) -> Rating: ...
 
@@ -343,15 +351,35 @@ def top_plus_random(
 def softmax(
     members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
 ) -> list[int]:
-    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1).
+    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1)."""
+    return _draw([score / temperature for score in optimistic_scores(members, exploration)], k, rng)
 
-    That is: the k highest of score / T plus Gumbel noise, minus the logarithm of an exponential variable.
+
+def _draw(logits: Sequence[float], k: int, rng: random.Random) -> list[int]:
+    """k different positions, one after another with p ∝ exp(logit); uniformly where only weights of 0 are left."""
+    top = max(logits)
+    weights = [math.exp(logit - top) for logit in logits]
+    chosen: list[int] = []
+    for _ in range(k):
+        if not any(weights):
+            weights = [float(place not in chosen) for place in range(len(logits))]
+        chosen += rng.choices(range(len(weights)), weights)
+        weights[chosen[-1]] = 0.0
+    return chosen
+
+
+def fitness_sharing(members: Sequence[Rated], k: int, rng: random.Random) -> list[int]:
+    """One after another with p ∝ score / niche count among those not drawn yet: prompts that are alike share what they
+    are worth. Not the paper's, which leaves niching to the future (4.4); Goldberg and Richardson's of 1987. To be
+    passed in: `Population(root, rule=fitness_sharing)`.
+
+    The niche count of a prompt is the sum over all, itself included, of the share of its words that they have too.
     """
-    noisy = [
-        score / temperature - math.log(rng.expovariate(1.0) or 5e-324)
-        for score in optimistic_scores(members, exploration)
-    ]
-    return sorted(range(len(noisy)), key=lambda position: -noisy[position])[:k]
+    words = [set(member.prompt.text.casefold().split()) for member in members]
+    common = Counter(word for one in words for word in one)
+    niches = [sum(common[word] for word in one) / len(one) if one else 1.0 for one in words]
+    scores = optimistic_scores(members)
+    return _draw([math.log(max(s, 1e-9) / niche) for s, niche in zip(scores, niches, strict=True)], k, rng)
 
 
 def uniform(

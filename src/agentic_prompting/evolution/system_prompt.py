@@ -11,11 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..llm import Message
 
-Place = Literal["system", "user"]
+Place = Literal["system", "user", "after"]
+PLACES = get_args(Place)
 
 _MARK = re.compile(r"^[ \t]*(?:\[G(\d+)\][.:]?|G(\d+)[.:])[ \t]*", re.MULTILINE)
 
@@ -30,7 +31,7 @@ class SystemPrompt:
             their place. May be empty. `None` makes it free text.
         id (`int`, *optional*): Given by the [`Population`] it joins; `None` before.
         parents (`tuple[int, ...]`, *optional*): Ids of the prompts it was made from.
-        operator (`str`, *optional*, defaults to `"root"`): What made it: `root`, `mutation`, `crossover`.
+        operator (`str`, *optional*, defaults to `"root"`): What made it: `root`, `mutation`, ...
         born_at (`int`, *optional*, defaults to `0`): The step at which it joined.
 
     Raises:
@@ -120,22 +121,24 @@ class SystemPrompt:
             conversation (`Sequence[Message]` or `str`): What is asked; a string is one user message.
             place (`str`, *optional*, defaults to `"system"`): `system`: in the system message, in front of what one
                 says that is already there. `user`: in front of the first user message, as in the paper's maths tasks.
+                `after`: behind it, as in the released code.
 
         Raises:
-            `ValueError`: `place` is neither, or it is `user` and there is no user message.
+            `ValueError`: `place` is none of these, or there is no user message to put the prompt into.
         """
-        if place not in ("system", "user"):
-            raise ValueError(f"place must be 'system' or 'user', got {place!r}")
+        if place not in PLACES:
+            raise ValueError(f"place must be one of {', '.join(PLACES)}, got {place!r}")
         messages: list[Message] = (
             [{"role": "user", "content": conversation}] if isinstance(conversation, str) else list(conversation)
         )
         if not self.text:
             return messages
         for position, message in enumerate(messages):
-            if message["role"] == place:
-                messages[position] = {"role": place, "content": f"{self.text}\n\n{message['content']}"}
+            if message["role"] == (role := "system" if place == "system" else "user"):
+                parts = [message["content"], self.text] if place == "after" else [self.text, message["content"]]
+                messages[position] = {"role": role, "content": "\n\n".join(parts)}
                 return messages
-        if place == "user":
+        if place != "system":
             raise ValueError("no user message to put the system prompt into")
         return [{"role": "system", "content": self.text}, *messages]
 

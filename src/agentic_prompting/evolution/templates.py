@@ -4,7 +4,7 @@ Each template begins with a line `Task: ...` that tells them apart. Variables, a
 that braces in a problem or an attempt do no harm:
 
 - `{prompt}` (str): the system prompt's text; `{question}`, `{truth}` (str): a problem and its accepted answer;
-- `{attempt}`, `{reward}` (str): one rollout and its reward;
+- `{attempt}`, `{reward}` (str): one rollout and its reward; `{principle}` (str): one principle with its id;
 - `{summaries}`, `{proposals}`, `{sets}` (str): what [`render_summaries`] and its neighbours make;
 - `{max_ops}`, `{max_words}` (int): the limits that are enforced when the edits are applied;
 - `{answer_format}` (str): one of the `FORMATS` below.
@@ -93,6 +93,25 @@ without evidence in the problems above.
 
 {answer_format}"""
 
+CHECK = """\
+Task: check one instruction
+
+A model works under these instructions, which were drawn from its own attempts at some problems:
+<instructions>
+{prompt}
+</instructions>
+One of them is to be checked:
+<instruction>
+{principle}
+</instruction>
+
+Is it right for every problem that it speaks about? Try to find a case in which following it leads astray: a condition \
+that is missing, a bound taken for the value itself, a method that works only for the case it was seen in. If there is \
+one, put the instruction right, as general as it can be while it holds; if nothing is left of it, remove it. What is \
+only a matter of style stays as it is.
+
+{answer_format}"""
+
 _JSON_RULES = """\
 Ids are those in the instructions. A text has at most {max_words} words, on one line, and does not begin with an id. \
 If nothing should change, the list is empty: []"""
@@ -127,6 +146,12 @@ End your reply with one JSON list in a ```json block, with changes to set A. Its
 {"op": "add", "text": "a new instruction", "reason": "the set and the problem that speak for it"}
 {"op": "modify", "id": "A.G2", "text": "the new wording", "reason": "..."}
 {"op": "remove", "id": "A.G5", "reason": "..."}
+"""
+    + _JSON_RULES,
+    ("check", "principles"): """\
+End your reply with one JSON list in a ```json block. It has one item at most, of one of these two forms:
+{"op": "modify", "id": "G2", "text": "the instruction put right", "reason": "the case in which it was wrong"}
+{"op": "remove", "id": "G2", "reason": "..."}
 """
     + _JSON_RULES,
     ("critique", "free text"): _BLOCK_RULES,

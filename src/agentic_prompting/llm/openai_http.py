@@ -72,12 +72,13 @@ class Breaker:
     long after each failure, 10 s at most. The first answer of any kind ends it. To be used on one event loop.
 
     Attributes:
+        answered (`float`): When the endpoint last did, by `time.perf_counter`.
         pause (`float`): Before the next attempt, in seconds; 0 while the endpoint lives.
         pauses (`int`): How often the endpoint was found to be down.
     """
 
     def __init__(self) -> None:
-        self.pause, self.pauses, self._failures = 0.0, 0, 0
+        self.pause, self.pauses, self._failures, self.answered = 0.0, 0, 0, 0.0
         self._turns = asyncio.Lock()  # served in the order of arrival: each failed attempt is another call's
 
     @asynccontextmanager
@@ -92,6 +93,9 @@ class Breaker:
             try:
                 async with asyncio.timeout(patience):
                     await self._turns.acquire()
+                if not patience:  # which a lock that is free does not look at
+                    self._turns.release()
+                    raise TimeoutError
             except TimeoutError:
                 raise Unreachable("the endpoint was down for as long as a call waits for it: is it running?") from None
             try:
@@ -105,14 +109,14 @@ class Breaker:
 
     def alive(self) -> None:
         """The endpoint has answered, be it with a refusal."""
-        self._failures, self.pause = 0, 0.0
+        self._failures, self.pause, self.answered = 0, 0.0, time.perf_counter()
 
-    def dead(self, probing: bool) -> None:
+    def dead(self, probing: bool, certainly: bool = False) -> None:
         """An attempt found nobody, no answer in time, or a server error."""
         self._failures += 1
         if probing:
             self.pause = min(2 * self.pause, _LONGEST_PAUSE)
-        elif not self.pause and self._failures >= _FAILURES:
+        elif not self.pause and (certainly or self._failures >= _FAILURES):
             self.pause, self.pauses = _FIRST_PAUSE, self.pauses + 1
 
 
@@ -196,7 +200,11 @@ class Http:
                 answer = await self._post(body, call.timeout)
                 dead = isinstance(answer, TimedOut | Unreachable)
                 dead = dead or (isinstance(answer, _Answer) and answer.status >= 500)
-                self.breaker.dead(probing) if dead else self.breaker.alive()
+                # Few calls fail too rarely for the breaker: the last retry of one that met nobody all along is kept.
+                nobody = isinstance(getattr(answer, "__cause__", None), httpx.ConnectError)
+                last = call.attempts == call.max_retries > 1 and self.breaker.answered < call.started
+                self.breaker.dead(probing, certainly=nobody and last) if dead else self.breaker.alive()
+                call.max_retries += dead and probing  # found out for all, until its patience ends
         except LLMError as error:  # down for as long as a call waits, or nothing that can be sent
             return Reply(error=error), None
         if isinstance(answer, LLMError):
@@ -227,7 +235,9 @@ class Http:
             if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
                 return TimedOut(str(error) or "no reply in time")
             reason = str(error) or type(error).__name__
-            return Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")
+            found = Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")
+            found.__cause__ = error
+            return found
         except Exception as error:  # whatever happened, it happened to this call alone
             raise BadRequest(f"the request could not be sent: {type(error).__name__}: {error}") from None
 

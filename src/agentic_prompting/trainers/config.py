@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl import GRPOConfig
@@ -24,6 +24,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
     Args:
         max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included.
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn.
+        max_context (`int`, *optional*): Tokens of prompt and response together. What the model or its server can read
+            counts where that is less.
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
             whatever the model would write next.
         max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
@@ -37,6 +39,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         vllm_server_calls (`str`, *optional*, defaults to `"direct"`): With `vllm_mode="server"`, how rollouts reach the
             server: `direct`, each process by itself and as soon as a rollout is ready; `collective`, by TRL's own path,
             all processes in step through the first one.
+        vllm_sync (`str`, *optional*, defaults to `"nccl"`): With `vllm_mode="server"`, how the weights get there.
+            `nccl`: TRL's push, which needs vLLM and a GPU in the trainer's environment. `adapter`, for LoRA: as an
+            adapter with a name per version, which running servers load. `disk`: all weights, which the servers load
+            again from `output_dir`. These two need neither, only a disk that servers and trainer share, and take
+            several servers: `vllm_server_base_url` with commas.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
             batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
             new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
@@ -66,12 +73,14 @@ class MultiTurnGRPOConfig(GRPOConfig):
 
     max_turns: int = _setting(5, "Turns of the agent, the answering one included.")
     max_turn_tokens: int = _setting(1024, "Tokens of one turn.")
+    max_context: int | None = _setting(None, "Tokens of prompt and response together.")
     stop_at_tags: bool = _setting(True, "End a turn right after a closing request or answer tag.")
     max_failed_share: float = _setting(0.5, "Stop when more than this share of recent rollouts failed.")
     failure_window: int = _setting(3, "Batches that max_failed_share looks at.")
     budget_usd: float | None = _setting(None, "What the job may spend on large LLMs, in US $.")
     budget_tokens: int | None = _setting(None, "What the job may spend, in tokens.")
     vllm_server_calls: str = _setting("direct", "How rollouts reach a vLLM server: direct or collective (TRL's path).")
+    vllm_sync: str = _setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
     prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     group_start: int | None = _setting(None, "Rollouts of a group played first; others follow if these differ.")
@@ -94,6 +103,14 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"vllm_server_calls must be direct or collective, got {self.vllm_server_calls!r}")
         if self.vllm_server_calls != "direct" and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError("vllm_server_calls would be ignored: set use_vllm=True and vllm_mode='server' as well")
+        if self.vllm_sync not in ("nccl", "adapter", "disk"):
+            raise ValueError(f"vllm_sync must be nccl, adapter or disk, got {self.vllm_sync!r}")
+        if self.vllm_sync != "nccl" and self.vllm_server_calls != "direct":
+            raise ValueError(f"vllm_sync={self.vllm_sync!r} works with vllm_server_calls='direct' only")
+        if self.vllm_sync != "nccl" and not (self.use_vllm and self.vllm_mode == "server"):
+            raise ValueError("vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well")
+        if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
+            raise ValueError("several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'")
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -118,10 +135,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
         """Without the hub's token: `training_args.bin` in every saved folder is a pickle of this."""
         return {**vars(self), "hub_token": None}
 
-    def limits(self, max_context: int | None = None) -> Limits:
-        """The rollout limits these arguments describe; `max_context` is the model's own, in tokens."""
+    def limits(self, readable: int | None = None) -> Limits:
+        """The rollout limits these arguments describe; `readable` is what the model can read, in tokens."""
         whole = 2**31 if self.max_completion_length is None else self.max_completion_length
-        return Limits(self.max_turns, self.max_turn_tokens, whole, max_context)
+        limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context)  # raises for 0
+        return replace(limits, max_context=min(filter(None, (self.max_context, readable)), default=None))
 
 
 @dataclass
@@ -145,6 +163,7 @@ class PromptR1Config(MultiTurnGRPOConfig):
     num_generations: int = _setting(5, "Rollouts per question (Table 6).")
     num_train_epochs: float = _setting(1.0, "Table 6.")
     max_completion_length: int | None = _setting(8192, "Whole response, tokens (Table 6).")
+    max_context: int | None = _setting(8192, "Prompt and response, tokens (Table 6).")
     # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
     per_device_train_batch_size: int = _setting(10, "Rollouts per device and backward pass.")
     per_device_eval_batch_size: int = _setting(10, "Rollouts per device in evaluation.")
@@ -184,6 +203,7 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
     reflection_timeout: float = _setting(1800.0, "Seconds that the reference LLM may take for one batch.")
 
     learning_rate: float = _setting(4e-5, "Appendix A, with LoRA of rank 32.")
+    lr_scheduler_type: str = _setting("constant", "Algorithm 1's step size does not change.")
     adam_beta2: float = _setting(0.95, "Appendix A.")
     beta: float = _setting(0.0, "No KL term with LoRA.")
     scale_rewards: str = _setting("none", "eq 1-2 do not divide by a deviation.")

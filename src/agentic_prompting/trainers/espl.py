@@ -103,6 +103,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             )
         if args.evolves and reference is not None and args.reflector == "policy":
             raise ValueError("with reflector='policy' the reference LLM would never be asked: pass reference=None")
+        if args.eval_all and eval_dataset is None:
+            raise ValueError("eval_all=True needs an eval_dataset: the rows that every prompt is tried on in the end")
         self.reference = reference
         self.population = _population(population, initial_prompt, args)
         self._playing = [self.population.best()]  # until the first batch draws its own
@@ -111,6 +113,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=100)  # attempts that a full disk has not taken
         self._held_out: list[float] = []  # rewards of the evaluation going on
+        self._tried: SystemPrompt | None = None  # its prompt, if that is not the best one
         super().__init__(
             model=model,
             environment=environment,
@@ -147,7 +150,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return {"system_prompt": self._prompt_at(index).id}
 
     def _prompt_at(self, index: int) -> SystemPrompt:
-        return self._playing[self._slot(index)] if self.model.training else self.population.best()
+        return self._playing[self._slot(index)] if self.model.training else self._tried or self.population.best()
 
     def _slot(self, index: int) -> int:
         return (index // self.args.num_generations) % self.args.prompts_per_step
@@ -174,8 +177,43 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         last one's counts."""
         self._held_out = []
         metrics = super().evaluate(*args, **kwargs)
-        self.population.note_held_out(self.population.best(), self._held_out)
+        self.population.note_held_out(self._tried or self.population.best(), self._held_out)
         return metrics
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`~trl.GRPOTrainer`]'s; with `eval_all` every prompt that played is tried in the end."""
+        output = super().train(*args, **kwargs)
+        if self.args.eval_all:
+            self.evaluate_prompts()
+        return output
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As TRL's, but for a prompt that is only tried, which is no point of the run's curve."""
+        if self._tried is None:
+            super().log(logs, *args, **kwargs)
+        else:
+            self._metrics["eval"].clear()
+
+    def evaluate_prompts(self, prompts: Sequence[SystemPrompt] | None = None, **kwargs: Any) -> dict[int, float]:
+        """Try system prompts on the held-out rows, under the weights as they are (Figure 8).
+
+        Args:
+            prompts (`Sequence[SystemPrompt]`, *optional*): Members of the population; all that were rated by default.
+            **kwargs: Of [`~transformers.Trainer.evaluate`].
+
+        Returns:
+            `dict[int, float]`: The mean reward by id, where there is one; also kept as `held_out` of the [`Member`].
+        """
+        members, scores = self.population.members, {}
+        for prompt in prompts or [member.prompt for member in members if member.games]:
+            self._tried = prompt
+            try:
+                self.evaluate(**kwargs)
+            finally:
+                self._tried = None
+            if self._held_out:
+                scores[prompt.id or 0] = sum(self._held_out) / len(self._held_out)
+        return scores
 
     def _evolve(self, rewards: Sequence[float | None], rows: Sequence[Mapping[str, Any]]) -> None:
         """Rate the prompts of the batch, and have the next generation written."""
@@ -308,6 +346,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             return self.spec
         if self.args.prompt_place == "user":
             return replace(self.spec, prompt_template=f"{prompt.text}\n\n{self.spec.prompt_template}")
+        if self.args.prompt_place == "after":
+            return replace(self.spec, prompt_template=f"{self.spec.prompt_template}\n\n{prompt.text}")
         own = self.spec.system_prompt
         text = f"{prompt.text}\n\n{own}" if own else prompt.text
         return replace(self.spec, system_prompt=text, join_system_prompt=True)
@@ -333,7 +373,4 @@ def _population(population: Population | None, initial_prompt: SystemPrompt | st
             raise ValueError("mode='reflection' needs a Population with window=1")
         args.check_own_population()
         return population
-    root = initial_prompt
-    if not isinstance(root, SystemPrompt):
-        root = SystemPrompt.parse(root) if "[G0]" in root else SystemPrompt(root, ())
-    return args.population(root, args.seed, window=1 if args.mode == "reflection" else None)
+    return args.population(SystemPrompt.of(initial_prompt), args.seed, window=1 if args.mode == "reflection" else None)

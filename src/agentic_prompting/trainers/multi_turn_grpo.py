@@ -43,7 +43,7 @@ from ..rollout.progress import progress
 from .callbacks import LiveView, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
-from .policies import PolicyUnreachable, sampling_of, trainer_backend
+from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
 from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
@@ -123,7 +123,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pushed_by(args):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # which is why trl is pinned
             super().__init__(
                 model=model,
@@ -289,7 +289,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 except PolicyUnreachable as error:
                     unreachable = str(error)
             stop_if(self, unreachable)
-        scored = super()._generate_and_score_completions(self._rows)
+        try:
+            scored = super()._generate_and_score_completions(self._rows)
+        except PolicyUnreachable as error:  # of the push; on every process
+            stop(self, str(error))
         if self._counts is not None:
             own = slice(first, first + len(inputs))
             scored["advantages"] = counted(scored["advantages"], *(one[own] for one in self._counts))
@@ -372,10 +375,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return [None if one.status == "failed" else total for one, total in zip(rollouts, totals, strict=True)]
 
     def _batch(self) -> str:
-        """Which training batch is being played; evaluation has none."""
-        if not self.model.training:
-            return ""
-        return f"{self.state.global_step}.{self._step % self.args.gradient_accumulation_steps}"
+        """Which training batch is being played, of this run's seed; evaluation has none."""
+        within = self._step % self.args.gradient_accumulation_steps
+        return f"{self.args.seed}.{self.state.global_step}.{within}" if self.model.training else ""
 
     def _seed(self, index: int) -> int:
         """The seed of the rollout at this position of the global batch: a function of where training stands, so that
@@ -490,8 +492,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         keeps = getattr(self.environment, "state_dict", None)
-        curriculum = self._saver.curriculum.state_dict() if self._saver else None
-        return {"environment": keeps() if keeps else None, "some_failed": self.some_failed, "curriculum": curriculum}
+        return {
+            "environment": keeps() if keeps else None,
+            "some_failed": self.some_failed,
+            "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
+            "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
+        }
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
         if state["environment"] is not None:
@@ -499,6 +505,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.some_failed = state["some_failed"]
         if self._saver is not None and state.get("curriculum"):
             self._saver.curriculum.load_state_dict(state["curriculum"])
+        if self.backend.sync and state.get("pushed"):
+            self.backend.sync.load_state_dict(state["pushed"])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

@@ -23,12 +23,13 @@ from trl.models import unwrap_model_for_generation
 from ...local import Sampling, TransformersEngine, local_policy
 from ...rollout import BatchEngine, Policy, Sample, Sampler, SampleRequest
 from ..stopping import PeerFailed
-from .vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, served_by
+from .adapters import WeightSync, pushed_by
+from .vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, servers_of
 
 if TYPE_CHECKING:
     from ..multi_turn_grpo import MultiTurnGRPOTrainer
 
-__all__ = ["Backend", "CollectivePolicy", "PolicyUnreachable", "sampling_of", "trainer_backend"]
+__all__ = ["Backend", "CollectivePolicy", "PolicyUnreachable", "pushed_by", "sampling_of", "trainer_backend"]
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,14 @@ class Backend:
             that each leaves when its own are done.
         max_context (`int`, *optional*): Tokens that it can read, prompt and response together; `None`: the model's.
         reach (`Callable`, *optional*): Waits for a back end elsewhere; raises [`PolicyUnreachable`].
+        sync ([`WeightSync`], *optional*): Pushes the weights there, where TRL does not.
     """
 
     policy: Policy
     session: Callable[[], AbstractContextManager] = nullcontext
     max_context: int | None = None
     reach: Callable[[], Any] | None = None
+    sync: WeightSync | None = None
 
 
 def sampling_of(args: GRPOConfig) -> Sampling:
@@ -60,18 +63,20 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
     if not trainer.use_vllm:
         return _transformers_backend(trainer, stop_texts)
     if args.vllm_mode == "server":
-        server, reach = served_by(args), partial(served_by, args)
+        servers, reach = servers_of(args), partial(servers_of, args)
+        sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
+        policy = VLLMServerPolicy(servers, args, sampling_of(args), getattr(sync, "adapters", None))
         if args.vllm_server_calls == "direct":
             # The first process pushes the weights; the others must not sample from the old ones in the meantime.
             synced = partial(_after, trainer.accelerator.wait_for_everyone)
-            return Backend(VLLMServerPolicy(server, args, sampling_of(args)), synced, server.max_context, reach)
-        return replace(_collective_backend(trainer, server.max_context), reach=reach)
+            return Backend(policy, synced, policy.max_context, reach, sync)
+        return replace(_collective_backend(trainer, policy.max_context), reach=reach)
     # Within a tensor-parallel group TRL slices by equal numbers of prompts. A sleeping engine gets its weights again at
     # every call, gathered from all processes.
     if args.vllm_tensor_parallel_size > 1 or args.vllm_enable_sleep_mode:
         return _collective_backend(trainer, args.vllm_max_model_length)
-    policy = VLLMEnginePolicy(trainer.vllm_generation.llm, args, sampling_of(args))
-    return Backend(policy, max_context=args.vllm_max_model_length)
+    engine = VLLMEnginePolicy(trainer.vllm_generation.llm, args, sampling_of(args))
+    return Backend(engine, max_context=args.vllm_max_model_length)
 
 
 def _transformers_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) -> Backend:

@@ -1,151 +1,236 @@
-"""vLLM as the policy: on a server, a request per turn; in this process, a request per turn of the running engine.
+"""vLLM as the policy: on servers, a request per turn; in this process, a request per turn of the running engine.
 
-TRL's own paths gather all prompts of a batch, and give back when the longest is done; TRL keeps pushing the weights, on
-either. With a seed per request, what is sampled depends on context and seed, as far as the engine's arithmetic does not
-depend on who shares a batch.
+TRL's own paths gather all prompts of a batch, and give back when the longest is done. How the weights get there is
+TRL's affair, or that of `adapters.py`. With a seed per request, what is sampled depends on context and seed, as far as
+the engine's arithmetic does not depend on who shares a batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import time
 import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 from trl import GRPOConfig
 
-from ...llm.loop import start
+from ...llm.loop import background_loop, run, start
 from ...local import Sampling
-from ...rollout import Engine, Job, Sample, SampleRequest
+from ...rollout import Engine, Job, Sample, SampleRequest, gather
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+    from .adapters import Adapters
 
 _REQUEST_SECONDS = 1800.0  # so long, because a full server queues requests
-_MAX_ABORTS = 20
+_MAX_REFUSED = 20  # aborted, or asked for an adapter that it does not know
 
 
 class PolicyUnreachable(RuntimeError):
-    """The server that samples does not answer; the message says which, for how long, and what it said last."""
+    """A server that samples does not answer, or not with the weights it was given; the message says which, and why."""
 
 
-@dataclass(frozen=True)
+class NoAnswer(Exception):
+    """Of a server: it is not there, broke off, or failed; asking again may help."""
+
+
+class Refused(Exception):
+    """By a server; asking again would not help. The message is its own.
+
+    Args:
+        status (`int`): Of HTTP.
+        said (`str`): What came with it.
+    """
+
+    def __init__(self, status: int, said: str):
+        super().__init__(f"HTTP {status}: {said}")
+        self.status = status
+
+
+@dataclass(eq=False)
 class Server:
-    """A vLLM server that is up.
+    """A vLLM server. To be asked on the background loop.
 
     Args:
         address (`str`): Where, without `/v1`.
         model (`str`): The name of what it serves.
         max_context (`int`, *optional*): Tokens it can read, prompt and response together.
+        down_until (`float`): Others are asked until then, by `time.monotonic`.
     """
 
     address: str
-    model: str
-    max_context: int | None
+    model: str = ""
+    max_context: int | None = None
+    down_until: float = 0.0
+
+    @cached_property
+    def _session(self) -> aiohttp.ClientSession:
+        # aiohttp: a turn costs us half a millisecond of processor time, by the client of `openai` four.
+        session = aiohttp.ClientSession(
+            # Idle connections go before the server closes them (after 5 s), which would look like an outage.
+            connector=aiohttp.TCPConnector(limit=1000, keepalive_timeout=3),
+            timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS),
+        )
+        background_loop(self)  # which closes it at the interpreter's end
+        # Left to the garbage collector its sockets would be closed first and taken off the event loop later, under
+        # numbers that another connection has by then: that one would wait for ever.
+        weakref.finalize(self, _close, session).atexit = False
+        return session
+
+    def close(self) -> None:
+        _close(self._session)
+
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """What the server answers, JSON or text; with a body by POST.
+
+        Raises:
+            [`NoAnswer`]: There is no answer, or one that says that the server has failed.
+            [`Refused`]: Of any other error.
+        """
+        try:
+            async with self._session.request(
+                "GET" if body is None else "POST", self.address + path, json=body
+            ) as answer:
+                said = await answer.text()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise NoAnswer(f"{type(error).__name__}: {error}") from None
+        if answer.status >= 500:
+            raise NoAnswer(f"HTTP {answer.status}: {said}")
+        if answer.status >= 400:
+            raise Refused(answer.status, said)
+        return json.loads(said) if answer.content_type == "application/json" else said
+
+    async def complete(self, model: str, **asked: Any) -> dict[str, Any]:
+        """Its continuation of a prompt of token ids, as `choices` has it.
+
+        Raises:
+            [`PolicyUnreachable`]: Another model has answered. And as `ask`.
+        """
+        completion = await self.ask("/v1/completions", {**asked, "model": model})
+        if completion["model"] != model:
+            raise PolicyUnreachable(f"the vLLM server at {self.address} answers as {completion['model']}, not {model}")
+        return completion["choices"][0]
 
 
-def served_by(args: GRPOConfig) -> Server:
-    """The server that a `GRPOConfig` names, waited for up to `vllm_server_timeout` seconds.
+def servers_of(args: GRPOConfig) -> list[Server]:
+    """The servers that a `GRPOConfig` names, each waited for up to `vllm_server_timeout` seconds.
 
     Raises:
-        [`PolicyUnreachable`]: If there is none.
+        [`PolicyUnreachable`]: If one does not answer.
     """
-    from openai import APIConnectionError, APIError, InternalServerError, OpenAI  # 0.7 s
+    addresses = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
+    servers = [Server(address.strip().rstrip("/")) for address in addresses.split(",")]
+    run(gather(_found(server, args.vllm_server_timeout) for server in servers))
+    return servers
 
-    address = (args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}").rstrip("/")
+
+async def _found(server: Server, patience: float) -> None:
     began = time.monotonic()
-    with OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=30.0) as client:
-        while True:
-            try:
-                (model, *_) = client.models.list().data
-                return Server(address, model.id, (model.model_extra or {}).get("max_model_len"))
-            except APIError as error:
-                waited = time.monotonic() - began
-                passing = isinstance(error, (APIConnectionError, InternalServerError))
-                if not passing or waited >= args.vllm_server_timeout:
-                    raise PolicyUnreachable(
-                        f"no vLLM server at {address} (vllm_server_base_url) after {waited:.0f} s: {error}"
-                    ) from None
-            time.sleep(1.0)
+    while True:
+        try:
+            (model, *_) = (await server.ask("/v1/models"))["data"]
+            server.model, server.max_context = model["id"], model.get("max_model_len")
+            return
+        except (NoAnswer, Refused) as error:
+            waited = time.monotonic() - began
+            if isinstance(error, Refused) or waited >= patience:
+                raise PolicyUnreachable(
+                    f"no vLLM server at {server.address} (vllm_server_base_url) after {waited:.0f} s: {error}"
+                ) from None
+        await asyncio.sleep(1.0)
 
 
 class VLLMServerPolicy:
-    """A [`Policy`] over a vLLM server: one request per turn, the server does the batching.
+    """A [`Policy`] over vLLM servers: one request per turn, the server does the batching.
 
-    A request that the server drops (it is restarting, or was told to pause) is asked for again: its seed gives the same
-    turn.
+    All turns of a conversation go to one server, which keeps what it computed for them, unless that one is down. A
+    request that is dropped (the server restarts, or was told to pause) is asked again: its seed gives the same turn.
 
     Args:
-        server ([`Server`]): Where.
+        servers (`list[Server]`): All with the same weights.
         args (`GRPOConfig`): `generation_kwargs` are passed on as they are; `vllm_server_timeout` is how many seconds a
-            turn waits for a server that does not answer.
+            turn waits for servers that do not answer.
         sampling ([`Sampling`]): Temperature and the like.
+        adapters ([`Adapters`], *optional*): What is asked for instead of the servers' own model.
 
     Raises:
-        [`PolicyUnreachable`]: From a call, when the server has not answered for so long.
+        [`PolicyUnreachable`]: From a call, when no server has answered for so long.
     """
 
-    def __init__(self, server: Server, args: GRPOConfig, sampling: Sampling):
-        self.server, self.patience = server, args.vllm_server_timeout
+    def __init__(
+        self, servers: Sequence[Server], args: GRPOConfig, sampling: Sampling, adapters: Adapters | None = None
+    ):
+        self.servers, self.patience, self.adapters = servers, args.vllm_server_timeout, adapters
         self.options = {**_options(args, sampling), "return_token_ids": True, "return_tokens_as_token_ids": True}
-        self._client: AsyncOpenAI | None = None
+
+    @property
+    def max_context(self) -> int | None:
+        """Tokens that every server can read."""
+        return min((server.max_context for server in self.servers if server.max_context), default=None)
 
     async def __call__(self, request: SampleRequest) -> Sample:
-        from openai import APIConnectionError, InternalServerError
+        if self.adapters is None:
+            return await self._sampled(request, None)
+        with self.adapters.turn() as version:
+            return await self._sampled(request, version)
 
-        aborts, down_since, pause = 0, None, 0.5
-        while True:
+    async def _sampled(self, request: SampleRequest, version: str | None) -> Sample:
+        refused, down_since, pause, unknown = 0, None, 0.5, False
+        while refused <= _MAX_REFUSED:
+            server = self._server_for(request)
             try:
-                choice = await self._complete(request)
-            except (APIConnectionError, InternalServerError) as error:
+                if unknown and self.adapters and version:
+                    await self.adapters.load(server, version)  # it was started anew, and knows nothing of adapters
+                choice = await self._complete(server, version or server.model, request)
+                unknown = False
+            except NoAnswer as error:
                 now = time.monotonic()
                 down_since = down_since or now
                 if now + pause - down_since > self.patience:
                     raise PolicyUnreachable(
-                        f"the policy's vLLM server at {self.server.address} has not answered for "
+                        f"the policy's vLLM server at {server.address} has not answered for "
                         f"{self.patience:g} s: {error}"
                     ) from None
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, 8.0)
+                server.down_until = now + pause
+                if self._server_for(request).down_until > now:
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, 8.0)
                 continue
-            if choice.finish_reason != "abort":
-                return self._sample(choice)
-            aborts, down_since = aborts + 1, None
-            if aborts > _MAX_ABORTS:
-                raise PolicyUnreachable(f"the vLLM server at {self.server.address} aborts every request")
-            await asyncio.sleep(pause)
+            except Refused as error:
+                unknown = error.status == 404 and version is not None
+                if not unknown:
+                    raise
+            else:
+                if choice["finish_reason"] != "abort":
+                    return self._sample(server, choice)
+                await asyncio.sleep(pause)
+            refused, down_since = refused + 1, None
+        raise PolicyUnreachable(f"the vLLM server at {server.address} aborts every request")
 
-    async def _complete(self, request: SampleRequest) -> Any:
-        if self._client is None:
-            from openai import AsyncOpenAI
+    def _server_for(self, request: SampleRequest) -> Server:
+        """The conversation's own, or the next one that is not known to be down, or the one to be up first."""
+        first, now = request.conversation or 0, time.monotonic()
+        in_turn = [self.servers[(first + i) % len(self.servers)] for i in range(len(self.servers))]
+        return min(in_turn, key=lambda server: max(server.down_until, now))
 
-            # A key of the environment is another service's.
-            self._client = AsyncOpenAI(
-                base_url=f"{self.server.address}/v1", api_key="none", max_retries=0, timeout=_REQUEST_SECONDS
-            )
-            # Left to the garbage collector its sockets would be closed first and taken off the event loop later, under
-            # numbers that another connection has by then: that one would wait for ever.
-            weakref.finalize(self, _close, self._client).atexit = False
-        completion = await self._client.completions.create(
-            model=self.server.model,
-            prompt=request.context,
-            max_tokens=request.max_new_tokens,
-            seed=request.seed,
-            extra_body=self.options,
-        )
-        return completion.choices[0]
+    async def _complete(self, server: Server, model: str, request: SampleRequest) -> dict[str, Any]:
+        asked = {"prompt": request.context, "max_tokens": request.max_new_tokens, "seed": request.seed}
+        return await server.complete(model, **{**asked, **self.options})
 
-    def _sample(self, choice: Any) -> Sample:
-        ids = (choice.model_extra or {}).get("token_ids")
-        if not ids or choice.logprobs is None:
+    def _sample(self, server: Server, choice: Mapping[str, Any]) -> Sample:
+        ids = choice.get("token_ids")
+        if not ids or not choice["logprobs"]:
             raise RuntimeError(
-                f"the server at {self.server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
+                f"the server at {server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
             )
         # NaN, as TRL marks what the server could not score: such a token is left out of the correction.
-        logprobs = [float("nan") if value is None else value for value in choice.logprobs.token_logprobs or []]
-        return Sample(list(ids), logprobs, finished=choice.finish_reason != "length")
+        logprobs = [float("nan") if value is None else value for value in choice["logprobs"]["token_logprobs"]]
+        return Sample(ids, logprobs, finished=choice["finish_reason"] != "length")
 
 
 class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
@@ -195,8 +280,8 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
         return Sample(ids, logprobs, finished=output.finish_reason != "length")
 
 
-def _close(client: AsyncOpenAI) -> None:
-    start(client.close())
+def _close(session: aiohttp.ClientSession) -> None:
+    start(session.close())
 
 
 def _options(args: GRPOConfig, sampling: Sampling) -> dict[str, Any]:

@@ -1,0 +1,300 @@
+"""The trainer's weights on running vLLM servers, without NCCL: LoRA as an adapter with a name per version, or all of
+them from a shared disk.
+
+TRL's push takes a GPU and vLLM's code on the trainer's side. Here the trainer writes files and speaks HTTP. After each
+push a text is scored on every server, which must find the log-probabilities that the trainer finds.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list, gather_object
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
+
+from ...llm.loop import run
+from ...rollout import gather
+from ..config import MultiTurnGRPOConfig
+from .vllm import NoAnswer, PolicyUnreachable, Refused, Server, servers_of
+
+FOLDER = "vllm_weights"  # in output_dir
+# Mean difference of a log-probability. The first push tells how far the two differ by arithmetic alone; 16 bits: ~0.01.
+_MOST, _TIMES_THE_FIRST, _LEAST = 0.05, 5.0, 1e-3
+_PROBE = (
+    "Nairobi is the capital of Kenya, a country in Africa. The shilling is its currency, and Swahili and English are "
+    "its languages. Which currency is used in the country whose capital is Lima? First find the country: Lima is the "
+    "capital of Peru. Then find its currency: Peru uses the sol. So the answer is the sol, and not the peso."
+)
+
+
+@contextmanager
+def pushed_by(args: MultiTurnGRPOConfig) -> Iterator[None]:
+    """Within it TRL's trainer makes the way of pushing weights that `vllm_sync` names: it has no argument for that."""
+    theirs = grpo_trainer.VLLMGeneration
+    if args.use_vllm and args.vllm_sync != "nccl":
+        kind = {"adapter": AdapterSync, "disk": DiskSync}[args.vllm_sync]
+        grpo_trainer.VLLMGeneration = partial(kind, args)
+    try:
+        yield
+    finally:
+        grpo_trainer.VLLMGeneration = theirs
+
+
+class Adapters:
+    """The versions of a LoRA adapter on servers that run. A turn ends under the version that it began with.
+
+    Args:
+        name (`str`): Versions are `name-0`, `name-1`, ...; not to be used twice on a server for other weights, as its
+            prefix cache goes by name.
+        folder (`Path`): Has a folder per version, which the servers read: under the same path, and again whenever they
+            need it.
+        servers (`list[Server]`): All that sample.
+    """
+
+    def __init__(self, name: str, folder: Path, servers: Sequence[Server]):
+        self.name, self.folder, self.servers = name, folder, servers
+        self.version = -1
+        self.running: Counter[str] = Counter()  # turns of this process, by version
+        self.ages: Counter[int] = Counter()  # how many pushes turns lasted through
+
+    @property
+    def current(self) -> str:
+        return f"{self.name}-{self.version}"
+
+    @contextmanager
+    def turn(self) -> Iterator[str]:
+        """The version that a turn begins with."""
+        model, version = self.current, self.version
+        self.running[model] += 1
+        try:
+            yield model
+        finally:
+            self.running[model] -= 1
+            self.ages[self.version - version] += 1
+
+    @property
+    def coming(self) -> str:
+        return f"{self.name}-{self.version + 1}"
+
+    async def begin_with_the_next(self) -> set[str]:
+        """Turns begin under the version that has come, from now on; gives those in use. On the turns' loop."""
+        self.version += 1
+        return {self.current, *(+self.running)}
+
+    async def load(self, server: Server, model: str) -> None:
+        """Have a server load a version; one that it has stays as it is.
+
+        Raises:
+            [`PolicyUnreachable`]: It does not take it.
+        """
+        body = {"lora_name": model, "lora_path": str(self.folder / model)}
+        try:
+            await server.ask("/v1/load_lora_adapter", body)
+        except (NoAnswer, Refused) as error:
+            if "has already been loaded" not in str(error):
+                raise PolicyUnreachable(
+                    f"the vLLM server at {server.address} does not load {body['lora_path']} (it needs --enable-lora, "
+                    f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and to read that folder): {error}"
+                ) from None
+
+    async def keep(self, models: Collection[str]) -> None:
+        """Unload all other versions, those that an earlier start has left included, and delete them."""
+        for folder in self.folder.glob("*-*"):
+            if folder.name in models:
+                continue
+            for server in self.servers:
+                with suppress(NoAnswer, Refused):  # restarted since then, or gone: nothing of it is left there
+                    await server.ask("/v1/unload_lora_adapter", {"lora_name": folder.name})
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class WeightSync(VLLMGeneration):
+    """A way of pushing weights in the place of TRL's. Made and called on every process alike."""
+
+    def __init__(self, args: MultiTurnGRPOConfig, **of_trl: Any):
+        self.args, self.folder = args, Path(args.output_dir, FOLDER).absolute()
+        self.first_difference: float | None = None
+        super().__init__(**of_trl)
+
+    def _init_vllm(self) -> None:
+        self.servers = servers_of(self.args)
+        self.vllm_client = self  # TRL asks it for `get_server_info`
+        longest = min(server.max_context or 1024 for server in self.servers)
+        self.probe = self.processing_class(_PROBE, add_special_tokens=False)["input_ids"][: longest - 1]
+
+    def get_server_info(self) -> dict[str, Any]:
+        """What TRL asks: of which distribution log-probabilities are. Where only the likeliest token may be drawn, its
+        own is 0 after processing, and below before."""
+
+        async def processed(server: Server) -> bool:
+            choice = await server.complete(server.model, prompt=self.probe, max_tokens=1, logprobs=0, top_k=1)
+            return choice["logprobs"]["token_logprobs"][0] == 0
+
+        all_processed = all(run(gather(map(processed, self.servers))))
+        return {"model_config": {"logprobs_mode": "processed_logprobs" if all_processed else "raw_logprobs"}}
+
+    def sync_weights(self) -> None:
+        """Have every server sample from the weights of now.
+
+        Raises:
+            [`PolicyUnreachable`]: On every process, if one does not.
+        """
+        weights, expected, failed = self._weights(), self._score(), None
+        if self.accelerator.is_main_process:
+            try:
+                self._write(weights)
+                differences = run(gather(self._push(server, expected) for server in self.servers))
+                self.first_difference = self.first_difference or max(differences)
+            except (PolicyUnreachable, NoAnswer, Refused, OSError) as error:
+                failed = str(error)
+        if said := [one for one in gather_object([failed]) if one]:
+            raise PolicyUnreachable(said[0])
+        self._pushed()
+
+    @abstractmethod
+    def _weights(self) -> Mapping[str, Tensor]:
+        """What is to be written, gathered from all processes."""
+
+    @abstractmethod
+    def _write(self, weights: Mapping[str, Tensor]) -> None: ...
+
+    @abstractmethod
+    async def _push(self, server: Server, expected: Tensor) -> float:
+        """Tell a server; how far it is from the trainer then."""
+
+    def _pushed(self) -> None:
+        """All servers have them; on every process."""
+
+    @torch.no_grad()
+    def _score(self) -> Tensor:
+        """The probe's log-probabilities by the trainer, from its second token on."""
+        ids = torch.tensor([self.probe], device=self.accelerator.device)
+        training = self.model.training
+        self.model.eval()
+        try:
+            with self.accelerator.autocast():
+                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, :-1]
+        finally:
+            self.model.train(training)
+        return logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].cpu()
+
+    async def _difference(self, server: Server, model: str, expected: Tensor) -> float:
+        """Between a server's log-probabilities of the probe and the trainer's.
+
+        Raises:
+            [`PolicyUnreachable`]: It is more than arithmetic accounts for, or another model has answered.
+        """
+        choice = await server.complete(model, prompt=self.probe, max_tokens=1, prompt_logprobs=0)
+        scored = choice["prompt_logprobs"][1:]
+        found = torch.tensor([at[str(token)]["logprob"] for token, at in zip(self.probe[1:], scored, strict=True)])
+        difference = (found - expected).abs().mean().item()
+        limit = _MOST if self.first_difference is None else _TIMES_THE_FIRST * self.first_difference + _LEAST
+        if not difference <= min(limit, _MOST):  # NaN, too
+            raise PolicyUnreachable(
+                f"the vLLM server at {server.address} does not sample from the weights it was given (vllm_sync="
+                f"{self.args.vllm_sync!r}): its log-probabilities are {difference:.2g} away from the trainer's, where "
+                f"{min(limit, _MOST):.2g} is the most"
+            )
+        return difference
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"first_difference": self.first_difference}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.first_difference = state["first_difference"]
+
+
+class AdapterSync(WeightSync):
+    """LoRA weights as an adapter that `vllm serve` loads while it samples: nothing is paused, turns under the version
+    before end under it."""
+
+    def _init_vllm(self) -> None:
+        prefix = getattr(self.model, "prefix", None)  # peft's
+        trained = [name for name, weights in self.model.named_parameters() if weights.requires_grad]
+        if prefix != "lora_" or (others := [name for name in trained if prefix not in name]):
+            raise ValueError(
+                "vllm_sync='adapter' carries LoRA weights and nothing else: pass peft_config=LoraConfig(...) without "
+                "modules_to_save, or use vllm_sync='disk'" + (f" ({others[0]} is trained)" if prefix == "lora_" else "")
+            )
+        super()._init_vllm()
+        # A start of the trainer has names of its own: a server may still know those of the one before.
+        (name,) = broadcast_object_list([f"{Path(self.args.output_dir).name}-{time.time_ns() // 10**6:x}"])
+        self.adapters = Adapters(name, self.folder, self.servers)
+
+    def _weights(self) -> Mapping[str, Tensor]:
+        trained = {name: weights for name, weights in self.model.named_parameters() if weights.requires_grad}
+        with self._dist.gather_params(list(trained.values())):
+            return {name: _on_cpu(weights) for name, weights in trained.items()}
+
+    def _write(self, weights: Mapping[str, Tensor]) -> None:
+        self.model.save_pretrained(
+            self.folder / self.adapters.coming,
+            state_dict=dict(weights),
+            selected_adapters=[self.model.active_adapter],
+            save_embedding_layers=False,
+        )
+
+    async def _push(self, server: Server, expected: Tensor) -> float:
+        await self.adapters.load(server, self.adapters.coming)
+        return await self._difference(server, self.adapters.coming, expected)
+
+    def _pushed(self) -> None:
+        in_use = set().union(*gather_object([run(self.adapters.begin_with_the_next())]))
+        if self.accelerator.is_main_process:
+            run(self.adapters.keep(in_use))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "name": self.adapters.name, "version": self.adapters.version}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.adapters.version = state.get("version", -1)  # absent after `disk`
+
+
+class DiskSync(WeightSync):
+    """All weights as files that the servers load again: they are paused for it, and their prefix caches emptied."""
+
+    def _weights(self) -> Mapping[str, Tensor]:
+        writes = self.accelerator.is_main_process
+        return {name: _on_cpu(weights) for name, weights in self._iter_named_params() if writes}
+
+    def _write(self, weights: Mapping[str, Tensor]) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        save_torch_state_dict(dict(weights), self.folder)
+
+    async def _push(self, server: Server, expected: Tensor) -> float:
+        try:
+            await server.ask("/pause?mode=wait", {})
+            try:
+                told = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
+                await server.ask("/collective_rpc", told)
+                await server.ask("/reset_prefix_cache", {})
+            finally:
+                await server.ask("/resume", {})
+        except Refused as error:
+            raise PolicyUnreachable(
+                f"the vLLM server at {server.address} loads no weights: was it started without VLLM_SERVER_DEV_MODE=1? "
+                f"({error})"
+            ) from None
+        return await self._difference(server, server.model, expected)
+
+
+def _on_cpu(weights: Tensor) -> Tensor:
+    """A copy of all of it."""
+    whole = weights.full_tensor() if isinstance(weights, DTensor) else weights
+    return whole.detach().to("cpu", copy=True)

@@ -126,7 +126,11 @@ def tools_and_llm() -> tuple[bool, bool, bool]:
     said = run(environment.step(rollout))
     rollout.turns[-1] = environment.grammar.parse(call(DOWN).replace('"name": "ask"', '"name": "llm"'))
     exact = played(environment)[1]
-    return "Kenya" in said.text and "Nairobi" in said.text and len(said.replies) == 1, exact, bool(run(environment.step(rollout)).error)
+    return (
+        "Kenya" in said.text and "Nairobi" in said.text and len(said.replies) == 1,
+        exact,
+        bool(run(environment.step(rollout)).error),
+    )
 
 
 def mcp(server: Any) -> tuple[bool, bool, bool]:

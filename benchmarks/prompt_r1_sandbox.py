@@ -15,8 +15,10 @@ the same random numbers. One function per setting, below `# --- settings`.
 from __future__ import annotations
 
 import argparse
+import gzip
 import io
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +29,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 import torch
@@ -45,6 +47,7 @@ from agentic_prompting.sandbox.world import value_of
 
 CONFIG = Path(__file__).parents[1] / "examples" / "configs" / "sandbox.yaml"
 SEEDS = (101, 102, 103)  # none that the sandbox was made with
+PROTOCOL_SEEDS = (601, 602, 603, 604, 605)  # of docs/evidence.md
 NOISES = (0.0, 0.02, 0.05, 0.1)
 QUICK_SHARE_OF_STEPS = 0.2  # of GRPO; the warm start stays, without it there is nothing to train
 
@@ -254,13 +257,13 @@ class Run:
         return self.trained
 
 
-def prepare(seed: int, folder: Path, max_steps_share: float) -> Run:
-    """Warm start and train as the demo does."""
+def prepare(seed: int, folder: Path, max_steps_share: float, by: Literal["country", "question"] = "country") -> Run:
+    """Warm start and train as the demo does, on questions split by country or, as once, by question."""
     arguments = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "sandbox"}
     arguments["max_steps"] = round(arguments["max_steps"] * max_steps_share)
     started = time.perf_counter()
     with redirect_stdout(io.StringIO()):
-        sandbox = prepare_sandbox(folder, seed)
+        sandbox = prepare_sandbox(folder, seed, by=by)
     log(f"seed {seed}: warm start, {time.perf_counter() - started:.0f} s")
     run = Run(seed, folder, sandbox, arguments)
     return replace(run, trained=train(run, "trained", run.environment()))
@@ -426,12 +429,31 @@ def run_all(seeds: Sequence[int], folder: Path, max_steps_share: float) -> dict[
     }
 
 
+def record_splits(seeds: Sequence[int], folder: Path, records: Path) -> None:
+    """Append to `records` what each question got before and after training, by either split; see recompute.py."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    for seed in seeds:
+        for by in ("country", "question"):
+            run = prepare(seed, folder / f"{by}-{seed}", 1.0, by)
+            correct = {
+                when: "".join(map(str, evaluate(run, model, run.environment()).correct))
+                for when, model in (("before", run.sandbox.model), ("after", run.agent))
+            }
+            shown = ", ".join(f"{when} {of.count('1') / len(of):.3f}" for when, of in correct.items())
+            log(f"seed {seed}, by {by}: {shown}")
+            with gzip.open(records, "at", encoding="utf-8") as file:
+                file.write(json.dumps({"split": by, "seed": seed, "commit": commit, **correct}) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Ablations of Prompt-R1 in the sandbox.")
     parser.add_argument("--quick", action="store_true", help="one seed, fewer GRPO steps")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}, or the first of them with --quick")
     parser.add_argument("--output", type=Path, help="keep the trained models in this new or empty folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument(
+        "--splits", type=Path, help="only compare splits by country and by question, into this .jsonl.gz"
+    )
     options = parser.parse_args()
     if options.output and options.output.exists() and any(options.output.iterdir()):
         parser.error(f"{options.output} is not empty; a warm start found there would be used again: take another")
@@ -440,6 +462,10 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     seeds, started = options.seeds or (SEEDS[:1] if options.quick else SEEDS), time.perf_counter()
+    if options.splits:
+        with tempfile.TemporaryDirectory() as temporary:
+            record_splits(options.seeds or PROTOCOL_SEEDS, Path(temporary), options.splits)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         result = run_all(seeds, options.output or Path(temporary), QUICK_SHARE_OF_STEPS if options.quick else 1.0)
     seconds = round(time.perf_counter() - started)

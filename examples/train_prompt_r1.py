@@ -1,7 +1,7 @@
 """Train a Prompt-R1 agent: the same command for the sandbox on a laptop and for Qwen3-4B on eight GPUs.
 
     accelerate launch --quiet examples/train_prompt_r1.py --config examples/configs/sandbox.yaml
-    accelerate launch --quiet --config_file examples/accelerate/ddp.yaml examples/train_prompt_r1.py \\
+    accelerate launch --quiet --config_file examples/accelerate/zero3.yaml examples/train_prompt_r1.py \\
         --config examples/configs/qwen3_4b.yaml --environment_model gpt-4o-mini --budget_usd 200
 
 Every option of `PromptR1Config`, TRL's `ModelConfig` and the script's own `ScriptArguments` can stand in the YAML file

@@ -107,7 +107,7 @@ def test_every_example_is_taken(doctor):
 
 
 def _eight(path):
-    return ROOT / "examples" / "accelerate" / ("ddp.yaml" if path.stem == "qwen3_4b" else "single.yaml")
+    return ROOT / "examples" / "accelerate" / ("zero3.yaml" if path.stem == "qwen3_4b" else "single.yaml")
 
 
 # --- planted misconfigurations ------------------------------------------------------------------------------------

@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import agentic_prompting
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat, load_task
+from agentic_prompting.cli import programs
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rewards import exact_match, prompt_r1_score, token_f1
 from agentic_prompting.rollout import parse_turn, read_rollouts
@@ -283,6 +285,22 @@ def test_the_demo_writes_what_it_says(runs):
     assert "says nothing about real models" in run.stdout, "what the sandbox shows is said to be the sandbox"
     assert "%|" not in run.stderr and "\r" not in run.stdout + run.stderr, "no progress bars in a pipe"
     assert "warning" not in run.stderr.lower() and "deprecated" not in run.stderr.lower()
+
+
+def test_use_peft_trains_an_adapter_that_can_be_used(asking_policy, tmp_path, monkeypatch):
+    shutil.copytree(asking_policy, tmp_path / "warm_start")
+    adapter = ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "q_proj", "v_proj"]
+    options = [*DEMO, *adapter, "--learning_rate", "0.01", "--output_dir", str(tmp_path)]
+    monkeypatch.chdir(ROOT)
+    programs.main("prompt-r1", options)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (written["r"], sorted(written["target_modules"])) == (4, ["q_proj", "v_proj"])
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    moved = [float(weight.abs().max()) for name, weight in weights.items() if "lora_B" in name]
+    assert moved and all(moved), "B begins at zero: these were trained"
+    assert not (tmp_path / "model.safetensors").exists()
+    agent = PromptAgent.from_pretrained(tmp_path, LLMEnvironment(ScriptedChat(["the answer is Swahili ."])))
+    assert agent.answer("what is the language of Kenya ?").done
 
 
 def test_the_demo_against_an_oracle_of_its_own_process(runs):

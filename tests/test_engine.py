@@ -131,6 +131,14 @@ def test_the_oldest_conversation_is_dropped_first(policy, tokenizer):
     assert list(engine.kept) == [1, 2, 3]
 
 
+def test_a_conversation_that_asks_twice_at_once_is_kept_once(policy, tokenizer):
+    engine = TransformersEngine(policy, tokenizer, GREEDY)
+    request = SampleRequest(list(range(10, 30)), 5, 0, conversation=1)
+    sample(engine, [request, replace(request, max_new_tokens=3)])
+    (kept,) = engine.kept.values()
+    assert engine.kept_bytes == sum(block.nbytes for layer in kept[1] for block in layer)
+
+
 # --- in the middle of turns ---------------------------------------------------------------------------------------
 
 

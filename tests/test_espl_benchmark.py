@@ -12,14 +12,19 @@ import yaml
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "espl_sandbox.py"
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("espl_sandbox", SCRIPT)
+def loaded(name, monkeypatch):
+    """A script as a module, and under the name by which the others import it."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    spec = importlib.util.spec_from_file_location(name, SCRIPT.with_name(f"{name}.py"))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their annotations
+    monkeypatch.setitem(sys.modules, name, module)  # where dataclasses look up their annotations
     spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    return module
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    return loaded("espl_sandbox", monkeypatch)
 
 
 def test_intervals_are_students_over_seeds(benchmark):
@@ -86,3 +91,67 @@ def test_the_config_is_the_examples(benchmark):
     assert config["temperature"] == SAMPLING["temperature"], "the policy before training is sampled as in training"
     assert {setting: config[setting] for setting in benchmark.TRIED[0]} in benchmark.TRIED, "joint's was tuned"
     assert set(config) <= set(ESPLConfig.__dataclass_fields__), "the script passes all of it to ESPLConfig"
+
+
+# --- what continuous integration asks of two runs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({}, None),
+        ({"before": 0.51}, "too little left"),
+        ({"after": 0.84}, "below 0.85"),
+        ({"failed": 1}, "1 rollouts failed"),
+        ({"end": [0.3, 0.24, 0.36]}, "not above its start"),
+    ],
+)
+def test_a_run_that_does_not_learn_fails(changes, complaint, monkeypatch):
+    learning = loaded("learning", monkeypatch)
+    values = {"before": 0.35, "after": 0.9, "failed": 0, "end": [0.5, 0.44, 0.56], **changes}
+    demo = {f"exact_match_{when}": values[when] for when in ("before", "after")}
+    start = {"policy before, initial prompt": [0.2, 0.16, 0.26], "policy after, best prompt": values["end"]}
+    found = learning.problems({**demo, "failed_rollouts": values["failed"]}, {"exact_match": start})
+    assert (complaint is None) == (found == []) and all(complaint in problem for problem in found)
+
+
+# --- the league, and the figures in the pages ----------------------------------------------------------------------
+
+
+def record(method, seed, correct, world="rules"):
+    return {"world": world, "seed": seed, "method": method, "correct": correct, "rollouts": 96, "calls": 7}
+
+
+def test_the_league_pairs_by_seed_and_names_what_was_not_run(monkeypatch):
+    league = loaded("league", monkeypatch)
+    records = [record("joint", 1, "1111"), record("joint", 2, "1110"), record("rl", 1, "1100"), record("rl", 2, "1000")]
+    rows = league.summarise(records)["rules"]
+    assert rows["rl"]["mean"] == 0.375 and rows["rl"]["minus_joint"] == {"mean": -0.5, "low": -0.5, "high": -0.5}
+    assert rows["joint"]["minus_joint"]["mean"] == 0 and rows["rl"]["seeds"] == [1, 2]
+    table = league.table({"rules": rows})
+    assert "| rules | rl | 0.375 [" in table and "| rules | GEPA, then GRPO | not run |" in table
+    assert table.count("\n") == 1 + len(league.METHODS) + len(league.MISSING)
+    assert not {*league.SEEDS} & {*league.TUNING_SEEDS}
+    phases = league.METHODS.values()
+    assert all(sum(portion for _, portion, _ in method) == 1 for method in phases), "equal rollouts"
+
+
+def test_calls_beyond_the_budget_are_refused(monkeypatch):
+    from agentic_prompting.llm import ScriptedChat, complete
+
+    chat = loaded("league", monkeypatch).Counted(ScriptedChat(lambda messages: "yes"), 1)
+    assert complete(chat, "may I?").text == "yes" and complete(chat, "again?").error is not None and chat.calls == 2
+
+
+def test_a_page_that_says_something_else_than_the_records_is_noticed(monkeypatch, tmp_path):
+    import gzip
+
+    recompute = loaded("recompute", monkeypatch)
+    monkeypatch.setattr(recompute, "REPOSITORY", tmp_path)
+    (tmp_path / "records").mkdir()
+    with gzip.open(tmp_path / "records" / "splits.jsonl.gz", "wt") as file:
+        file.write(json.dumps({"split": "country", "seed": 601, "before": "0100", "after": "0111"}) + "\n")
+    page = "before\n<!-- recomputed: splits -->\nold\n<!-- /recomputed -->\nafter\n"
+    anew, names = recompute.recompute(page)
+    assert names == ["splits"] and "| by country | 4 questions | 0.250 [one seed] | 0.750 [one seed] | 601 |" in anew
+    assert recompute.recompute(anew) == (anew, ["splits"]) and anew.startswith("before\n") and anew.endswith("after\n")

@@ -116,3 +116,23 @@ def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
     assert [reply.text for reply in together] == alone != other
     assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"
                               "<think> d </think> <answer> e </answer>").answer == "e"  # fmt: skip
+
+
+def test_every_policy_is_evaluated_at_one_temperature(warm, monkeypatch):
+    """Whatever it was trained at: a policy that was trained at 1.0 slips there more often."""
+    from dataclasses import replace
+
+    from agentic_prompting import AgentSpec, PromptAgent, SystemPrompt
+    from agentic_prompting.sandbox.results import guarded_exact_match
+
+    sandbox, played = prepare_guarded(warm, seed=0, n_test=2), []
+    replace(AgentSpec.load(sandbox.model), sampling={"temperature": 1.0}).save(sandbox.model)
+
+    def answer_all(agent, rows, **options):
+        played.append(agent.spec.sampling)
+        return []
+
+    monkeypatch.setattr(PromptAgent, "answer_all", answer_all)
+    monkeypatch.setattr("agentic_prompting.sandbox.results.exact_match_of", len)
+    guarded_exact_match(sandbox, sandbox.model, SystemPrompt("be brief", ()))
+    assert played == [{"temperature": 0.7}]

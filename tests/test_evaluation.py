@@ -88,6 +88,14 @@ def test_no_answer_is_not_zero_to_the_integer_rule():
     assert score_records(records, find_metrics(["integer_match"]))["integer_match"] == [0.0, 1.0, None]
 
 
+def test_a_judges_verdict_is_a_score_and_none_is_ungraded():
+    from agentic_prompting.evaluation import find_metrics
+
+    given = [Answer("a", judged=0.0), Answer("a", judged=1.0), Answer("a"), Answer(None)]
+    records = [{"answer": one.text, "answers": ["b"], **one.to_json()} for one in given]
+    assert score_records(records, find_metrics(["judged"]))["judged"] == [0.0, 1.0, None, 0.0]
+
+
 def test_a_killed_run_goes_on_without_asking_again(tmp_path):
     class Killed(BaseException):
         pass

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from agentic_prompting.evaluation import Estimate, bootstrap_interval, wilson_interval
+from paper_tables.estimates import mean_of_means, seed_interval, stars, wald_interval
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,41 @@ def test_levels_and_resamples_are_checked():
             wilson_interval(1, 2, level)
     with pytest.raises(ValueError, match="n_resamples"):
         bootstrap_interval([1.0], n_resamples=0)
+
+
+@pytest.mark.parametrize(("n", "quantile"), [(2, 12.7062), (3, 4.3027), (5, 2.7764), (31, 2.0423)])
+def test_over_seeds_it_is_students(n, quantile):
+    """Against the printed table of Student's t."""
+    means = [0.5 + 0.01 * seed for seed in range(n)]
+    estimate = seed_interval(means)
+    assert estimate.high - estimate.mean == pytest.approx(quantile * np.std(means, ddof=1) / n**0.5, rel=1e-4)
+
+
+def test_a_mean_of_means_counts_each_group_once():
+    groups = [[1.0] * 10, [0.0, 1.0] * 100]
+    estimate = mean_of_means(groups)
+    assert (estimate.mean, estimate.n) == (0.75, 210)
+    # Half of the standard error of the only group that varies.
+    assert estimate.high - estimate.low == pytest.approx(1.96 * 0.5 / 200**0.5, rel=0.1)
+
+
+# ProRefine's Table 1, word sorting and GSM8K for the 8B model and object counting: right answers out of 100 (1,319),
+# the interval as printed, and the stars.
+TABLE_1 = {
+    "object counting, 1B": (100, [(48, 0.382, 0.578, ""), (62, 0.524, 0.716, ""), (60, 0.503, 0.696, "")]),
+    "object counting, 3B": (100, [(65, 0.556, 0.744, ""), (73, 0.643, 0.817, ""), (85, 0.780, 0.920, "*")]),
+    "word sorting, 1B": (100, [(11, 0.048, 0.172, ""), (33, 0.237, 0.423, "*"), (22, 0.138, 0.302, "")]),
+    "word sorting, 8B": (100, [(50, 0.401, 0.598, ""), (69, 0.599, 0.781, "*"), (86, 0.792, 0.928, "**")]),
+    "GSM8K, 1B": (1319, [(593, 0.423, 0.476, ""), (611, 0.436, 0.489, ""), (863, 0.627, 0.678, "**")]),
+    "GSM8K, 8B": (1319, [(1080, 0.797, 0.839, ""), (1140, 0.845, 0.882, "*"), (1167, 0.868, 0.902, "*")]),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_1)
+def test_wald_and_the_stars_are_those_of_prorefines_table_1(name):
+    n, rows = TABLE_1[name]
+    shares = [wald_interval(right, n) for right, *_ in rows]
+    for share, (_, low, high, _) in zip(shares, rows, strict=True):
+        assert (share.low, share.high) == pytest.approx((low, high), abs=2.5e-3)  # some are printed a little askew
+    cot, textgrad, prorefine = shares
+    assert (stars(textgrad, [cot]), stars(prorefine, [cot, textgrad])) == (rows[1][3], rows[2][3])

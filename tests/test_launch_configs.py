@@ -31,7 +31,7 @@ def test_job_scripts(path):
         assert name in text and (EXAMPLES.parent / name).exists()
 
 
-@pytest.mark.parametrize(("processes", "batch", "passes"), [(8, 640, 20), (6, 720, 20), (16, 640, 10)])
+@pytest.mark.parametrize(("processes", "batch", "passes"), [(8, 640, 4), (6, 720, 5), (16, 640, 2)])
 def test_batches_of_the_job_scripts_fit(tmp_path, monkeypatch, processes, batch, passes):
     """The paper's groups of five, two rollouts a GPU and pass, on the processes that the scripts start."""
     from agentic_prompting import PromptR1Config
@@ -42,3 +42,16 @@ def test_batches_of_the_job_scripts_fit(tmp_path, monkeypatch, processes, batch,
         use_cpu=True, bf16=False,
     )  # fmt: skip
     assert args.steps_per_generation == batch // (2 * processes) and args.steps_per_generation % passes == 0
+    assert 60 <= 2 * processes * passes <= 64, "rollouts an update (Table 6)"
+
+
+def test_a_context_of_ones_own_is_kept_beside_the_models(tmp_path):
+    """Table 6's 8,192 tokens of prompt and response together; what the model can read counts where it is less."""
+    from agentic_prompting import MultiTurnGRPOConfig, PromptR1Config
+
+    quiet = {"use_cpu": True, "bf16": False}
+    paper = PromptR1Config(str(tmp_path), **quiet)
+    assert [paper.limits(readable).max_context for readable in (None, 40_960, 2048)] == [8192, 8192, 2048]
+    assert MultiTurnGRPOConfig(str(tmp_path), **quiet).limits().max_context is None
+    with pytest.raises(ValueError, match="max_context must be at least 1"):
+        PromptR1Config(str(tmp_path), max_context=0, **quiet)

@@ -286,6 +286,14 @@ def test_n_samples_stay_n_different_replies_and_replay_needs_no_server(path, cou
         chat.check()
 
 
+@pytest.mark.parametrize("mode", ["record", "replay"])
+def test_what_a_recorded_reply_is_worth_is_known(path, counting, mode):
+    for how in ("record", mode):
+        with OpenAIChat("m", counting.base_url, cache=ReplayCache(path, how), price=(1e6, 1e6)) as chat:
+            reply = complete(chat, "q", repeat=0)
+    assert reply.cached and (reply.usage, reply.worth) == (Usage(), Usage(10, 5, 15.0))
+
+
 def test_a_second_recording_run_is_free(path, counting):
     for expected in (3, 3):
         with OpenAIChat("m", counting.base_url, cache=ReplayCache(path)) as chat:

@@ -301,7 +301,7 @@ def test_a_record_says_everything(tmp_path):
             {"text": ASK, "kind": "act", "well_formed": True, "problem": ""},
             {"text": END, "kind": "answer", "well_formed": True, "problem": ""},
         ],
-        "observations": [{"text": "fine", "error": None, "seconds": 0.5, "cached": True}],
+        "observations": [{"text": "fine", "error": None, "seconds": 0.5, "cached": True, "shared": False}],
         "tokens": {"agent": 5, "observation": 4},
         "cost_usd": 0.25,
         "seed": 7,
@@ -312,7 +312,7 @@ def test_a_record_says_everything(tmp_path):
         None,
         {"kind": "ServerFailed", "what": what},
     )
-    assert failed["observations"] == [{"text": "", "error": what, "seconds": 1.5, "cached": False}]
+    assert failed["observations"] == [{"text": "", "error": what, "seconds": 1.5, "cached": False, "shared": False}]
     assert "question" not in failed
 
 
@@ -322,15 +322,16 @@ def test_a_record_says_everything(tmp_path):
 def fact(status="answered", **changes):
     zero = {
         "error_kind": None, "error": None, "fatal": False, "turns": 1, "interactions": 0, "agent_tokens": 0,
-        "observation_tokens": 0, "latencies": (), "calls": 0, "cached": 0, "retries": 0, "tokens": 0, "cost_usd": 0.0,
+        "observation_tokens": 0, "latencies": (), "calls": 0, "cached": 0, "shared": 0, "retries": 0, "tokens": 0,
+        "cost_usd": 0.0,
     }  # fmt: skip
     return RolloutFacts(status=status, **{**zero, **changes})
 
 
 def test_facts_of_a_rollout():
     assert RolloutFacts.of(answered_rollout()) == fact(
-        turns=2, interactions=1, agent_tokens=5, observation_tokens=4, latencies=(0.5,), calls=1, cached=1, retries=2,
-        tokens=15, cost_usd=0.25,
+        turns=2, interactions=1, agent_tokens=5, observation_tokens=4, latencies=(0.5,), calls=1, cached=1,
+        shared=0, retries=2, tokens=15, cost_usd=0.25,
     )  # fmt: skip
     failed = RolloutFacts.of(failed_rollout())
     assert (failed.status, failed.error_kind, failed.fatal) == ("failed", "ServerFailed", False)
@@ -341,7 +342,7 @@ def test_facts_of_a_rollout():
 def test_means_and_sums():
     facts = [
         fact("answered", turns=3, interactions=2, agent_tokens=30, observation_tokens=10, latencies=(1.0, 3.0), calls=2,
-             cached=1, retries=4, tokens=100, cost_usd=0.5),
+             cached=1, shared=1, retries=4, tokens=100, cost_usd=0.5),
         fact("truncated", turns=1, agent_tokens=10),
         fact("failed", turns=1, latencies=(8.0,), calls=1, retries=5, tokens=7, cost_usd=0.25),
         fact("answered", turns=3, interactions=2, agent_tokens=20, observation_tokens=6, latencies=(0.0, 0.0), calls=2,
@@ -360,6 +361,7 @@ def test_means_and_sums():
         "environment/calls": 5.0,
         "environment/retries": 9.0,
         "environment/cached": 1.0,
+        "environment/shared": 1.0,
         "environment/tokens": 110.0,
         "environment/cost_usd": 0.75,
         "environment/latency_mean": 2.4,  # over the five interactions, not the four rollouts
@@ -375,6 +377,12 @@ def test_shares_add_up_to_one(statuses):
     assert metrics["environment/latency_mean"] == metrics["environment/latency_p95"] == 0.0
 
 
+def test_rollouts_left_out_are_in_no_mean():
+    metrics = rollout_metrics([fact(turns=3), *(fact("left_out", turns=0) for _ in range(3))])
+    assert metrics["rollout/turns"] == 3 and metrics["rollout/left_out"] == 0.75
+    assert sum(metrics[f"rollout/{status}"] for status in STATUSES) == 1
+
+
 def test_all_processes_together_are_one_batch():
     """Facts of all processes are averaged once: an average of averages would weigh three like one."""
     facts = [fact(turns=1), fact(turns=1), fact(turns=1), fact(turns=5)]
@@ -386,7 +394,7 @@ def test_the_statuses_are_those_of_a_rollout():
 
     from agentic_prompting.rollout.play import Status
 
-    assert set(STATUSES) == set(get_args(Status)) - {"running"}
+    assert set(STATUSES) == set(get_args(Status)) - {"running", "left_out"}
 
 
 # --- the agent's file ---------------------------------------------------------------------------------------------

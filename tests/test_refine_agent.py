@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent
+from agentic_prompting.agent import GreedyAnswers
+from agentic_prompting.llm import run
 from agentic_prompting.refine import LabelVerifier, ProRefiner
 from agentic_prompting.rewards import exact_match
-from agentic_prompting.rollout import FreeText, Limits
+from agentic_prompting.rollout import FreeText, Limits, Sample, SampleRequest, parse_turn
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
 from refine_models import Log, models
@@ -65,3 +67,38 @@ def test_what_cannot_be_refined(agent):
         agent.answer("which country ?", refiner=refiner(Log(), verifier=LabelVerifier(exact_match)))
     with pytest.raises(ValueError, match="query 0 is empty"):
         agent.answer(" ", refiner=refiner(Log()))
+
+
+def test_eq_8_the_answering_turn_can_be_the_likeliest_one():
+    """Every turn of a free-text agent answers: drawn anew with each seed, or the same greedy one."""
+    tokenizer = world_tokenizer()
+    model = build_policy(tokenizer)
+    drawn, greedy = (
+        PromptAgent(model, tokenizer, spec=replace(SPEC, sampling={"temperature": 1.0}), greedy_answer=chosen)
+        for chosen in (False, True)
+    )
+    seeds = range(4)
+    assert len({tuple(drawn.answer("which country ?", seed=seed).ids) for seed in seeds}) > 1
+    likeliest = {tuple(greedy.answer("which country ?", seed=seed).ids) for seed in seeds}
+    lowest = PromptAgent(model, tokenizer, spec=replace(SPEC, sampling={"temperature": 1e-4}))
+    assert likeliest == {tuple(lowest.answer("which country ?").ids)}
+
+
+def test_eq_8_leaves_requests_drawn():
+    asked = []
+
+    class Scripted:
+        async def __call__(self, request):
+            asked.append(request.greedy)
+            return Sample([{True: 7, False: request.seed}[request.greedy]])
+
+    class Reader:
+        def parse(self, ids):
+            return parse_turn({1: "<think>a</think><interaction_prompt>b</interaction_prompt>"}.get(ids[0], ANSWER))
+
+    policy = GreedyAnswers(Scripted(), Reader())
+    played = [run(policy(SampleRequest([0], 5, seed))).ids for seed in (1, 2)]
+    assert played == [[1], [7]] and asked == [False, False, True]
+
+
+ANSWER = "<think>a</think><answer>b</answer>"

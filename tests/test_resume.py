@@ -55,8 +55,9 @@ def log_of(trainer, after):
         {"num_iterations": 2},
         {"gradient_accumulation_steps": 2, "num_iterations": 2, "per_device_train_batch_size": 2},
         {"logging_steps": 2, "num_iterations": 2},
+        {"group_start": 2, "num_generations": 4, "refill_rounds": 1, "curriculum_rare": 0.3, "curriculum_patience": 1},
     ],
-    ids=lambda options: "-".join(f"{name}{value}" for name, value in options.items()) or "plain",
+    ids=lambda options: "-".join(f"{name}{value}" for name, value in options.items())[:60] or "plain",
 )
 def test_from_every_checkpoint(tiny_policy, rows, tmp_path, options):
     """At the end of an epoch and within one, at the edge of a block of rollouts and inside: bit for bit the same."""

@@ -230,7 +230,7 @@ def test_normalize_answer(text, normal):
 
 
 def test_both_empty_is_squad_v2s_rule():
-    assert exact_match("", [""]) == token_f1("", [""]) == token_f1("the", ["..."]) == 1.0
+    assert exact_match("", [""]) == token_f1("", [""]) == token_f1("?!", ["..."]) == 1.0
     assert token_f1("", ["Nile"]) == token_f1("Nile", [""]) == 0.0
 
 
@@ -239,14 +239,20 @@ def test_overlap_is_a_multiset():
     assert token_f1("no no", ["no no no"]) == pytest.approx(2 * 2 / 5)
 
 
-def reference_tokens(text: str) -> list[str]:
+def reference_tokens(text: str, articles: str = r"\b(?:a|an|the)\b") -> list[str]:
     kept = "".join(c for c in text.lower() if c not in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-    return [word for word in re.sub(r"\b(?:a|an|the)\b", " ", kept).split() if word]
+    return [word for word in re.sub(articles, " ", kept).split() if word]
+
+
+def reference_pair(prediction: str, answer: str) -> tuple[list[str], list[str]]:
+    """The tokens of both; with articles where they are all there is."""
+    pair = reference_tokens(prediction), reference_tokens(answer)
+    return pair if any(pair) else (reference_tokens(prediction, "(?!)"), reference_tokens(answer, "(?!)"))
 
 
 def reference_f1(prediction: str, answer: str) -> float:
     """Written from the definition: precision and recall of a greedy one-to-one matching of tokens."""
-    predicted, expected = reference_tokens(prediction), reference_tokens(answer)
+    predicted, expected = reference_pair(prediction, answer)
     if not predicted and not expected:
         return 1.0
     unmatched, hits = list(expected), 0
@@ -268,12 +274,33 @@ ANSWERS = st.lists(
 @given(prediction=ANSWERS | st.text(), answers=st.lists(ANSWERS | st.text(), min_size=1, max_size=4))
 def test_scores_agree_with_an_independent_implementation(prediction, answers):
     assert token_f1(prediction, answers) == pytest.approx(max(reference_f1(prediction, a) for a in answers))
-    assert exact_match(prediction, answers) == float(
-        any(reference_tokens(prediction) == reference_tokens(a) for a in answers)
-    )
+    pairs = [reference_pair(prediction, a) for a in answers]
+    assert exact_match(prediction, answers) == float(any(one == other for one, other in pairs))
 
 
 @given(prediction=ANSWERS, answers=st.lists(ANSWERS, min_size=1, max_size=4))
 def test_exact_match_implies_f1(prediction, answers):
     assert exact_match(prediction, answers) <= token_f1(prediction, answers) <= 1.0
     assert token_f1(prediction, answers) == token_f1(prediction, answers[::-1])
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "expected"),
+    [
+        ("the", ["A"], 0.0),
+        ("a", ["A"], 1.0),
+        ("A.", ["B", "A"], 1.0),
+        ("", [""], 1.0),
+        ("the", [""], 0.0),
+        ("?", ["!"], 1.0),
+    ],
+)
+def test_where_normalisation_leaves_nothing_articles_count(answer, golds, expected):
+    """An option letter is an article to SQuAD: "the" is not the right answer to a question whose answer is "A"."""
+    assert exact_match(answer, golds) == token_f1(answer, golds) == expected
+    turns = [
+        "<think>w</think><interaction_prompt>p</interaction_prompt>",
+        f"<think>w</think><answer>{answer}</answer>",
+    ]
+    if answer:
+        assert prompt_r1_score(turns, golds).total == expected

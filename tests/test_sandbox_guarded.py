@@ -148,7 +148,7 @@ def test_traces_obey_their_principles():
             assert parse_turn(trace["turns"][-1]).answer == "nothing"
         assert not any(is_refusal(reply) for reply in trace["observations"][:-1])
     assert obeyed / said > 0.85 and refused > 200
-    assert 0.05 < guessed / unadvised < 0.15  # RL finds words by such guesses alone
+    assert 0.15 < guessed / unadvised < 0.35  # RL finds words by such guesses alone
 
 
 def test_principles_lift_splitting_only_half_way():
@@ -158,6 +158,13 @@ def test_principles_lift_splitting_only_half_way():
 
     assert 0.4 < splits(None) < 0.6 and 0.65 < splits(STEPWISE) < 0.85
     assert splits(WHOLE) < 0.25 and splits(HASTY) < 0.3
+
+
+def test_where_no_sentence_helps_principles_change_nothing_but_words():
+    world = make_guarded_traces(split_by_country(0)[0], 1500, random.Random(0), heeds=False)
+    for style in (STEPWISE, WHOLE, HASTY):
+        chosen = [trace for principles, trace in world if style in principles]
+        assert 0.35 < sum("first find" in trace["turns"][0] for trace in chosen) / len(chosen) < 0.65
 
 
 def test_the_vocabulary_has_every_word():

@@ -134,17 +134,21 @@ def test_all_questions_are_there_once():
     assert {len(chain) for chain in WORLD.texts} == {1, 2, 3}
 
 
-def test_a_split_is_disjoint_complete_and_seeded():
+@pytest.mark.parametrize("by", ["country", "question"])
+def test_a_split_is_disjoint_and_seeded(by):
     random.seed(7)
     state = random.getstate()
-    train, test = make_split(seed=3, n_test=100)
+    train, test = make_split(seed=3, n_test=100, by=by)
     assert random.getstate() == state
     texts = [{question.text for question in part} for part in (train, test)]
     assert len(test) == 100 and not texts[0] & texts[1]
-    assert texts[0] | texts[1] == {question.text for question in all_questions()}
-    assert make_split(seed=3, n_test=100) == (train, test) != make_split(seed=4, n_test=100)
+    left_out = {question.text for question in all_questions()} - texts[0] - texts[1]
+    assert len(left_out) < 8 * (by == "country") + 1, "the last country's"
+    assert make_split(seed=3, n_test=100, by=by) == (train, test) != make_split(seed=4, n_test=100, by=by)
+    shared = {question.country for question in train} & {question.country for question in test}
+    assert bool(shared) == (by == "question")
     with pytest.raises(ValueError, match="n_test=100000"):
-        make_split(seed=3, n_test=100_000)
+        make_split(seed=3, n_test=100_000, by=by)
 
 
 def test_rows_have_the_shape_of_every_data_set():

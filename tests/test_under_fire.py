@@ -9,6 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 import killed_runs
+import test_espl_trainer
 from agentic_prompting import LLMEnvironment, OpenAIChat, ReplayCache, ScriptedChat, TrainingStopped
 from agentic_prompting.llm import Budget, BudgetExceeded, start
 from agentic_prompting.refine import ProRefiner, RefinedChat
@@ -214,6 +215,33 @@ def test_what_a_judge_spends_is_the_jobs(tiny_policy, rows, tmp_path):
             trainer.train()
     assert "Spent so far: judge $105.0000 (105 tokens)" in str(it.value)
     assert len(server.requests) == 7 and list(tmp_path.glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("role", ["environment", "environment/verifier", "judge", "reference"])
+def test_no_role_exceeds_the_budget_by_more_than_a_call_per_connection(tiny_policy, rows, tmp_path, role):
+    """15 tokens a call, three connections: 100 tokens are reached with the seventh, two more may be on their way."""
+    free = ScriptedChat(lambda messages: "the answer is Kenya .")
+    reflects = lambda request: test_espl_trainer.Reference()._say(request["messages"])  # noqa: E731
+    says = {"reference": reflects, "environment": lambda request: "the answer is Kenya ."}
+    with (
+        MisbehavingServer(say=says.get(role, lambda request: "<ACCURACY>1</ACCURACY>"), latency=0.02) as server,
+        OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=3) as chat,
+    ):
+        limits = {"budget_tokens": 100, "max_steps": 9}
+        if role == "reference":
+            trainer = test_espl_trainer.trainer_for(tiny_policy, tmp_path, rows, chat, evolution_lag=0, **limits)
+        else:
+            asked = {"environment": chat, "judge": free, "environment/verifier": None}[role]
+            asked = asked or RefinedChat(ProRefiner(free, free, free, chat))
+            options = {"reward_funcs": Judged(chat)} if role == "judge" else {}
+            trainer = trainer_for(
+                tiny_policy, tmp_path, rows, asked, options=options, check_environment=False, **limits
+            )
+            trainer.policy = BatchEngine(Acts(trainer), lent=True)
+        with pytest.raises(TrainingStopped, match=rf"Spent so far: {role} \$"):
+            trainer.train()
+        assert 7 <= len(server.requests) <= 7 + 2 and list(tmp_path.glob("checkpoint-*"))
+        assert trainer.spending.spent().tokens == 15 * len(server.requests)
 
 
 # --- record and replay --------------------------------------------------------------------------------------------

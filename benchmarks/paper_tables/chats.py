@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from agentic_prompting.evaluation import Answer, PromptedSystem
+from agentic_prompting.evaluation import Answer, PromptedSystem, System
 from agentic_prompting.evaluation.systems import Row, answer_of_replies
 from agentic_prompting.llm import BudgetExceeded, ChatModel, Message, ReplayCache, Reply, as_chat, with_system
+from agentic_prompting.rewards import AccuracyJudge
 
 from .templates import REFLECT, REVISE
 
@@ -28,6 +30,29 @@ class SelfReflection(PromptedSystem):
                 break
             messages.append({"role": "user", "content": message})
         return answer_of_replies(replies, time.perf_counter() - started, messages[-5:])
+
+
+class JudgedSystem(System):
+    """A system whose answers a judge compares with the accepted ones, as they come: the metric `judged`.
+
+    Args:
+        system ([`System`]): Whose answers.
+        judge ([`AccuracyJudge`]): Who judges them; a question without a verdict is ungraded.
+    """
+
+    def __init__(self, system: System, judge: AccuracyJudge):
+        self.system, self.judge = system, judge
+        self.fit_calls, self.max_in_flight = system.fit_calls, system.max_in_flight
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {**self.system.settings, "judge": str(getattr(self.judge.chat, "model", type(self.judge.chat).__name__))}
+
+    async def answer(self, row: Row, seed: int) -> Answer:
+        answer = await self.system.answer(row, seed)
+        if answer.whole is None:
+            return answer
+        return replace(answer, judged=await self.judge(row["question"], answer.whole, row["answers"]))
 
 
 class CallCount:

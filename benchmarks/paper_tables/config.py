@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+_PROMPTED = frozenset({"model", "prompt"})
+_AGENT = frozenset({"environment", "max_turns", "greedy_answer", "seeds"})
+_TRAINED = frozenset({"base", "folder", "arguments"})
 KINDS: dict[str, frozenset[str]] = {
-    "prompted": frozenset({"model", "prompt"}),
-    "self_reflection": frozenset({"model", "prompt"}),
-    "prorefine": frozenset({"model", "critic", "setting", "prompt"}),
-    "opro": frozenset({"model", "editor", "prompt"}),
-    "gepa": frozenset({"model", "editor", "prompt"}),
-    "textgrad": frozenset({"model", "editor", "prompt"}),
-    "espl": frozenset({"model", "editor", "prompt"}),
-    "agent": frozenset({"folder", "environment", "max_turns"}),
-    "agent_untrained": frozenset({"base", "environment", "max_turns"}),
-    "sft": frozenset({"base", "folder", "arguments"}),
-    "grpo_single_turn": frozenset({"base", "folder", "arguments"}),
+    "prompted": _PROMPTED,
+    "self_reflection": _PROMPTED,
+    "prorefine": _PROMPTED | {"critic", "setting", "options"},
+    **dict.fromkeys(("opro", "gepa", "textgrad", "espl"), _PROMPTED | {"editor"}),
+    "agent": _AGENT | {"folder"},
+    "agent_untrained": _AGENT | {"base"},
+    **dict.fromkeys(("sft", "grpo_single_turn"), _TRAINED),
 }
 """Every kind of system, and the settings it has."""
 
@@ -34,11 +33,13 @@ class SystemConfig:
         name (`str`): What it is called there.
         kind (`str`): Of [`KINDS`].
         settings (`dict`): As its kind has them.
+        group (`str`, *optional*, defaults to `""`): The model of `each_of` that it is made with.
     """
 
     name: str
     kind: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,18 +50,33 @@ class TableConfig:
         title (`str`): What it shows.
         systems (`list[SystemConfig]`): Its rows.
         tasks (`list[str]`): Names that [`load_task`] knows, with a split behind a slash where it matters.
+        data_files (`dict`, *optional*): Local files, such as the released ones, by the task whose rows they hold
+            (those of `train_task`, `validation_task` and `fit_task` too); other sets come from the hub.
         models (`dict`): By the names that systems use: `name` at its endpoint, `base_url`, `budget_usd`, `sampling`.
-        metrics (`list[str]`, *optional*): For all tasks, as [`find_metrics`] takes them; each task's own by default.
+        each_of (`list[str]`, *optional*): Models; every system that names none of its own (`model`, for an agent its
+            `environment`) is made with each of them.
+        metrics (`list[str]` or `dict`, *optional*): As [`find_metrics`] takes them, for all tasks or by task, `default`
+            for those not named; each task's own by default. `judged`: what the model `judge` says.
+        judge (`str`, *optional*): Of `models`: compares answers with the accepted ones, for the metric `judged`.
+        averages (`dict`, *optional*): Name of a row to the tasks whose means it is the mean of.
         n (`int`, *optional*, defaults to `128`), runs (`int`, *optional*, defaults to `3`), seed (`int`, *optional*,
             defaults to `0`): See [`evaluate_agent`].
-        baseline (`str`, *optional*): The system that the others are compared with.
-        train_task (`str`, *optional*): What optimisers and trained systems learn from, as in `tasks`.
+        baseline (`str`, *optional*): The system that the others are compared with; under `each_of`, the one of the same
+            model.
+        marks (`list[str]`, *optional*): Baselines that earn a system a star each where its Wald interval lies above.
+        train_task (`str` or `dict`, *optional*): What optimisers learn from, as in `tasks`; or by task.
         train_rows (`int`, *optional*, defaults to `50`): How many rows of it.
+        validation_task (`str` or `dict`, *optional*), validation_rows (`int`, *optional*): What GEPA and TextGrad
+            choose by; half of the training rows by default.
+        fit_task (`str`, *optional*), fit_rows (`int`, *optional*): What trained systems learn from, by default all rows
+            of it; without a task, the optimisers' rows.
         calls_budget (`int`, *optional*, defaults to `500`): Calls that each optimiser may make.
         budget_usd (`float`, *optional*), budget_tokens (`int`, *optional*): What all models together may spend,
             restarts included; what was spent is kept in the folder's `spending.sqlite`. A model's own limit holds too.
         encoder (`str`, *optional*): For `semantic_similarity`.
         output (`str`, *optional*): Folder for answers and tables.
+        figures (`dict`, *optional*): Name of a picture to its `metric` (or `metrics`, by task), `systems` and `tasks`.
+        case (`str`, *optional*): The system whose success others are put beside, question by question, in `case.md`.
         left_out (`dict`, *optional*): What the paper's table has and this one has not, and why; said with the table.
         sandbox (`dict`, *optional*): Values of the above that `--sandbox` puts in their place.
     """
@@ -68,33 +84,52 @@ class TableConfig:
     title: str
     systems: list[SystemConfig]
     tasks: list[str]
+    data_files: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    metrics: list[str] | None = None
+    each_of: Sequence[str] = ()
+    metrics: list[str] | Mapping[str, list[str]] | None = None
+    judge: str | None = None
+    averages: Mapping[str, list[str]] = field(default_factory=dict)
     n: int | None = 128
     runs: int = 3
     seed: int = 0
     baseline: str | None = None
-    train_task: str | None = None
+    marks: Sequence[str] = ()
+    train_task: str | Mapping[str, str] | None = None
     train_rows: int = 50
+    validation_task: str | Mapping[str, str] | None = None
+    validation_rows: int | None = None
+    fit_task: str | None = None
+    fit_rows: int | None = None
     calls_budget: int = 500
     budget_usd: float | None = None
     budget_tokens: int | None = None
     encoder: str | None = None
     output: str = "runs/evaluation"
+    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    case: str | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     sandbox: Mapping[str, Any] = field(default_factory=dict)
 
     def in_sandbox(self) -> TableConfig:
-        """The same table with the sandbox's tasks and sizes; its systems stay."""
-        sizes: dict[str, Any] = {
-            "n": min(self.n or 32, 32),
-            "runs": 1,
-            "train_rows": 16,
-            "metrics": None,
-            "calls_budget": 300,
-        }
+        """The same table with the sandbox's sizes; its systems and the names of its tasks stay."""
+        size = max(6, min(self.n or 32, 96 // len(self.tasks)))
+        sizes: dict[str, Any] = {"n": size, "runs": 1, "train_rows": 16, "calls_budget": 300}
+        sizes["judge"] = self.judge and "editor"
         values = {**sizes, "output": f"{self.output}-sandbox", **self.sandbox}
         return replace(self, **{name: value for name, value in values.items() if name != "systems"})
+
+    def metrics_of(self, task: str) -> list[str] | None:
+        """What a task is reported in; `None`: the task's own."""
+        if self.metrics is None or not isinstance(self.metrics, Mapping):
+            return None if self.metrics is None else list(self.metrics)
+        found = self.metrics.get(task, self.metrics.get("default"))
+        return None if found is None else list(found)
+
+    def baseline_of(self, system: SystemConfig, name: str | None = None) -> str:
+        """The baseline (or the one called `name`) that a system is compared with."""
+        name = name or self.baseline or ""
+        return f"{name}, {system.group}" if system.group and name not in {one.name for one in self.systems} else name
 
 
 def load_config(path: str | Path) -> TableConfig:
@@ -117,22 +152,31 @@ def load_config(path: str | Path) -> TableConfig:
     for needed in ("title", "systems", "tasks"):
         if not values.get(needed):
             raise ValueError(f"{path}: `{needed}` is missing")
-    systems = [_system(name, one or {}, path) for name, one in values["systems"].items()]
+    each_of = values.get("each_of", ())
+    _check_names(each_of, values.get("models", {}), f"{path}, each_of")
+    systems = [one for name, own in values["systems"].items() for one in _systems(name, own or {}, each_of, path)]
     config = TableConfig(**{**values, "systems": systems})
     _check_names(config.sandbox, known, f"{path}, sandbox")
     for name, model in config.models.items():
         _check_names(model, _MODEL_SETTINGS, f"{path}, model {name}")
-    if config.baseline is not None and config.baseline not in values["systems"]:
-        raise ValueError(f"{path}: the baseline {config.baseline!r} is none of the systems")
+    for name in filter(None, (config.baseline, *config.marks)):
+        if name not in values["systems"]:
+            raise ValueError(f"{path}: the baseline {name!r} is none of the systems")
+    for name, tasks in config.averages.items():
+        _check_names(tasks, config.tasks, f"{path}, average {name}")
     return config
 
 
-def _system(name: str, values: Mapping[str, Any], path: str | Path) -> SystemConfig:
+def _systems(name: str, values: Mapping[str, Any], each_of: Sequence[str], path: str | Path) -> list[SystemConfig]:
+    """A system, or one for each of the models."""
     kind = values.get("kind", name)
     _check_names([kind], set(KINDS), f"{path}, kind of {name}")
     settings = {key: value for key, value in values.items() if key != "kind"}
     _check_names(settings, KINDS[kind], f"{path}, system {name} ({kind})")
-    return SystemConfig(name, kind, settings)
+    role = next((role for role in ("model", "environment") if role in KINDS[kind]), None)
+    if not each_of or role is None or role in settings:
+        return [SystemConfig(name, kind, settings)]
+    return [SystemConfig(f"{name}, {model}", kind, {**settings, role: model}, model) for model in each_of]
 
 
 def _check_names(names: Any, known: Any, where: str) -> None:

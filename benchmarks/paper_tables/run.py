@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from agentic_prompting.evaluation import (
 )
 from agentic_prompting.llm import Budget, LLMError, ReplayCache, charge
 
-from .config import SystemConfig, TableConfig
-from .systems import Unavailable, Workshop, connect
+from .config import TableConfig
+from .estimates import average_results, over_seeds, wald_column
+from .figures import draw_figures, write_case
+from .systems import Lessons, Unavailable, Workshop, connect
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ class TableRun:
         comparisons (`list[Comparison]`): With the baseline.
         skipped (`dict[str, str]`): Systems that could not be made, and why.
         left_out (`dict[str, str]`): What else of the paper's table is not there, and why.
-        files (`dict[str, Path]`): The tables by kind.
+        files (`dict[str, Path]`): The tables by kind, the pictures by name.
     """
 
     evaluation: Evaluation
@@ -48,110 +51,174 @@ class TableRun:
 
 
 def run_table(
-    config: TableConfig, sandbox: bool = False, output: str | Path | None = None, progress: bool = True
+    config: TableConfig,
+    sandbox: bool = False,
+    output: str | Path | None = None,
+    progress: bool = True,
+    seeds: Sequence[int] = (),
 ) -> TableRun:
     """Fill a table. What is in its folder already is not asked for again.
-
-    An optimiser learns on one set of rows per task: where the tasks differ in kind, so do the prompts it finds.
 
     Args:
         config ([`TableConfig`]): The table.
         sandbox (`bool`, *optional*, defaults to `False`): Stand-ins for models and tasks; see `sandbox.py`.
         output (`str` or `Path`, *optional*): Instead of the configuration's.
         progress (`bool`, *optional*, defaults to `True`): Show progress bars, or in a file or a pipe a line a minute.
+        seeds (`list[int]`, *optional*): Everything is done once for each: an agent trained with it is taken (`{seed}`
+            in its folder, else `-seed<N>` behind it), baselines are trained and prompts optimised with it, and each
+            question is asked once. The table has the means over seeds, with Student's interval over them.
 
     Raises:
-        `ValueError`: A task, model or metric does not exist.
+        `ValueError`: A task, model or metric does not exist, or there is one seed alone.
         [`EvaluationStopped`]: A system cannot go on. Run again to go on.
     """
+    if len(set(seeds)) != len(seeds) or len(seeds) == 1:
+        raise ValueError(f"give at least two different seeds for an interval over them, not {list(seeds)}")
     config = config.in_sandbox() if sandbox else config
     folder = Path(output or config.output)
     run = TableRun(Evaluation(), [], left_out=dict(config.left_out))
     with ExitStack() as stack:
         cache = ReplayCache(folder / "replies.sqlite")
         stack.callback(cache.close)
-        tasks, train, models = _sandbox_parts(config, folder) if sandbox else _real_parts(config, cache, stack)
-        if sandbox:
-            names = ", ".join(task.name for task in tasks)
-            run.left_out[", ".join(config.tasks)] = f"no data sets in the sandbox; {names} stand in for them"
+        tasks, lessons, models = _sandbox_parts(config, run) if sandbox else _real_parts(config, cache, stack)
         budget = Budget(config.budget_usd, config.budget_tokens, folder / "spending.sqlite")
         charge(budget, **{name: chat for name, (chat, _) in models.items()})
         try:
-            for system in config.systems:
-                for task in tasks:
-                    own = folder / _safe(task.name)
-                    workshop = Workshop(config, models, train[task.name], _metric(task), own, cache)
-                    _evaluate(run, config, system, workshop, task, sandbox, progress)
+            parts = []
+            for seed in seeds or (None,):
+                own = config if seed is None else replace(config, seed=seed, runs=1)
+                where = folder if seed is None else folder / f"seed-{seed}"
+                shop = Workshop(own, models, where, cache, seed)
+                part = _evaluated(run, shop, tasks, lessons, sandbox, progress)
+                save_run(where, part)
+                part.results += _averages(config, [task.name for task in tasks], part)
+                parts.append(part)
         except (EvaluationStopped, LLMError) as error:  # the latter of an optimiser
             raise EvaluationStopped(f"{error}. Spent so far: {budget}") from None
-    run.evaluation.results.sort(key=lambda result: [one.name for one in config.systems].index(result.system))
-    save_run(folder, run.evaluation)
-    if config.baseline is not None and config.baseline not in run.skipped:
-        run.comparisons = compare_systems(run.evaluation, config.baseline)
-    title = f"{config.title}{' (sandbox: says nothing about real models)' if sandbox else ''}"
-    run.files = write_tables(folder, run.evaluation, run.comparisons, title)
+    run.evaluation = _together(parts) if seeds else parts[0]
+    _finish(run, config, folder, sandbox, seeds)
     return run
 
 
-def _evaluate(
+def _evaluated(
     run: TableRun,
-    config: TableConfig,
-    system: SystemConfig,
-    workshop: Workshop,
-    task: EvaluationTask,
+    shop: Workshop,
+    tasks: Sequence[EvaluationTask],
+    lessons: Mapping[str, Lessons],
     sandbox: bool,
     progress: bool,
-) -> None:
-    """One system on one task, into the run."""
-    if sandbox:
-        from .sandbox import stand_in
+) -> Evaluation:
+    """Every system on every task."""
+    config, evaluation = shop.config, Evaluation()
+    for system in config.systems:
+        if sandbox:
+            from .sandbox import stand_in
 
-        system = stand_in(system, workshop.folder.parent)
-    try:
-        made = workshop.make(system)
-    except Unavailable as reason:
-        if system.name not in run.skipped:
-            logger.warning("%s is left out: %s", system.name, reason)
-        run.skipped[system.name] = str(reason)
-        return
-    part = evaluate_agent(
-        {system.name: made},
-        [task],
-        config.metrics,
-        config.n,
-        config.runs,
-        config.seed,
-        workshop.folder,
-        config.encoder,
-        progress,
-    )
-    run.evaluation.results += part.results
-    run.evaluation.records += part.records
-
-
-Parts = tuple[list[EvaluationTask], Mapping[str, Any], Mapping[str, Any]]
-
-
-def _real_parts(config: TableConfig, cache: ReplayCache, stack: ExitStack) -> Parts:
-    """Tasks, training rows by task and connected models, as the configuration has them."""
-    tasks = [load_evaluation_task(name, config.n, config.seed) for name in config.tasks]
-    train: list[Any] = []
-    if config.train_task is not None:
-        train = load_evaluation_task(config.train_task, config.train_rows, config.seed + 1).rows
-    return tasks, {task.name: train for task in tasks}, connect(config.models, cache, stack)
+            system = stand_in(system, shop.folder if shop.seed is None else shop.folder.parent, shop.seed or 0)
+        for task in tasks:
+            try:
+                made = shop.make(system, task, lessons[task.name])
+            except Unavailable as reason:
+                if system.name not in run.skipped:
+                    logger.warning("%s is left out: %s", system.name, reason)
+                run.skipped[system.name] = str(reason)
+                continue
+            part = evaluate_agent(
+                {system.name: made},
+                [task],
+                n=None,
+                runs=config.runs,
+                seed=config.seed,
+                output=shop.folder / _safe(task.name),
+                encoder=config.encoder,
+                progress=progress,
+            )
+            evaluation.results += part.results
+            evaluation.records += part.records
+    return evaluation
 
 
-def _sandbox_parts(config: TableConfig, folder: Path) -> Parts:
-    from .sandbox import SANDBOX_TASKS, sandbox_models, sandbox_task
+def _averages(config: TableConfig, tasks: Sequence[str], evaluation: Evaluation) -> list[Any]:
+    """The rows of means over tasks: of systems that have a result on each of them."""
+    named = dict(zip(config.tasks, tasks, strict=True))
+    rows = []
+    for name, of in config.averages.items():
+        for system in dict.fromkeys(result.system for result in evaluation.results):
+            own = {result.task: result for result in evaluation.results if result.system == system}
+            if all(named[task] in own for task in of):
+                rows.append(average_results([own[named[task]] for task in of], name))
+    return rows
 
-    size = config.n or 32
-    tasks = [sandbox_task(name, size, config.seed) for name in SANDBOX_TASKS]
-    train = {name: sandbox_task(name, config.train_rows, config.seed, "train").rows for name in SANDBOX_TASKS}
-    return tasks, train, {name: (model, {}) for name, model in sandbox_models(config.seed).items()}
+
+def _together(parts: Sequence[Evaluation]) -> Evaluation:
+    """The evaluations of several seeds as one; systems that are not there for every seed are left out."""
+    found = [{(result.system, result.task): result for result in part.results} for part in parts]
+    whole = [key for key in found[0] if all(key in one for one in found)]
+    records = [record for part in parts for record in part.records]
+    return Evaluation([over_seeds([one[key] for one in found]) for key in whole], records)
 
 
-def _metric(task: EvaluationTask) -> str:
-    return task.metrics[0]
+def _finish(run: TableRun, config: TableConfig, folder: Path, sandbox: bool, seeds: Sequence[int]) -> None:
+    """Comparisons, tables, pictures and the case."""
+    made = {result.system for result in run.evaluation.results}
+    if config.baseline is not None:
+        against = {one.name: config.baseline_of(one) for one in config.systems if config.baseline_of(one) in made}
+        run.comparisons = compare_systems(run.evaluation, against)
+    marks = {
+        one.name: [config.baseline_of(one, name) for name in config.marks if config.baseline_of(one, name) != one.name]
+        for one in config.systems
+        if config.marks and not seeds  # over seeds the interval is another one
+    }
+    title = f"{config.title}{' (sandbox: says nothing about real models)' if sandbox else ''}"
+    if seeds:
+        title += f"; means over seeds {', '.join(map(str, seeds))}, intervals over them"
+    extra = {"extra": wald_column(run.evaluation.results, marks)} if marks else {}
+    run.files = write_tables(folder, run.evaluation, run.comparisons, title, **extra)
+    draw_figures(run, config, folder)
+    if config.case is not None and config.case in made:
+        run.files["case"] = write_case(run.evaluation, config.case, folder / "case.md")
+
+
+Parts = tuple[list[EvaluationTask], Mapping[str, Lessons], Mapping[str, Any]]
+
+
+def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitStack) -> Parts:
+    """Tasks, what is learned from for each, and connected models, as the configuration has them."""
+    tasks, lessons = [], {}
+
+    @cache
+    def load(name: str, n: int | None, seed: int) -> EvaluationTask:
+        files = {"data_files": config.data_files[name]} if name in config.data_files else {}
+        return load_evaluation_task(name, n, seed, **files)
+
+    for name in config.tasks:
+        task = load(name, config.n, config.seed)
+        tasks.append(replace(task, metrics=tuple(config.metrics_of(name) or task.metrics)))
+        train, validation = (_for(one, name) for one in (config.train_task, config.validation_task))
+        lessons[task.name] = Lessons(
+            name,
+            load(train, config.train_rows, config.seed + 1).rows if train else [],
+            load(validation, config.validation_rows, config.seed + 1).rows if validation else None,
+            lambda: load(config.fit_task, config.fit_rows, config.seed + 1).rows if config.fit_task else None,
+        )
+    return tasks, lessons, connect(config.models, cache_of_replies, stack)
+
+
+def _for(named: str | Mapping[str, str] | None, task: str) -> str | None:
+    return named.get(task, named.get("default")) if isinstance(named, Mapping) else named
+
+
+def _sandbox_parts(config: TableConfig, run: TableRun) -> Parts:
+    from .sandbox import sandbox_models, sandbox_task, sandbox_task_for, stand_in_tasks
+
+    tasks, lessons = stand_in_tasks(config), {}
+    for name, task in zip(config.tasks, tasks, strict=True):
+        rows = sandbox_task(sandbox_task_for(name), config.train_rows, config.seed, "train").rows
+        lessons[task.name] = Lessons(name, rows)
+    run.left_out["data sets"] = "not read in the sandbox: each has questions of the task in brackets"
+    if any("semantic_similarity" in (config.metrics_of(name) or ()) for name in config.tasks):
+        run.left_out["semantic_similarity"] = "needs a sentence encoder, which the sandbox does without"
+    return tasks, lessons, {name: (model, {}) for name, model in sandbox_models(config.seed).items()}
 
 
 def _safe(name: str) -> str:

@@ -32,9 +32,13 @@ from agentic_prompting.sandbox.puzzles import (
 )
 from agentic_prompting.sandbox.world import Oracle, as_rows, make_split, value_of
 
-from .config import KINDS, SystemConfig
+from .config import KINDS, SystemConfig, TableConfig
 
 SANDBOX_TASKS = ("sandbox_sorting", "sandbox_counting", "sandbox_countries")
+_STANDS_FOR = {  # what of a data set's name says which task takes its place; the rest are countries
+    "sandbox_counting": re.compile("gsm8k|dapo|math|count|svamp|aime|aimo|hmmt", re.IGNORECASE),
+    "sandbox_sorting": re.compile("sorting|book|writing|xsum|aqua", re.IGNORECASE),
+}
 _METRICS = {
     "sandbox_sorting": "word_sorting_match",
     "sandbox_counting": "integer_match",
@@ -63,10 +67,33 @@ def sandbox_task(name: str, n: int, seed: int = 0, split: str = "test") -> Evalu
         rows = as_rows((test if split == "test" else train)[:n])
     else:
         kind = SORTING if name == "sandbox_sorting" else COUNTING
-        # One list of different puzzles, cut: no question on both sides.
-        puzzles = make_puzzles(2 * n, seed, [kind])
-        rows = puzzles[:n] if split == "test" else puzzles[n:]
+        # One list of different puzzles, dealt in turn whatever `n` is: no question on both sides.
+        puzzles = make_puzzles(512, seed, [kind])
+        rows = puzzles[0 if split == "test" else 1 :: 2][:n]
     return EvaluationTask(name, list(rows), (_METRICS[name],))
+
+
+def sandbox_task_for(name: str) -> str:
+    """Which of the three tasks stands in for a data set."""
+    return next((task for task, names in _STANDS_FOR.items() if names.search(name)), "sandbox_countries")
+
+
+def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
+    """For each data set of a table different questions of the task that stands in for it, under both names.
+
+    In the task's own metric, which optimisers maximise, and the table's, without those that need a sentence encoder.
+    """
+    n, tasks = config.n or 32, []
+    left = {name: sandbox_task(name, 256, config.seed).rows for name in SANDBOX_TASKS}
+    for name in config.tasks:
+        kind = sandbox_task_for(name)
+        rows, left[kind] = left[kind][:n], left[kind][n:]
+        wanted = [one for one in config.metrics_of(name) or () if one != "semantic_similarity"]
+        metrics = config.sandbox.get("metrics") or dict.fromkeys(
+            [*(one for one in wanted if one == "judged"), _METRICS[kind], *wanted]
+        )
+        tasks.append(EvaluationTask(f"{name} ({kind})", rows, tuple(metrics)))
+    return tasks
 
 
 class SandboxModel:
@@ -124,12 +151,13 @@ def sandbox_models(seed: int = 0) -> dict[str, ChatModel]:
     return {"model": SandboxModel(seed), "editor": SandboxEditor(seed), "oracle": Oracle(seed=seed)}
 
 
-def stand_in(system: SystemConfig, folder: Path) -> SystemConfig:
+def stand_in(system: SystemConfig, folder: Path, seed: int = 0) -> SystemConfig:
     """A system of a table with the sandbox's models and policies in the place of real ones.
 
     Args:
         system ([`SystemConfig`]): As the table has it.
-        folder (`Path`): The table's; policies are trained into it, once.
+        folder (`Path`): The table's; policies are trained into it, once for each seed.
+        seed (`int`, *optional*, defaults to `0`): Of the training.
     """
     settings = dict(system.settings)
     settings |= {role: name for role, name in _ROLES.items() if role in KINDS[system.kind]}
@@ -138,7 +166,7 @@ def stand_in(system: SystemConfig, folder: Path) -> SystemConfig:
     if "base" in KINDS[system.kind] or "folder" in KINDS[system.kind]:
         from .sandbox_policies import policy_for
 
-        where = policy_for(system.kind, folder / "policies")
+        where = policy_for(system.kind, folder / (f"policies-{seed}" if seed else "policies"), seed)
         settings |= {name: str(where) for name in ("base", "folder") if name in KINDS[system.kind]}
     return replace(system, settings=settings)
 

@@ -55,7 +55,14 @@ def policy_for(kind: str, folder: Path, seed: int = 0) -> Path:
 def _train(kind: str, sandbox: Sandbox, folder: Path, seed: int) -> None:
     rows, spec = list(sandbox.train), AgentSpec.load(sandbox.model)
     if kind == "sft":
-        small = {"learning_rate": 1e-3, "use_cpu": True, "bf16": False, "per_device_train_batch_size": 32, "seed": seed}
+        small: dict[str, Any] = {
+            "learning_rate": 1e-3,
+            "use_cpu": True,
+            "bf16": False,
+            "per_device_train_batch_size": 32,
+            "seed": seed,
+        }
+        small |= {"gradient_accumulation_steps": 1, "lora_rank": None}  # a tiny model: Table 7 is a large one's
         spec = plain_spec(spec.prompt_template, max_tokens=16)
         train_sft(sandbox.model, rows, folder, spec, max_steps=_SFT_STEPS, **small)
     elif kind == "grpo_single_turn":

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from agentic_prompting.environments import LLMEnvironment
-from agentic_prompting.evaluation import (
-    AgentSystem,
-    PromptedSystem,
-    ProRefineSystem,
-    System,
-)
+from agentic_prompting.evaluation import AgentSystem, EvaluationTask, PromptedSystem, ProRefineSystem, System
 from agentic_prompting.evaluation.harness import digest
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
 from agentic_prompting.records import atomic_write
-from agentic_prompting.refine import ProRefiner
-from agentic_prompting.rewards import exact_match, integer_match, letter_match, word_sorting_match
+from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, Query, Verifier
+from agentic_prompting.rewards import AccuracyJudge, exact_match, integer_match, letter_match, word_sorting_match
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec, prompt_r1_template
 
-from .chats import MeteredChat, SelfReflection
-from .config import SystemConfig, TableConfig
+from .chats import JudgedSystem, MeteredChat, SelfReflection
+from .config import KINDS, SystemConfig, TableConfig
 from .optimise import OPTIMISERS, Found, Objective
 from .templates import CHAIN_OF_THOUGHT, DIRECT
 
@@ -55,32 +50,47 @@ def connect(
     return connected
 
 
+@dataclass(frozen=True)
+class Lessons:
+    """What systems learn from for one task.
+
+    Args:
+        task (`str`): The task, as the configuration has it.
+        train (`list`): Rows that prompts are optimised on.
+        validation (`list`, *optional*): Rows that TextGrad chooses by; by default half of those.
+        fit (`Callable`, *optional*): Gives the rows that trained systems learn from, `None` for those of `train`.
+    """
+
+    task: str
+    train: Sequence[Row]
+    validation: Sequence[Row] | None = None
+    fit: Callable[[], Sequence[Row] | None] = lambda: None
+
+
 class Workshop:
     """Makes the systems of a table.
 
     Args:
         config ([`TableConfig`]): The table.
         models (`dict`): Clients and their sampling, by the configuration's names.
-        train (`list`): Rows to learn from.
-        metric (`str`): What optimisers maximise, and the optimal verifier compares by.
         folder (`Path`): Where what was found and trained is kept.
         cache ([`ReplayCache`]): For models without one of their own.
+        seed (`int`, *optional*): Where several trainings are put together, the one whose folders are taken.
     """
 
     def __init__(
         self,
         config: TableConfig,
         models: Mapping[str, tuple[ChatModel, dict[str, Any]]],
-        train: Sequence[Row],
-        metric: str,
         folder: Path,
         cache: ReplayCache | None,
+        seed: int | None = None,
     ):
-        self.config, self.models, self.train, self.metric = config, models, train, metric
-        self.folder, self.cache = folder, cache
+        self.config, self.models, self.folder, self.cache, self.seed = config, models, folder, cache, seed
+        self._loaded: tuple[str, System | None] = ("", None)  # the last agent: loaded once for all its tasks
 
-    def make(self, system: SystemConfig) -> System:
-        """A system.
+    def make(self, system: SystemConfig, task: EvaluationTask, lessons: Lessons) -> System:
+        """A system for a task.
 
         Raises:
             [`Unavailable`]: Its package is not installed, or its model has not been trained.
@@ -88,18 +98,28 @@ class Workshop:
         """
         if system.kind in _NEEDS and importlib.util.find_spec(_NEEDS[system.kind]) is None:
             raise Unavailable(f"{_NEEDS[system.kind]} is not installed: pip install 'agentic-prompting[optimizers]'")
-        settings = dict(system.settings)
+        if "judged" not in task.metrics:
+            return self._make(system, task, lessons)
+        if self.config.judge is None or "model" not in KINDS[system.kind]:
+            raise ValueError(f"{task.name} is judged: that needs a `judge`, and systems that ask a `model`")
+        return JudgedSystem(self._make(system, task, lessons), self._judge())
+
+    def _make(self, system: SystemConfig, task: EvaluationTask, lessons: Lessons) -> System:
+        prompt = self._prompt(system.settings, lessons.task)
         if system.kind in OPTIMISERS:
-            return self._optimised(system)
-        if system.kind == "prompted":
-            chat, sampling = self._model(settings)
-            return PromptedSystem(chat, self._prompt(settings), **sampling)
-        if system.kind == "self_reflection":
-            chat, sampling = self._model(settings)
-            return SelfReflection(chat, self._prompt(settings), **sampling)
+            return self._optimised(system, prompt, task, lessons)
         if system.kind == "prorefine":
-            return self._prorefine(settings)
-        return self._agent(system)
+            return self._prorefine(system.settings, prompt, task)
+        if system.kind in ("prompted", "self_reflection"):
+            chat, sampling = self._model(system.settings)
+            return (PromptedSystem if system.kind == "prompted" else SelfReflection)(chat, prompt, **sampling)
+        if self._loaded[0] != system.name:
+            self._loaded = ("", None)  # one model in memory at a time
+            self._loaded = (system.name, self._agent(system, lessons))
+        return cast(System, self._loaded[1])
+
+    def _judge(self) -> AccuracyJudge:
+        return AccuracyJudge(self._model({"judge": self.config.judge}, "judge")[0])
 
     def _model(self, settings: Mapping[str, Any], role: str = "model") -> tuple[ChatModel, dict[str, Any]]:
         name = settings.get(role, role)
@@ -109,51 +129,53 @@ class Workshop:
         # Clients of endpoints have the cache themselves, so that it also knows their own settings.
         return MeteredChat(chat, None if isinstance(chat, OpenAIChat) else self.cache), dict(sampling)
 
-    def _prompt(self, settings: Mapping[str, Any]) -> str:
+    def _prompt(self, settings: Mapping[str, Any], task: str) -> str:
         named = str(settings.get("prompt", "cot"))
+        if named == "start":
+            return START_PROMPTS.get(task.partition("/")[0], CHAIN_OF_THOUGHT)
         if named in PROMPTS:
             return PROMPTS[named]
         return Path(named).read_text(encoding="utf-8") if named.endswith(".txt") else named
 
-    def _optimised(self, system: SystemConfig) -> System:
+    def _optimised(self, system: SystemConfig, prompt: str, task: EvaluationTask, lessons: Lessons) -> System:
         """The prompt that an optimiser found; found once, then read."""
         (chat, sampling), (editor, _) = self._model(system.settings), self._model(system.settings, "editor")
-        prompt = self._prompt(system.settings)
+        metric, validation = _label_metric(task), lessons.validation
         settings = {
             "kind": system.kind,
+            "model": str(getattr(chat, "model", "")),
             "prompt": prompt,
-            "rows": [row["question"] for row in self.train],
+            "rows": [row["question"] for row in (*lessons.train, *(validation or ()))],
             "calls": self.config.calls_budget,
             "seed": self.config.seed,
-            "metric": self.metric,
+            "metric": metric,
         }
         path = self.folder / "prompts" / f"{system.name}-{digest(settings)}.json"
         if path.exists():
             found = Found(**json.loads(path.read_text(encoding="utf-8")))
         else:
-            objective = Objective(
-                chat, editor, self.train, self.metric, self.config.calls_budget, self.config.seed, **sampling
-            )
+            budget, seed = self.config.calls_budget, self.config.seed
+            objective = Objective(chat, editor, lessons.train, metric, budget, seed, validation=validation, **sampling)
             found = OPTIMISERS[system.kind](objective, prompt)
             atomic_write(path, json.dumps(asdict(found), indent=2) + "\n")
         return PromptedSystem(chat, found.prompt, found.calls, **sampling)
 
-    def _prorefine(self, settings: Mapping[str, Any]) -> System:
+    def _prorefine(self, settings: Mapping[str, Any], prompt: str, task: EvaluationTask) -> System:
         (chat, sampling), (critic, _) = self._model(settings), self._model(settings, "critic")
-        setting = settings.get("setting", "verifier")
-        score = None
-        if setting == "optimal_verifier":
-            if self.metric not in _LABEL_SCORES:
-                raise ValueError(f"the optimal verifier compares with labels, which {self.metric} cannot decide")
-            score = _LABEL_SCORES[self.metric]
-        known = cast(Literal["no_verifier", "verifier", "optimal_verifier"], setting)
+        verifier: Verifier | None = critic if settings.get("setting", "verifier") == "verifier" else None
+        if settings.get("setting") == "optimal_verifier":
+            verifier = _judge_verifier(self._judge()) if "judged" in task.metrics else self._label_verifier(task)
         limit = sampling.pop("max_tokens", 512)
-        refiner = ProRefiner.from_paper(
-            known, chat, critic, score, final_max_tokens=limit, sampling={"task": {**sampling, "temperature": 0}}
-        )
-        return ProRefineSystem(refiner, self._prompt(settings))
+        options = {"final_max_tokens": limit, "sampling": {"task": {**sampling, "temperature": 0}}}
+        refiner = ProRefiner(chat, critic, critic, verifier, **{**options, **settings.get("options", {})})
+        return ProRefineSystem(refiner, prompt)
 
-    def _agent(self, system: SystemConfig) -> System:
+    def _label_verifier(self, task: EvaluationTask) -> Verifier:
+        if (metric := _label_metric(task)) not in _LABEL_SCORES:
+            raise ValueError(f"the optimal verifier compares with labels, which {metric} cannot decide")
+        return LabelVerifier(_LABEL_SCORES[metric])
+
+    def _agent(self, system: SystemConfig, lessons: Lessons) -> System:
         from agentic_prompting.agent import PromptAgent
 
         from .training import TRAINED, plain_spec
@@ -162,26 +184,51 @@ class Workshop:
         if settings.get("environment"):
             chat, sampling = self._model(settings, "environment")
             environment = LLMEnvironment(chat, **sampling)
+        spec: AgentSpec | None = None
         if system.kind in TRAINED:
-            folder = Path(settings.get("folder") or self.folder / "trained" / system.name)
-            arguments = settings.get("arguments", {})
-            source: Any = TRAINED[system.kind](settings["base"], self.train, folder, plain_spec(), **arguments)
-            spec = None
+            folder = self._of_seed(settings.get("folder") or str(self.folder / "trained" / system.name))
+            rows, arguments = (
+                lessons.fit() or lessons.train,
+                {"seed": self.config.seed, **settings.get("arguments", {})},
+            )
+            source: Any = TRAINED[system.kind](settings["base"], rows, folder, plain_spec(), **arguments)
         elif system.kind == "agent_untrained":
-            source, spec = settings["base"], AgentSpec(prompt_r1_template())
-            if Path(source, SPEC_FILE).exists():
-                spec = AgentSpec.load(source)
+            source = settings["base"]
+            if not Path(source, SPEC_FILE).exists():
+                spec = AgentSpec(prompt_r1_template())
         else:
-            source, spec = Path(settings["folder"]), None
+            source = self._of_seed(settings["folder"])
             if not (source / SPEC_FILE).exists():
                 raise Unavailable(f"{source} holds no trained agent: train it first (examples/train_prompt_r1.py)")
-        if spec is None:
-            spec = AgentSpec.load(source)
-        spec = _with_espl_prompt(spec, Path(source))
+        spec = _with_espl_prompt(spec or AgentSpec.load(source), Path(source))
         if settings.get("max_turns"):
             spec = replace(spec, limits=replace(spec.limits, max_turns=settings["max_turns"]))
-        agent = PromptAgent.from_pretrained(source, environment, spec)
-        return AgentSystem(agent, f"{source} {settings.get('environment')} {spec.limits.max_turns}")
+        greedy = bool(settings.get("greedy_answer"))
+        agent = PromptAgent.from_pretrained(source, environment, spec, greedy_answer=greedy)
+        name = f"{source} {settings.get('environment')} {spec.limits.max_turns}"
+        return AgentSystem(agent, f"{name} greedy answer" if greedy else name)
+
+    def _of_seed(self, folder: str) -> Path:
+        """The folder of this seed's training: `{seed}` filled in, else `-seed<N>` behind it."""
+        if self.seed is None or Path(folder).is_relative_to(self.folder):
+            return Path(folder.replace("{seed}", str(self.config.seed)))
+        return Path(folder.replace("{seed}", str(self.seed)) if "{seed}" in folder else f"{folder}-seed{self.seed}")
+
+
+def _label_metric(task: EvaluationTask) -> str:
+    """The first metric that needs no judge: what is optimised, and what the optimal verifier compares by."""
+    return next(name for name in task.metrics if name != "judged")
+
+
+def _judge_verifier(judge: AccuracyJudge) -> Verifier:
+    """The optimal verifier where answers are judged: the judge with the accepted answers before it."""
+
+    async def verify(query: Query, answer: str) -> bool | None:
+        verdict = await judge(query.text, answer, query.answers)
+        return None if verdict is None else verdict == 1.0
+
+    verify.needs_answers = True  # type: ignore[attr-defined]
+    return verify
 
 
 def _with_espl_prompt(spec: AgentSpec, folder: Path) -> AgentSpec:

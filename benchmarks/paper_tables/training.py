@@ -6,10 +6,13 @@ Both are TRL's trainers, without an environment. What was trained once is used a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import yaml
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentic_prompting.evaluation.systems import Row
@@ -23,7 +26,26 @@ def plain_spec(template: str = "{question}", max_tokens: int = 1024) -> AgentSpe
     return AgentSpec(template, grammar=FreeText(), limits=Limits(1, max_tokens, max_tokens), stop_at_tags=False)
 
 
-def train_sft(base: str | Path, rows: Sequence[Row], folder: str | Path, spec: AgentSpec, **arguments: Any) -> Path:
+TABLE_7: Mapping[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 8,
+    "learning_rate": 1e-4,
+    "num_train_epochs": 3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0.1,  # a share of the steps, where it is below 1
+    "bf16": True,
+}
+"""The SFT baseline of the Prompt-R1 paper (Table 7), with LoRA of rank 8."""
+
+
+def train_sft(
+    base: str | Path,
+    rows: Sequence[Row],
+    folder: str | Path,
+    spec: AgentSpec,
+    lora_rank: int | None = 8,
+    **arguments: Any,
+) -> Path:
     """Imitate the first accepted answer to each question, without seeing how it is found.
 
     Args:
@@ -31,7 +53,9 @@ def train_sft(base: str | Path, rows: Sequence[Row], folder: str | Path, spec: A
         rows (`Sequence[Mapping]`): `question`, `answers`.
         folder (`str` or `Path`): Where the model goes; one that is there is used as it is.
         spec ([`AgentSpec`]): How it is asked; saved with it.
-        **arguments: Of [`~trl.SFTConfig`].
+        lora_rank (`int`, *optional*, defaults to `8`): Of the adapter on all linear layers, merged when trained (Table
+            7; alpha is twice the rank, LLaMA-Factory's default); `None` trains all weights.
+        **arguments: Of [`~trl.SFTConfig`], over [`TABLE_7`].
     """
     folder = Path(folder)
     if (folder / SPEC_FILE).exists():
@@ -40,7 +64,12 @@ def train_sft(base: str | Path, rows: Sequence[Row], folder: str | Path, spec: A
     chat_format = ChatFormat(tokenizer, spec.grammar)
     traces = [{**row, "turns": [row["answers"][0]], "observations": []} for row in rows]
     rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
-    warm_start(model, tokenizer, rollouts, folder / "sft", **arguments)
+    if lora_rank is not None:
+        lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, lora)
+    warm_start(model, tokenizer, rollouts, folder / "sft", **{**TABLE_7, **arguments})
+    if lora_rank is not None:
+        model = model.merge_and_unload()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     spec.save(folder)
@@ -54,11 +83,16 @@ def train_single_turn(
 
     Args:
         base, rows, folder, spec: As in [`train_sft`].
-        **arguments: Of [`PromptR1Config`].
+        **arguments: Of [`PromptR1Config`]; `config`, a YAML file of a Prompt-R1 training, gives its hyper-parameters
+            ("the same as Prompt-R1", Appendix G).
     """
     folder = Path(folder)
     if (folder / SPEC_FILE).exists():
         return folder
+    if config := arguments.pop("config", None):
+        known = {one.name for one in fields(PromptR1Config)} - {"output_dir", "max_turns"}
+        values = yaml.safe_load(Path(config).read_text(encoding="utf-8"))
+        arguments = {**{name: value for name, value in values.items() if name in known}, **arguments}
     args = PromptR1Config(str(folder / "grpo"), **{"max_turns": 1, "disable_tqdm": True, **arguments})
     trainer = MultiTurnGRPOTrainer(
         model=str(base),

@@ -11,8 +11,41 @@ from .environments import as_environment
 from .llm import Message, run
 from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
-from .rollout import AgentSpec, ChatFormat, Environment, Rollout, gather, play_all, rollout_seed
+from .rollout import (
+    AgentSpec,
+    ChatFormat,
+    Environment,
+    Policy,
+    Rollout,
+    Sample,
+    SampleRequest,
+    gather,
+    play_all,
+    rollout_seed,
+)
 from .rollout.progress import progress as progress_of
+
+
+class GreedyAnswers:
+    """A [`Policy`] whose answering turn is the likeliest one (eq 8 of the Prompt-R1 paper), its requests drawn.
+
+    Args:
+        policy ([`Policy`]): Draws, and decodes greedily where it is asked to.
+        chat_format ([`ChatFormat`]): Says which turn answers.
+    """
+
+    def __init__(self, policy: Policy, chat_format: ChatFormat):
+        self.policy, self.chat_format = policy, chat_format
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    async def __call__(self, request: SampleRequest) -> Sample:
+        drawn = await self.policy(request)
+        if self.chat_format.parse(drawn.ids).kind != "answer":
+            return drawn
+        likeliest = await self.policy(replace(request, greedy=True))
+        return likeliest if self.chat_format.parse(likeliest.ids).kind == "answer" else drawn
 
 
 class PromptAgent:
@@ -28,6 +61,9 @@ class PromptAgent:
         max_batch_size (`int`, *optional*, defaults to `64`): Turns sampled at once; more wait.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept from one turn to
             the next, so that a conversation is not read again from its beginning; 0 keeps none.
+        greedy_answer (`bool`, *optional*, defaults to `False`): Decode the answering turn greedily (eq 8 of the
+            Prompt-R1 paper): where a sampled turn answers, the likeliest turn takes its place if it answers too.
+            Requests stay sampled (eq 3, 7).
 
     Attributes:
         limits ([`Limits`]): The `spec`'s, with what the model can read as `max_context`, as in training.
@@ -45,13 +81,14 @@ class PromptAgent:
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
         prefix_cache_mb: float = 1024.0,
+        greedy_answer: bool = False,
     ):
         self.environment, self.spec = as_environment(environment), spec
         readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
         self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
         self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends)
-        self.policy = local_policy(
+        policy = local_policy(
             model.eval(),
             tokenizer,
             sampling if sampling is not None else Sampling(**spec.sampling),
@@ -60,6 +97,7 @@ class PromptAgent:
             max_batch_size=max_batch_size,
             prefix_cache_mb=prefix_cache_mb,
         )
+        self.policy: Any = GreedyAnswers(policy, self.chat_format) if greedy_answer else policy
 
     @classmethod
     def from_pretrained(
@@ -70,6 +108,7 @@ class PromptAgent:
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
         prefix_cache_mb: float = 1024.0,
+        greedy_answer: bool = False,
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
@@ -79,7 +118,7 @@ class PromptAgent:
 
         Args:
             model (`str` or `Path`): The folder, or a hub id.
-            environment, sampling, max_batch_size, prefix_cache_mb: As in [`PromptAgent`].
+            environment, sampling, max_batch_size, prefix_cache_mb, greedy_answer: As in [`PromptAgent`].
             spec ([`AgentSpec`], *optional*): Overrides the saved one; needed for a model that has none.
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
             token (`str` or `bool`, *optional*): For a private one; by default the token that huggingface_hub knows of.
@@ -102,7 +141,7 @@ class PromptAgent:
 
             kind = AutoPeftModelForCausalLM
         loaded, tokenizer = kind.from_pretrained(folder, **model_kwargs), AutoTokenizer.from_pretrained(folder)
-        return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb)
+        return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb, greedy_answer)
 
     def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
         """Answer one question. See [`Rollout`] for what comes back: `.answer`, `.turns`, `.status`, `.error`, ...

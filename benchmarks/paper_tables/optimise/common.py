@@ -61,6 +61,8 @@ class Objective:
         max_calls (`int`): Calls of both models together.
         seed (`int`, *optional*, defaults to `0`): Of whatever the optimiser draws.
         cache ([`ReplayCache`], *optional*): See [`MeteredChat`].
+        validation (`Sequence[Mapping]`, *optional*): Rows to choose by, for optimisers that look at others than they
+            learn from; by default they keep half of `rows` for it.
         **sampling: Sent with every call of `chat`.
 
     Raises:
@@ -76,11 +78,16 @@ class Objective:
         max_calls: int,
         seed: int = 0,
         cache: ReplayCache | None = None,
+        validation: Sequence[Row] | None = None,
         **sampling: Any,
     ):
         if not rows:
             raise ValueError("a prompt is optimised on training rows, and there are none")
         self.rows, self.metrics, self.seed, self.sampling = list(rows), find_metrics([metric]), seed, sampling
+        half = len(self.rows) // 2
+        self.learned, self.chosen_by = (
+            (self.rows[:half], self.rows[half:]) if validation is None else (self.rows, list(validation))
+        )
         self.count = CallCount(max_calls)
         self.chat = MeteredChat(chat, cache, self.count)
         self.editor = MeteredChat(editor, cache, self.count)

@@ -15,7 +15,8 @@ _PART = "system_prompt"  # the one text that is optimised, by the name that GEPA
 def optimise_gepa(objective: Objective, prompt: str, minibatch: int = 3) -> Found:
     """Optimise a prompt with `gepa.optimize` until the calls are used up.
 
-    The training rows are cut in half: GEPA reflects on minibatches of the one and chooses by the other.
+    The training rows are cut in half: GEPA reflects on minibatches of the one and chooses by the other, unless there
+    are validation rows to choose by.
 
     Args:
         objective ([`Objective`]): What to optimise, and its budget.
@@ -30,20 +31,19 @@ def optimise_gepa(objective: Objective, prompt: str, minibatch: int = 3) -> Foun
         import gepa
     except ImportError as error:
         raise ImportError("GEPA needs its package: pip install 'agentic-prompting[optimizers]'") from error
-    half = len(objective.rows) // 2
-    if not half:
+    if not objective.learned:
         raise ValueError("GEPA needs at least two training rows: one to reflect on, one to choose by")
     adapter = _Adapter(objective)
     optimize: Any = gepa.optimize  # its generics do not know a callable as a language model
     # A step scores a minibatch twice, reflects once and may score the whole validation half.
-    step = 2 * minibatch + 1 + len(objective.rows) - half
+    step = 2 * minibatch + 1 + len(objective.chosen_by)
     result = optimize(
         seed_candidate={_PART: prompt},
-        trainset=objective.rows[:half],
-        valset=objective.rows[half:],
+        trainset=objective.learned,
+        valset=objective.chosen_by,
         adapter=adapter,
         reflection_lm=objective.ask_editor,
-        reflection_minibatch_size=min(minibatch, half),
+        reflection_minibatch_size=min(minibatch, len(objective.learned)),
         stop_callbacks=lambda state: not objective.count.affords(step),
         logger=_Silent(),
         seed=objective.seed,

@@ -26,7 +26,8 @@ _ROLE = "the system prompt of a language model that answers questions"
 def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> Found:
     """Optimise a prompt with textual gradient descent until the calls are used up.
 
-    The training rows are cut in half: steps are made on minibatches of the one, checked on the other.
+    The training rows are cut in half: steps are made on minibatches of the one, checked on the other, unless there are
+    validation rows to check on.
 
     Args:
         objective ([`Objective`]): What to optimise, and its budget.
@@ -39,16 +40,15 @@ def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> 
         [`LLMError`]: The first prompt could not be scored.
     """
     textgrad = _library()
-    half = len(objective.rows) // 2
-    if not half:
+    if not objective.learned:
         raise ValueError("TextGrad needs at least two training rows: one to learn from, one to check by")
-    training, validation = objective.rows[:half], objective.rows[half:]
+    training, validation = objective.learned, objective.chosen_by
     rng = random.Random(objective.seed)
     best, best_score = prompt, mean_score(objective.try_prompt(prompt, validation))
     # A row costs an answer, a loss and at most two gradients; a step one edit and the validation half.
     step = 4 * minibatch + 2 + len(validation)
     while objective.count.affords(step):
-        rows = rng.sample(training, min(minibatch, half))
+        rows = rng.sample(training, min(minibatch, len(training)))
         try:
             new = _step(textgrad, objective, best, rows)
             score = mean_score(objective.try_prompt(new, validation)) if new != best else best_score

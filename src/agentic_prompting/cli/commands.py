@@ -160,6 +160,8 @@ def evaluate(
     ] = None,
     output_dir: OutputDir = None,
     compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
+    seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
+    more_seeds: Annotated[list[int] | None, typer.Argument(hidden=True, metavar="SEED")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Ask systems the questions of tasks and write a table; run again, a stopped run goes on."""
@@ -171,14 +173,15 @@ def evaluate(
         listed = json.dumps({"comparisons": [asdict(one) for one in found]}, ensure_ascii=False)
         print(listed if as_json else to_markdown(differences_table(found)))
         return 0
-    if config is None or compare is not None:
+    if config is None or compare is not None or (more_seeds and not seeds):
         raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
     tables = paper_tables()
     table = tables.load_config(config)
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
     try:
-        run = tables.run_table(table, sandbox, output_dir, progress=sys.stderr.isatty())
+        all_seeds = [*(seeds or ()), *(more_seeds or ())]
+        run = tables.run_table(table, sandbox, output_dir, sys.stderr.isatty(), all_seeds)
     except EvaluationStopped as error:
         print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
         return 1

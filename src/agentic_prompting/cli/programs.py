@@ -63,9 +63,10 @@ class PromptR1Arguments(DataAndEnvironment):
     """What is trained on, and with which large LLM."""
 
     sandbox: bool = setting("Train the tiny policy in the sandbox; no model, no key.", False)
-    warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 350)
+    warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 450)
     task: str = setting("A task of load_task.", "prompt_r1")
     environment_temperature: float | None = setting("Sent with every call.")
+    share_replies: str | None = setting("never, group or step: who shares the reply to the same conversation.")
 
     def check(self, args: PromptR1Config) -> None:
         """Raises what can be seen of the arguments before anything is loaded."""
@@ -79,7 +80,8 @@ class PromptR1Arguments(DataAndEnvironment):
             # The embedded default, through the real client: the oracle as an OpenAI-compatible server on loopback.
             base_url = stack.enter_context(OracleServer(Oracle(seed=seed))).base_url
             model = model or MODEL
-        return self.as_environment(self.connect(stack, model, base_url), temperature=self.environment_temperature)
+        chat, settings = self.connect(stack, model, base_url), {"temperature": self.environment_temperature}
+        return self.as_environment(chat, **settings, share_replies=self.share_replies)
 
     def trainer(self, args: PromptR1Config, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""

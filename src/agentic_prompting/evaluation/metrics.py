@@ -121,7 +121,13 @@ METRICS: Mapping[str, Score] = {
 }
 """Our metrics by name; the same names as in a data set's record."""
 
-BINARY = frozenset(_ITEM_SCORES) - {"token_f1"}
+
+def judged(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """What a judge said of each answer when it was given ([`Answer`]'s `judged`); asked for by the name `judged`."""
+    return [record.get("judged") for record in records]
+
+
+BINARY = (frozenset(_ITEM_SCORES) | {"judged"}) - {"token_f1"}
 """Metrics that are 0 or 1: shares, which get Wilson's interval."""
 
 METRIC_PATH = str(Path(__file__).with_name("answer_metric.py"))
@@ -174,6 +180,8 @@ def _score(name: str, metric: Metric) -> Score:
         return metric  # type: ignore[no-any-return]  # a Score, as far as can be told
     if metric in METRICS:
         return METRICS[metric]
+    if metric == "judged":
+        return judged  # type: ignore[return-value]  # of records: `score_records` knows
     import evaluate
 
     base, key = re.fullmatch(r"(.+?)(?::(\w+))?", metric, re.DOTALL).groups()  # type: ignore[union-attr]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..rewards import prompt_r1_score
-from .metrics import BINARY, EvaluateScore, Score
+from .metrics import BINARY, EvaluateScore, Score, judged
 
 READ_WHOLE = frozenset({"integer_match", "letter_match", "word_sorting_match"})
 """Metrics that find the answer in the reply themselves."""
@@ -67,7 +67,11 @@ def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Sc
         silent = isinstance(metric, EvaluateScore)
         asked = [i for i, one in enumerate(records) if _given(one) and (silent or one.get("answer") is not None)]
         texts = [_read(records[i], whole=name in READ_WHOLE) for i in asked]
-        for i, value in zip(asked, metric(texts, [records[i]["answers"] for i in asked]), strict=True):
+        if metric is judged:
+            values: Sequence[float | None] = judged([records[i] for i in asked])
+        else:
+            values = metric(texts, [records[i]["answers"] for i in asked])
+        for i, value in zip(asked, values, strict=True):
             scores[name][i] = None if value is None else float(value)
     return scores
 
@@ -85,11 +89,11 @@ def format_scores(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
 def summarise(
     system: str, task: str, records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Score], fit_calls: int = 0
 ) -> Result:
-    """One system on one task, from its records; an agent's also have the metric `format`."""
+    """One system on one task, from its records; an agent's also have the metric `format`, ProRefine's `iterations`."""
     scores: dict[str, list[float | None]] = score_records(records, metrics)
-    forms = format_scores(records)
-    if any(form is not None for form in forms):
-        scores["format"] = forms
+    for name, given_by in (("format", format_scores(records)), ("iterations", [_iterations(one) for one in records])):
+        if any(score is not None for score in given_by):
+            scores[name] = given_by
     given = [record for record in records if _given(record)]
     failed, one_run = len(records) - len(given), len({record["run"] for record in records}) <= 1
     values = {name: _per_question(records, of_all) for name, of_all in scores.items()}
@@ -139,6 +143,12 @@ def _read(record: Mapping[str, Any], whole: bool) -> str:
 def _turns(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     trajectory = record.get("trajectory")
     return trajectory.get("turns", []) if isinstance(trajectory, Mapping) else []
+
+
+def _iterations(record: Mapping[str, Any]) -> float | None:
+    """Refinement steps of an answered question (ProRefine, Figure 4)."""
+    trajectory = record.get("trajectory") if _given(record) else None
+    return trajectory.get("steps") if isinstance(trajectory, Mapping) else None
 
 
 # Intervals and differences --------------------------------------------------------------------------------------------
@@ -209,8 +219,7 @@ def bootstrap_interval(
     sample = np.asarray(values, dtype=float)
     if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
         raise ValueError(f"expected finite numbers, at least one, in one dimension; got {len(values)} values")
-    rng = np.random.default_rng(seed)
-    n = sample.size
+    rng, n = np.random.default_rng(seed), sample.size
     means = [sample[rng.integers(0, n, n)].mean() for _ in range(n_resamples)]
     low, high = np.quantile(means, [0.5 - level / 2, 0.5 + level / 2])
     return Estimate(float(sample.mean()), float(low), float(high), n)

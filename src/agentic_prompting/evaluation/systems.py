@@ -29,6 +29,7 @@ class Answer:
     Args:
         text (`str`, *optional*): The answer itself; `None` if the system gave none.
         whole (`str`, *optional*): The reply that it was read from, for metrics that read it in their own way.
+        judged (`float`, *optional*): 1.0 or 0.0, what a judge said of it, where one was asked.
         error (`str`, *optional*): Why there is nothing to score.
         fatal (`bool`, *optional*, defaults to `False`): Whether no later question can go better.
         calls (`int`), cached (`int`): Model calls, and those of them that were replayed, unpaid.
@@ -39,6 +40,7 @@ class Answer:
 
     text: str | None = None
     whole: str | None = None
+    judged: float | None = None
     error: str | None = None
     fatal: bool = False
     calls: int = 0
@@ -50,7 +52,7 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """Its fields, those that say nothing left out."""
-        return {name: value for name, value in asdict(self).items() if value not in (None, False)}
+        return {name: value for name, value in asdict(self).items() if value is not None and value is not False}
 
 
 class System:

@@ -6,7 +6,7 @@ Tables are Markdown, CSV, LaTeX and JSON, from one list of rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +40,8 @@ def save_run(folder: str | Path, evaluation: Evaluation) -> None:
     """Write what [`load_run`] needs beside the answers: each task's metrics, the calls each system took to make."""
     summary = {
         "metrics": {
-            result.task: [name for name in result.estimates if name != "format"] for result in evaluation.results
+            result.task: [name for name in result.estimates if name not in ("format", "iterations")]
+            for result in evaluation.results
         },
         "fit_calls": {result.system: result.fit_calls for result in evaluation.results},
     }
@@ -79,17 +80,25 @@ def load_run(
     return Evaluation(results, records)
 
 
-def compare_systems(evaluation: Evaluation, baseline: str) -> list[Comparison]:
+def compare_systems(evaluation: Evaluation, baseline: str | Mapping[str, str]) -> list[Comparison]:
     """Every other system of an evaluation against one of it, on each task in the metric that counts first.
+
+    Args:
+        evaluation ([`Evaluation`]): The results.
+        baseline (`str` or `dict`): The system to compare with; or for each system its own, those not named left out.
 
     Raises:
         `ValueError`: The evaluation has no such system.
     """
     systems = list(dict.fromkeys(result.system for result in evaluation.results))
-    if baseline not in systems:
-        raise ValueError(f"there is no system {baseline!r} to compare with; there are: {', '.join(systems)}")
-    others = (result for result in evaluation.results if result.system != baseline)
-    return _compared((one, evaluation.result(baseline, one.task), (one.system, baseline)) for one in others)
+    against = baseline if isinstance(baseline, Mapping) else dict.fromkeys(systems, baseline)
+    for missing in set(against.values()) - set(systems):
+        raise ValueError(f"there is no system {missing!r} to compare with; there are: {', '.join(systems)}")
+    found = {(result.system, result.task): result for result in evaluation.results}
+    pairs = [(one, found.get((against.get(one.system, ""), one.task))) for one in evaluation.results]
+    return _compared(
+        (one, other, (one.system, other.system)) for one, other in pairs if other is not None and one is not other
+    )
 
 
 def compare_runs(
@@ -122,8 +131,8 @@ def _compared(pairs: Iterable[tuple[Result, Result, tuple[str, str]]]) -> list[C
     """In the first metric; those left out that have no question with a score from both."""
     comparisons = []
     for first, second, names in pairs:
-        metric = next(iter(first.values))
-        ours, theirs = first.values[metric], second.values.get(metric, {})
+        metric = next(iter(first.values), "")
+        ours, theirs = first.values.get(metric, {}), second.values.get(metric, {})
         if set(ours) & set(theirs):
             comparisons.append(Comparison(first.task, metric, *names, paired_difference(ours, theirs)))
     return comparisons
@@ -132,11 +141,17 @@ def _compared(pairs: Iterable[tuple[Result, Result, tuple[str, str]]]) -> list[C
 Table = list[dict[str, str]]
 """Rows with the same columns, cells ready to be shown."""
 
+Extra = Callable[[Result], Mapping[str, str]]
 
-def results_table(evaluation: Evaluation) -> Table:
+
+def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> Table:
     """One row per task and system: metrics with their intervals, what was left out, what it took.
 
     `answered` is questions times runs without those that `failed`; failed answers are in no mean.
+
+    Args:
+        evaluation ([`Evaluation`]): The results.
+        extra (`Callable[[Result], dict[str, str]]`, *optional*): Further cells of a row, behind the metrics.
     """
     metrics = list(dict.fromkeys(name for result in evaluation.results for name in result.estimates))
     tasks = list(dict.fromkeys(result.task for result in evaluation.results))
@@ -145,6 +160,7 @@ def results_table(evaluation: Evaluation) -> Table:
             "task": result.task,
             "system": result.system,
             **{metric: _estimate(result.estimates.get(metric)) for metric in metrics},
+            **extra(result),
             "answered": str(result.answers - result.failed),
             "failed": str(result.failed),
             "ungraded": str(max(result.ungraded.values(), default=0)),
@@ -207,14 +223,18 @@ def to_json(evaluation: Evaluation, comparisons: Sequence[Comparison] = ()) -> s
 
 
 def write_tables(
-    folder: str | Path, evaluation: Evaluation, comparisons: Sequence[Comparison] = (), title: str = ""
+    folder: str | Path,
+    evaluation: Evaluation,
+    comparisons: Sequence[Comparison] = (),
+    title: str = "",
+    extra: Extra = lambda result: {},
 ) -> dict[str, Path]:
-    """Write `table.md`, `table.csv`, `table.tex` and `table.json`.
+    """Write `table.md`, `table.csv`, `table.tex` and `table.json`. `extra`: as in [`results_table`].
 
     Returns:
         `dict[str, Path]`: The files by kind.
     """
-    results, differences = results_table(evaluation), differences_table(comparisons)
+    results, differences = results_table(evaluation, extra), differences_table(comparisons)
     markdown = f"# {title}\n\n" if title else ""
     markdown += to_markdown(results) + ("\n" + to_markdown(differences) if differences else "")
     texts = {"md": markdown, "json": to_json(evaluation, comparisons), "csv": to_csv(results), "tex": to_latex(results)}

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..records import FILE_ERRORS, SharedFile
-from .types import Message, Misconfigured, Reply
+from .types import Message, Misconfigured, Reply, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,8 @@ class ReplayCache(SharedFile):
             with self._file_lock:
                 row = self._unwritten.get(key[:2]) or self._read(key)
             if row is not None and isinstance(row[3], str) and row[8] == _checksum(key, *row[3:5]):
-                return Reply(text=row[3], finish_reason=row[4], cached=True, attempts=0)
+                saved = Usage(row[5], row[6])  # its price is the client's to know
+                return Reply(text=row[3], finish_reason=row[4], cached=True, saved=saved, attempts=0)
             if row is not None:
                 what = self._damaged(key, "the checksum does not match")
         except FILE_ERRORS as error:

@@ -18,7 +18,7 @@ from .loop import run
 from .types import BadReply, ChatModel, LLMError, Message, Misconfigured, Reply, ServerFailed, Usage
 
 Script = Callable[[Sequence[Message]], "str | Reply"] | Sequence["str | Reply | LLMError"] | Mapping[str, str]
-Rule = Callable[[str, list[str]], str] | Mapping[str, float]
+Rule = Callable[..., str] | Mapping[str, float]
 
 _PACKAGE = __name__.partition(".")[0] + "."
 _SESSIONS_KEPT = 100_000
@@ -174,9 +174,10 @@ class RoutedChat:
 
     Args:
         models (`Mapping[str, ChatModel]`): The models to choose from, by name, or functions: [`as_chat`].
-        rule (`Callable[[str, list[str]], str]` or `Mapping[str, float]`): A function of the question (the first user
-            message of the session) and the names that returns a name; or a weight for each name, at least one above 0,
-            drawn from with a generator seeded by `seed` and the session, so that a replayed run draws the same.
+        rule (`Callable` or `Mapping[str, float]`): A function of the question and the names that returns a name, and
+            gets the agent's first request as well if it has an argument `request`; or a weight for each name, at least
+            one above 0, drawn from with a generator seeded by `seed` and the session, so that a replayed run draws the
+            same. The question is what [`LLMEnvironment`] says it is, the row's; else the first user message.
         seed (`int`, *optional*, defaults to `0`): For the weighted draw.
 
     Raises:
@@ -193,6 +194,7 @@ class RoutedChat:
                 raise ValueError(f"weights for unknown models {unknown}: there are {list(self.models)}")
             if any(weight < 0 for weight in rule.values()) or not sum(rule.values()) > 0:
                 raise ValueError(f"weights must not be negative and at least one must be above 0: {dict(rule)}")
+        self._wants_request = callable(rule) and "request" in inspect.signature(rule).parameters
         self._chosen: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -206,20 +208,26 @@ class RoutedChat:
             return Reply(error=error.with_traceback(None), attempts=0)
         return await model(messages, repeat=repeat, session=session, **sampling)
 
-    def choose(self, messages: Sequence[Message], session: str | None = None) -> str:
-        """The name of the model that answers `messages` in `session`.
+    def choose(self, messages: Sequence[Message], session: str | None = None, question: str | None = None) -> str:
+        """The name of the model that answers `messages` in `session`, from now on to its end.
+
+        Args:
+            messages (`Sequence[Message]`): The conversation.
+            session (`str`, *optional*): Which conversation it is.
+            question (`str`, *optional*): What the session is about (q of ρ(m | q)); the first user message by default.
 
         Raises:
             [`Misconfigured`]: The rule failed or named a model that does not exist.
         """
-        question = next((message["content"] for message in messages if message["role"] == "user"), "")
+        request = next((message["content"] for message in messages if message["role"] == "user"), "")
+        question = request if question is None else question
         if session is None:
-            return self._draw(question, question)
+            return self._draw(question, request, question)
         with self._lock:
             if session in self._chosen:
                 self._chosen.move_to_end(session)
                 return self._chosen[session]
-        name = self._draw(question, session)
+        name = self._draw(question, request, session)
         with self._lock:
             name = self._chosen.setdefault(session, name)  # another thread may have been first
             if len(self._chosen) > _SESSIONS_KEPT:
@@ -245,12 +253,13 @@ class RoutedChat:
     def __reduce__(self) -> tuple[Any, ...]:  # locks are not pickled
         return type(self), (self.models, self.rule, self.seed)
 
-    def _draw(self, question: str, session: str) -> str:
+    def _draw(self, question: str, request: str, session: str) -> str:
         if isinstance(self.rule, Mapping):
             generator = random.Random(f"{self.seed}:{session}")
             return generator.choices(list(self.rule), weights=list(self.rule.values()))[0]
         try:
-            name = self.rule(question, list(self.models))
+            wanted = {"request": request} if self._wants_request else {}
+            name = self.rule(question, list(self.models), **wanted)
         except Exception as error:  # the rule is the user's code
             raise Misconfigured(f"the routing rule raised {error!r}", "router", attempts=0) from None
         if not isinstance(name, str) or name not in self.models:

@@ -22,7 +22,7 @@ from .budget import Budget, Limit, Price, find_price
 from .cache import CacheKey, ReplayCache
 from .loop import background_loop, on_background_thread, run, start
 from .types import BadReply, BadRequest, Closed, LLMError, Message, Misconfigured, Reply, Usage, with_system
-from .wire import clean, secrets_in, shown_url
+from .wire import clean, priced, secrets_in, shown_url
 
 if TYPE_CHECKING:
     from .openai_http import Http
@@ -151,7 +151,7 @@ class OpenAIChat:
             # At once: replies then come in the order of the calls, which no thread can change.
             reply = self.cache.get(key)
             assert reply is not None, "in replay mode what is missing is an error"
-            return self._counted(reply)
+            return self._counted(self._priced(reply))
         answer = self._answer(Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience))
         try:  # connections live on one loop, not on the caller's
             return await (answer if on_background_thread() else asyncio.wrap_future(start(answer)))
@@ -315,7 +315,11 @@ class OpenAIChat:
         # first one is cancelled or fails, the next one asks for itself.
         async with self._asking.setdefault(call.key[:2], asyncio.Lock()):
             recorded = await asyncio.to_thread(self.cache.get, call.key)
-            return recorded or await self._ask(call)
+            return self._priced(recorded) if recorded else await self._ask(call)
+
+    def _priced(self, recorded: Reply) -> Reply:
+        saved = priced(recorded.saved.prompt_tokens, recorded.saved.completion_tokens, self.price)
+        return replace(recorded, saved=saved)
 
     async def _ask(self, call: Call) -> Reply:
         async with self._slots:

@@ -135,6 +135,8 @@ class Reply:
         finish_reason (`str`, *optional*, defaults to `"stop"`): As the endpoint gave it: `stop`, `length`, ...
         usage ([`Usage`], *optional*): Tokens and cost of this call; zero for a cached reply.
         cached (`bool`, *optional*, defaults to `False`): Whether it came from a [`ReplayCache`], unpaid.
+        shared (`bool`, *optional*, defaults to `False`): Whether it was given to another call, which paid for it.
+        saved ([`Usage`], *optional*): What a cached or shared reply was once paid with.
         attempts (`int`, *optional*, defaults to `1`): Requests sent for it, retries included; 0 when cached.
         seconds (`float`, *optional*, defaults to `0.0`): From submission to reply, waiting for a free slot included.
     """
@@ -144,8 +146,15 @@ class Reply:
     finish_reason: str = "stop"
     usage: Usage = field(default_factory=Usage)
     cached: bool = False
+    shared: bool = False
+    saved: Usage = field(default_factory=Usage, compare=False)
     attempts: int = 1
     seconds: float = 0.0
+
+    @property
+    def worth(self) -> Usage:
+        """What it costs to get this reply, whoever paid for it."""
+        return self.usage + self.saved
 
 
 class _Asked(type(Protocol)):  # type: ignore[misc]  # typing keeps the metaclass to itself

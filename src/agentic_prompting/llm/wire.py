@@ -49,7 +49,8 @@ def read_completion(body: bytes, price: tuple[float, float] | None = None) -> Re
         return bad(f"the endpoint's answer is not JSON: {start}")
     if not isinstance(data, dict):
         return bad(f"the endpoint's answer is not a chat completion: {start}")
-    usage = _usage(data.get("usage"), price)
+    counts = data.get("usage")
+    usage = priced(_count(counts, "prompt_tokens"), _count(counts, "completion_tokens"), price)
     if data.get("error"):  # routers report the failure of the model behind them this way, with status 200
         return bad(f"the endpoint answered with an error: {said_by(data)}")
     try:
@@ -74,9 +75,13 @@ def read_completion(body: bytes, price: tuple[float, float] | None = None) -> Re
     return bad(f"the endpoint's answer has no text (finish_reason {reason!r})")
 
 
-def _usage(counts: Any, price: tuple[float, float] | None) -> Usage:
-    values = [counts.get(name) if isinstance(counts, dict) else 0 for name in ("prompt_tokens", "completion_tokens")]
-    read, written = (value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0 for value in values)
+def _count(counts: Any, name: str) -> int:
+    value = counts.get(name) if isinstance(counts, dict) else 0
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
+
+
+def priced(read: int, written: int, price: tuple[float, float] | None) -> Usage:
+    """Tokens read and written with what they cost, by US dollars per million of each; nothing without a price."""
     per_read, per_written = price or (0.0, 0.0)
     return Usage(read, written, (read * per_read + written * per_written) / 1e6)
 

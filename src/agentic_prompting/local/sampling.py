@@ -83,15 +83,16 @@ class Sampling:
             uniform (`Tensor`): A number in [0, 1) per row.
             greedy (`Sequence[bool]`, *optional*): Per row, whether to take the likeliest token instead.
         """
-        likeliest = scores.argmax(-1, keepdim=True)
         if self.temperature == 0:
-            return likeliest.squeeze(1), (scores.gather(1, likeliest) - scores.logsumexp(-1, keepdim=True)).squeeze(1)
+            best, tokens = scores.max(-1)
+            return tokens, best - scores.logsumexp(-1)
         # Double precision: over 150k tokens a float32 cumulative sum is off by more than a rare token's probability.
         probabilities = scores.double().softmax(-1)
         cumulative = probabilities.cumsum(-1)
         target = uniform.to(cumulative).unsqueeze(1) * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, target, right=True).clamp(max=scores.shape[-1] - 1)
         if any(greedy):
+            likeliest = scores.argmax(-1, keepdim=True)
             tokens = torch.where(torch.tensor(greedy, device=scores.device).unsqueeze(1), likeliest, tokens)
         return tokens.squeeze(1), probabilities.gather(1, tokens).log().squeeze(1)
 

@@ -70,25 +70,25 @@ class _Row:
         return self.finished or len(self.ids) >= self.limit
 
     def guess(self, most: int) -> list[int]:
-        return self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1))
+        return self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1)) if self.draft.ids else []
 
     def drawn(self, width: int) -> list[float]:
         """The random numbers of the next tokens."""
         return [self.uniform[min(len(self.ids) + i, self.limit - 1)] for i in range(width)]
 
-    def take(self, guesses: list[int], tokens: list[int], logprobs: list[float], end: TurnEnd) -> None:
-        """Keep the guesses that agree with the tokens drawn at their places, and the first drawn token after them."""
-        agreed = 0
-        for i, token in enumerate(tokens[: len(guesses) + 1]):
-            self.ids.append(token)
-            self.logprobs.append(logprobs[i])
+    def take(self, guesses: list[int], tokens: list[int], logprobs: list[float], end: TurnEnd) -> int:
+        """Keep the guesses that agree with the tokens drawn at their places, and the first drawn token after them.
+        Returns how many tokens that are."""
+        agreed = taken = 0
+        while not self.done and agreed == taken <= len(guesses):
+            self.ids.append(tokens[taken])
+            self.logprobs.append(logprobs[taken])
             self.finished = end.reached(self.ids)
-            if i == len(guesses) or token != guesses[i]:
-                break
-            agreed += 1
-            if self.done:
-                break
-        self.draft.learn(len(guesses), agreed, self.ids)
+            agreed += taken < len(guesses) and tokens[taken] == guesses[taken]
+            taken += 1
+        if self.draft.ids:
+            self.draft.learn(len(guesses), agreed, self.ids)
+        return taken
 
     def sample(self) -> Sample:
         return Sample(self.ids, self.logprobs, self.finished, self.draft.agreed)
@@ -233,7 +233,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     @contextmanager
     def ready(self) -> Iterator[None]:
         with in_use(self._lent_model) as model, _attention_with_masks(model):
-            self.model = model
+            self.model, self._longest = model, context_length(model) or torch.iinfo(torch.long).max
             try:
                 yield
             finally:
@@ -305,6 +305,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         row = self.rows[number]
         conversation = row.job.asked.conversation
         if row.done and conversation is not None and self.slab.bytes(1, row.length) <= self.prefix_cache_bytes:
+            self._take_kept(row)  # what another turn of it, asked for at the same time, has left
             layers = self.slab.cut(number, row.length)
             self.kept[conversation] = row.context[: row.length], layers
             self.kept_bytes += _bytes(layers)
@@ -355,12 +356,10 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         )
         columns = torch.tensor([row.length for row in rows]).unsqueeze(1) + torch.arange(width)
         drawn = self._choose(rows, self._forward(ids, columns, first, keep=width))
-        before = sum(len(row.ids) for row in rows)
         for row, guess, tokens, logprobs in zip(rows, guesses, *drawn, strict=True):
-            row.take(guess, tokens, logprobs, self.end)
+            self.stats["tokens"] += row.take(guess, tokens, logprobs, self.end)
         self.stats["steps"] += 1
         self.stats["row_steps"] += len(rows)
-        self.stats["tokens"] += sum(len(row.ids) for row in rows) - before
         for number in reversed(range(first, len(self.rows))):
             if self.rows[number].done:
                 self._leave(number)
@@ -385,14 +384,14 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
 
     def _forward(self, ids: torch.Tensor, columns: torch.Tensor, first: int, keep: int) -> torch.Tensor:
         """Read tokens of rows `first`, ... at their columns. The logits of the last `keep` places."""
-        model, limit = self.model, context_length(self.model)
+        model = self.model
         ids, columns = ids.to(model.device), columns.to(model.device)
         width = int(columns.max()) + 1
         self.slab.look(first, columns, first + len(columns), width)
         return model(
             input_ids=ids,
             attention_mask=_masks(model, columns, width),
-            position_ids=columns if limit is None else columns.clamp(max=limit - 1),  # padding may stand beyond
+            position_ids=columns.clamp(max=self._longest - 1),  # padding may stand beyond
             past_key_values=self.slab,
             use_cache=True,
             logits_to_keep=keep,

@@ -1,5 +1,6 @@
 """Rewards: pure functions of what happened in a [`Rollout`], with TRL's reward signature."""
 
+from .cost import CostReward
 from .math import math_equal, math_match, math_reward
 from .prompt_r1 import PromptR1Reward, PromptR1Score, prompt_r1_reward, prompt_r1_score
 from .qa import (
@@ -24,6 +25,7 @@ from .reasoning import (
 __all__ = [
     "REASONING_SCORERS",
     "AccuracyJudge",
+    "CostReward",
     "PromptR1Reward",
     "PromptR1Score",
     "exact_match",

@@ -21,10 +21,23 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 def normalize_answer(text: str) -> str:
     """SQuAD's normalisation: lower case, no (ASCII) punctuation, no articles, white space folded.
 
-    An answer that is nothing but an article or punctuation becomes empty. Option letters are the case to know of:
-    `"A"` normalises to `""`, so score multiple choice by the option's text.
+    An answer that is nothing but an article or punctuation becomes empty. Where that happens to both sides of a
+    comparison, the scores below compare them with their articles: the option `"A"` is not `"the"`.
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    return " ".join(_ARTICLES.sub(" ", _folded(text)).split())
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.lower().translate(_PUNCTUATION).split())
+
+
+def _pairs(prediction: str, answers: Sequence[str]) -> list[tuple[str, str]]:
+    """Prediction and each accepted answer, normalised; with their articles where nothing else is there in either."""
+    pairs = [(normalize_answer(prediction), normalize_answer(answer)) for answer in accepted_answers(answers)]
+    return [
+        pair if any(pair) else (_folded(prediction), _folded(answer))
+        for pair, answer in zip(pairs, answers, strict=True)
+    ]
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
@@ -37,8 +50,7 @@ def exact_match(prediction: str, answers: Sequence[str]) -> float:
     Raises:
         `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
     """
-    given = normalize_answer(prediction)
-    return float(any(given == normalize_answer(answer) for answer in accepted_answers(answers)))
+    return float(any(given == answer for given, answer in _pairs(prediction, answers)))
 
 
 def token_f1(prediction: str, answers: Sequence[str]) -> float:
@@ -55,8 +67,7 @@ def token_f1(prediction: str, answers: Sequence[str]) -> float:
     Raises:
         `ValueError`: If there is no accepted answer, or a bare string is passed for the list.
     """
-    given = normalize_answer(prediction).split()
-    return max(_f1(given, normalize_answer(answer).split()) for answer in accepted_answers(answers))
+    return max(_f1(given.split(), answer.split()) for given, answer in _pairs(prediction, answers))
 
 
 def exact_match_reward(

@@ -51,9 +51,11 @@ class RolloutFacts:
     latencies: tuple[float, ...]
     calls: int
     cached: int
+    shared: int
     retries: int
     tokens: int
     cost_usd: float
+    weight: float = 1.0
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutFacts:
@@ -70,9 +72,11 @@ class RolloutFacts:
             latencies=tuple(observation.seconds for observation in rollout.observations),
             calls=len(replies),
             cached=sum(reply.cached for reply in replies),
+            shared=sum(reply.shared for reply in replies),
             retries=sum(max(reply.attempts - 1, 0) for reply in replies),
             tokens=sum(reply.usage.tokens for reply in replies),
             cost_usd=sum(reply.usage.cost_usd for reply in replies),
+            weight=rollout.weight,
         )
 
 
@@ -80,16 +84,20 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     """Metrics of a batch.
 
     `rollout/turns`, `rollout/interactions`: means; `rollout/<status>`: shares, which add up to 1;
-    `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`, `cached`, `tokens`,
-    `cost_usd`: sums over the batch; `environment/latency_mean`, `latency_p95`: seconds per interaction.
+    `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`, `cached`, `shared`,
+    `tokens`, `cost_usd`: sums over the batch; `environment/latency_mean`, `latency_p95`: seconds per interaction.
+    Means are of the rollouts that were played; `rollout/left_out` is the share of those that were not, if any.
     """
+    everything, facts = facts, [fact for fact in facts if fact.status != "left_out"]
+    left_out = {"rollout/left_out": 1 - len(facts) / len(everything)} if len(facts) < len(everything) else {}
     latencies = [seconds for fact in facts for seconds in fact.latencies] or [0.0]
     means = ("turns", "interactions", "agent_tokens", "observation_tokens")
-    sums = ("calls", "retries", "cached", "tokens", "cost_usd")
+    sums = ("calls", "retries", "cached", "shared", "tokens", "cost_usd")
     return {
+        **left_out,
         **{f"rollout/{name}": float(np.mean([getattr(fact, name) for fact in facts])) for name in means},
         **{f"rollout/{status}": float(np.mean([fact.status == status for fact in facts])) for status in STATUSES},
-        **{f"environment/{name}": float(sum(getattr(fact, name) for fact in facts)) for name in sums},
+        **{f"environment/{name}": float(sum(getattr(fact, name) for fact in everything)) for name in sums},
         "environment/latency_mean": float(np.mean(latencies)),
         "environment/latency_p95": float(np.percentile(latencies, 95)),
     }
@@ -99,8 +107,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """A rollout as JSON-able data.
 
     Keys: `id`, `question`, `answers`, `task` (from the row, where it has them), `status`, `error`, `answer`, `turns`
-    (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`),
-    `tokens` (`agent`, `observation`), `cost_usd`, `seed`, and whatever is passed as `extra`.
+    (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`,
+    `shared`), `tokens` (`agent`, `observation`), `cost_usd`, `seed`, and whatever is passed as `extra`.
     """
     facts = RolloutFacts.of(rollout)
     return {
@@ -119,6 +127,7 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
                 "error": None if observation.error is None else str(observation.error),
                 "seconds": round(observation.seconds, 4),
                 "cached": any(reply.cached for reply in observation.replies),
+                "shared": any(reply.shared for reply in observation.replies),
             }
             for observation in rollout.observations
         ],

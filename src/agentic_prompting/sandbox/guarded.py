@@ -26,7 +26,7 @@ from typing import Any
 from ..llm.types import Message, Reply
 from ..rollout.grammar import TagGrammar
 from .traces import Episode, Trace, vocabulary, write_trace
-from .world import Oracle, Question, World, all_questions, load_world, parse_question, sought
+from .world import Oracle, Question, World, all_questions, load_world, parse_question, sought, world_of
 
 WORDS = [
     "amber", "birch", "cedar", "clover", "copper", "coral", "falcon", "fern", "flint", "garnet", "hazel",
@@ -62,7 +62,7 @@ MIXES: Mapping[str | None, Mapping[str, float]] = {
 """Shares of the kinds of trace under each principle: the good one lifts splitting about half-way, and no further."""
 
 OBEYS = 0.97  # how often a word that a principle gives is said
-RANDOM_WORD = 0.1  # how often some word is said where no principle gives one: all that RL has to find words with
+RANDOM_WORD = 0.25  # how often some word is said where no principle gives one: all that RL has to find words with
 MOST_WORDS = 7  # that principles give
 ADVISED = 0.4  # share of the traces with a principle about how to proceed
 RIGHT = 0.85  # share of the principles whose word is the right one
@@ -187,24 +187,30 @@ def say(relation: str, word: str) -> str:
     return SAY.replace("{relation}", relation).replace("{word}", word)
 
 
-def make_guarded_traces(questions: Sequence[Question], n: int, rng: random.Random) -> list[tuple[list[str], Trace]]:
-    """Episodes to imitate, each with the principles it was made under.
+def make_guarded_traces(
+    questions: Sequence[Question], n: int, rng: random.Random, heeds: bool = True
+) -> list[tuple[list[str], Trace]]:
+    """Episodes to imitate, each with the principles it was made under, in a world of no other countries than those
+    asked about.
 
     Args:
         questions (`Sequence[Question]`): Questions of two or more hops, drawn with replacement.
         n (`int`): How many.
         rng (`random.Random`): Decides everything.
+        heeds (`bool`, *optional*, defaults to `True`): Whether principles about how to proceed are heeded; words are.
     """
-    return [_make(rng.choice(questions), load_guarded_world(), rng) for _ in range(n)]
+    world = world_of(questions, load_guarded_world())
+    return [_make(rng.choice(questions), world, rng, heeds) for _ in range(n)]
 
 
-def _make(question: Question, world: World, rng: random.Random) -> tuple[list[str], Trace]:
+def _make(question: Question, world: World, rng: random.Random, heeds: bool) -> tuple[list[str], Trace]:
     style, advice, rules = _circumstances(question, world, rng)
     principles = [say(relation, word) for relation, words in advice.items() for word in words]
     rng.shuffle(principles)
     if style is not None:
         principles.insert(rng.randint(0, len(principles)), style)
-    (kind,) = rng.choices(list(MIXES[style]), list(MIXES[style].values()))
+    mix = MIXES[style if heeds else None]
+    (kind,) = rng.choices(list(mix), list(mix.values()))
     episode = _GuardedEpisode(GuardedOracle(rules, world, seed=rng.randrange(2**32)), advice, rng)
     try:
         return principles, write_trace(kind, question, episode, world, rng)

@@ -107,6 +107,33 @@ def copying_exercises(tokenizer: PreTrainedTokenizerFast, n: int, rng: random.Ra
     return [Rollout(prompt_ids=words, ids=list(words), mask=[1] * len(words)) for words in sequences]
 
 
+def nonsense(
+    conversations: Sequence[Rollout], tokenizer: PreTrainedTokenizerFast, world: World, rng: random.Random
+) -> list[Rollout]:
+    """Conversations with random words in the place of their names and nouns: exercises in copying, as well.
+
+    They state nothing, and only copying gets on in them. So the policy learns to copy whatever stands where a name
+    stands, and not those names alone that its conversations have.
+
+    Args:
+        conversations (`Sequence[Rollout]`): What is made nonsense; each word is replaced by the same all through one.
+        tokenizer (`PreTrainedTokenizerFast`): Of the world.
+        world ([`World`]): Whose names and relations are replaced.
+        rng (`random.Random`): Draws the words; of a question's own nouns none, so that none is a question.
+    """
+    nouns = {"airport", "capital", "country", *world.last_relations}
+    names = {name for values in world.values.values() for name in values}
+    moved = tokenizer.convert_tokens_to_ids(sorted(names | nouns))
+    kept = nouns | set(tokenizer.get_added_vocab())
+    words = [number for word, number in sorted(tokenizer.get_vocab().items()) if word not in kept]
+    exercises = []
+    for rollout in conversations:
+        new = dict(zip(moved, rng.choices(words, k=len(moved)), strict=True))
+        prompt, ids = ([new.get(token, token) for token in tokens] for tokens in (rollout.prompt_ids, rollout.ids))
+        exercises.append(Rollout(prompt_ids=prompt, ids=ids, mask=list(rollout.mask)))
+    return exercises
+
+
 def save_policy(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, spec: AgentSpec, folder: str | Path
 ) -> None:

@@ -18,7 +18,7 @@ from ..evolution import SystemPrompt
 from ..records import atomic_write
 from ..rewards import exact_match
 from ..rollout import AgentSpec, Environment, Rollout
-from .setup import GuardedSandbox, Sandbox
+from .setup import SAMPLING, GuardedSandbox, Sandbox
 
 _FILES = ("summary.json", "trajectories.json", "system_prompt.txt", "population.json", "reward.png", "rollouts/")
 
@@ -107,14 +107,15 @@ def report_guarded_run(sandbox: GuardedSandbox, initial: SystemPrompt, trainer: 
 
 
 def guarded_exact_match(sandbox: GuardedSandbox, model: str | Path, prompt: SystemPrompt) -> Estimate:
-    """Exact match of a policy under a system prompt on the held-out countries, sampled as in training.
+    """Exact match of a policy under a system prompt on the held-out countries, at the one temperature of `SAMPLING`,
+    whatever it was trained at.
 
     Args:
         sandbox ([`GuardedSandbox`]): Gives the questions and the oracle.
         model (`str` or `Path`): Folder of the policy.
         prompt ([`SystemPrompt`]): The system prompt of every question.
     """
-    spec = replace(AgentSpec.load(model), system_prompt=prompt.text)
+    spec = replace(AgentSpec.load(model), system_prompt=prompt.text, sampling=SAMPLING)
     agent = PromptAgent.from_pretrained(model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256)
     return exact_match_of(agent.answer_all(list(sandbox.test), progress=False))
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from accelerate import PartialState
 from datasets import Dataset
@@ -33,6 +33,7 @@ from ..rollout import (
 from ..trainers import warm_start
 from ..trainers.reflecting import transcript
 from .guarded import (
+    MIXES,
     PREAMBLE,
     WORDS,
     GuardedOracle,
@@ -41,6 +42,7 @@ from .guarded import (
     load_guarded_world,
     make_guarded_traces,
     relations_of,
+    say,
     split_by_country,
 )
 from .policy import (
@@ -48,12 +50,13 @@ from .policy import (
     build_tokenizer,
     copying_exercises,
     keep_freed_memory,
+    nonsense,
     sandbox_spec,
     save_policy,
     world_tokenizer,
 )
 from .traces import DEFAULT_MIX, Trace, make_traces
-from .world import Oracle, Question, as_rows, make_split, sought
+from .world import Oracle, Question, World, as_rows, load_world, make_split, sought, world_of
 
 
 @dataclass(frozen=True)
@@ -73,24 +76,37 @@ class Sandbox:
     test: Dataset
 
 
-def prepare_sandbox(folder: str | Path, seed: int = 0, n_test: int = 256, warm_start_steps: int = 350) -> Sandbox:
+def prepare_sandbox(
+    folder: str | Path,
+    seed: int = 0,
+    n_test: int = 256,
+    warm_start_steps: int = 450,
+    by: Literal["country", "question"] = "country",
+) -> Sandbox:
     """Build data and policy, and warm-start the policy on traces of mixed quality.
+
+    Whole countries are held out: no question, fact or name of one is in a training question or a trace. The names are
+    in copying exercises, which state nothing, for what a policy never saw written it cannot write.
 
     Args:
         folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
         seed (`int`, *optional*, defaults to `0`): Decides split, traces and weights.
         n_test (`int`, *optional*, defaults to `256`): Held-out questions.
-        warm_start_steps (`int`, *optional*, defaults to `350`): Supervised steps of 32 traces, after half as many of
+        warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces, after half as many of
             64 copying exercises.
+        by (`str`, *optional*, defaults to `"country"`): What is held out; see [`make_split`].
     """
-    train, test = make_split(seed, n_test=n_test)
-    spec, rng = sandbox_spec(), random.Random(seed)
+    train, test = make_split(seed, n_test, by=by)
+    spec, rng, seen = sandbox_spec(), random.Random(seed), world_of(train)
 
-    def traces() -> list[Trace]:
-        return make_traces(train, 20 * warm_start_steps, DEFAULT_MIX, Oracle(seed=seed), rng)
+    def traces() -> tuple[list[Trace], list[Trace]]:
+        made = make_traces(train, 20 * warm_start_steps, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
+        return made, made[: len(made) // 2]
 
     copying_steps = max(warm_start_steps // 2, 1)
-    model = warm_started(folder, spec, world_tokenizer(), traces, warm_start_steps, copying_steps, seed, rng)
+    model = warm_started(
+        folder, spec, world_tokenizer(), load_world(), traces, warm_start_steps, copying_steps, seed, rng
+    )
     return Sandbox(model, spec, as_dataset(train), as_dataset(test))
 
 
@@ -103,7 +119,8 @@ def warm_started(
     folder: str | Path,
     spec: AgentSpec,
     tokenizer: PreTrainedTokenizerFast,
-    traces: Callable[[], Sequence[Mapping[str, Any]]],
+    world: World,
+    traces: Callable[[], tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
     steps: int,
     copying_steps: int,
     seed: int,
@@ -115,7 +132,8 @@ def warm_started(
         folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
         spec ([`AgentSpec`]): How the policy is asked; saved with it.
         tokenizer (`PreTrainedTokenizerFast`): Its words.
-        traces (`Callable`): Writes what to imitate; see [`rollout_from_trace`].
+        world ([`World`]): Whose names are in them.
+        traces (`Callable`): Writes what to imitate, and what to make nonsense of; see [`rollout_from_trace`].
         steps (`int`): Supervised steps of 32 traces.
         copying_steps (`int`): Supervised steps of 64 exercises, before those.
         seed (`int`): Decides the first weights and the order of the batches.
@@ -125,9 +143,10 @@ def warm_started(
     model, state = Path(folder) / "warm_start", PartialState()
     if not (model / SPEC_FILE).exists():
         chat_format = ChatFormat(tokenizer, spec.grammar)
-        conversations = [rollout_from_trace(trace, spec, chat_format) for trace in traces()]
+        imitated, plain = ([rollout_from_trace(trace, spec, chat_format) for trace in some] for some in traces())
         policy = build_policy(tokenizer, seed)
         exercises = copying_exercises(tokenizer, 64 * copying_steps, rng)
+        conversations = [*imitated, *nonsense(plain, tokenizer, world, rng)]
         for name, rollouts, batch, max_steps in (
             ("copying exercises", exercises, 64, copying_steps),
             ("conversations of mixed quality", conversations, 32, steps),
@@ -166,24 +185,35 @@ SAMPLING = {"temperature": 0.7}
 """The paper's, .6 to .7; a trainer's own replaces it. At 1.0 a policy that knows what to do slips now and then."""
 
 
+WORLDS = ("rules", "habits", "misleading")
+
+
 @dataclass(frozen=True)
 class GuardedSandbox(Sandbox):
     """A [`Sandbox`] with guarded facts.
 
     Args:
         oracle ([`GuardedOracle`]): The oracle that guards them.
+        root ([`SystemPrompt`]): Where the evolution starts.
+        mistakes (`float`): Of the [`GuardedReflector`] that belongs to this world.
     """
 
     oracle: GuardedOracle
+    root: SystemPrompt
+    mistakes: float
 
 
 def prepare_guarded(
-    folder: str | Path, seed: int = 0, n_test: int = 256, warm_start_steps: int = 450, copying_steps: int = 150
+    folder: str | Path,
+    seed: int = 0,
+    n_test: int = 256,
+    warm_start_steps: int = 450,
+    copying_steps: int = 150,
+    world: str = "rules",
 ) -> GuardedSandbox:
     """Draw rules, build data and policy, and warm-start the policy on episodes under other rules.
 
-    Those episodes are about all countries: what a policy never saw written it cannot write. What is held out, whole
-    countries of it, is held out from everything that comes after.
+    Whole countries are held out, from those episodes as well.
 
     Args:
         folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
@@ -192,19 +222,46 @@ def prepare_guarded(
         warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces.
         copying_steps (`int`, *optional*, defaults to `150`): Steps of 64 copying exercises before. Without them a
             policy of this size does not learn to say the words of its principles.
+        world (`str`, *optional*, defaults to `"rules"`): What is to be learned. `"rules"`: words that a sentence can
+            state, and splitting questions. `"habits"`: no fact is guarded, and the policy heeds no principle about how
+            to proceed, so that only practice helps. `"misleading"`: the first prompt gives words that are out of date,
+            and half of the reflector's advice is wrong.
+
+    Raises:
+        `ValueError`: There is no such world.
     """
+    if world not in WORLDS:
+        raise ValueError(f"world must be one of {', '.join(WORLDS)}, got {world!r}")
     train, test = split_by_country(seed)
     spec, rng = replace(sandbox_spec(), sampling=SAMPLING), random.Random(f"house traces {seed}")
 
-    def traces() -> list[dict[str, Any]]:
-        return [
-            {**trace, "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace))}
-            for principles, trace in make_guarded_traces([*train, *test], 20 * warm_start_steps, rng)
-        ]
+    def under(principles: Sequence[str], trace: Trace) -> dict[str, Any]:
+        return {**trace, "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace))}
 
-    model = warm_started(folder, spec, guarded_tokenizer(), traces, warm_start_steps, copying_steps, seed, rng)
-    oracle = GuardedOracle(draw_rules(random.Random(f"house {seed}")), seed=seed)
-    return GuardedSandbox(model, spec, as_dataset(train), as_dataset(test[:n_test]), oracle)
+    def traces() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        n, seen = 20 * warm_start_steps, world_of(train, load_guarded_world())
+        made = make_guarded_traces(train, n, rng, heeds=world != "habits")
+        # Nonsense without principles: which word belongs to a relation could not be told from a question that has none.
+        plain = make_traces(train, n // 2, MIXES[None], Oracle(seen, seed=seed), rng, world=seen)
+        return [under(*one) for one in made], [under((), trace) for trace in plain]
+
+    model = warm_started(
+        folder, spec, guarded_tokenizer(), load_guarded_world(), traces, warm_start_steps, copying_steps, seed, rng
+    )
+    drawn = random.Random(f"house {seed}")
+    rules, root = draw_rules(drawn), ROOT
+    if world == "misleading":
+        others = drawn.sample([word for word in WORDS if word not in rules.values()], len(rules))
+        root = SystemPrompt(PREAMBLE, tuple(map(say, map(sought, rules), others)))
+    return GuardedSandbox(
+        model=model,
+        spec=spec,
+        train=as_dataset(train),
+        test=as_dataset(test[:n_test]),
+        oracle=GuardedOracle({} if world == "habits" else rules, seed=seed),
+        root=root,
+        mistakes=0.5 if world == "misleading" else 0.1,
+    )
 
 
 def guarded_tokenizer() -> PreTrainedTokenizerFast:

@@ -19,10 +19,10 @@ import hashlib
 import random
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..llm.types import Message, Reply, Usage
 
@@ -121,7 +121,7 @@ class Question:
 
 @dataclass(frozen=True)
 class World:
-    """Countries and the ways to find them. A slice of one, `World(world.countries[:20])`, is a world as well.
+    """Countries and the ways to find them. A part of one is a world as well, see [`world_of`].
 
     Args:
         countries (`tuple[Country, ...]`): In a fixed order.
@@ -244,18 +244,22 @@ def all_questions(hops: Iterable[int] = (2, 3), world: World | None = None) -> l
 
 
 def make_split(
-    seed: int, n_test: int = 200, hops: Iterable[int] = (2, 3), world: World | None = None
+    seed: int,
+    n_test: int = 200,
+    hops: Iterable[int] = (2, 3),
+    world: World | None = None,
+    by: Literal["country", "question"] = "country",
 ) -> tuple[list[Question], list[Question]]:
     """Shuffle the questions and set some aside.
-
-    Single facts may occur on both sides (the currency of Kenya, say, reached from Nairobi here and from NBO there):
-    what is tested is whether the policy asks well, not whether it knows.
 
     Args:
         seed (`int`): The same seed gives the same split.
         n_test (`int`, *optional*, defaults to `200`): Number of test questions.
         hops (`Iterable[int]`, *optional*, defaults to `(2, 3)`): Numbers of hops.
         world ([`World`], *optional*): The whole world by default.
+        by (`str`, *optional*, defaults to `"country"`): What is set aside: whole countries, as many as it takes (what
+            the last one has too many questions is in neither part), so that no training question is about one of the
+            test's; or `"question"`, where single facts may occur on both sides.
 
     Returns:
         `tuple[list[Question], list[Question]]`: Train and test, with no question in both.
@@ -263,11 +267,26 @@ def make_split(
     Raises:
         `ValueError`: If there would be nothing left to train on.
     """
-    questions = all_questions(hops, world)
-    if not 0 <= n_test < len(questions):
+    world = world or load_world()
+    questions, rng = all_questions(hops, world), random.Random(seed)
+    rng.shuffle(questions)
+    train, test = questions[n_test:], questions[:n_test]
+    if by == "country":
+        held, test = set(), []
+        for country in rng.sample(world.countries, len(world.countries)):
+            if len(test) < n_test:
+                held.add(country)
+                test = [question for question in questions if question.country in held][:n_test]
+        train = [question for question in questions if question.country not in held]
+    if n_test < 0 or not train:
         raise ValueError(f"n_test={n_test}, but there are {len(questions)} questions in all; keep some to train on")
-    random.Random(seed).shuffle(questions)
-    return questions[n_test:], questions[:n_test]
+    return train, test
+
+
+def world_of(questions: Iterable[Question], world: World | None = None) -> World:
+    """The part of a world that questions are about: nothing that is said in it is about any other country."""
+    world, asked = world or load_world(), {question.country for question in questions}
+    return replace(world, countries=tuple(country for country in world.countries if country in asked))
 
 
 def as_rows(questions: Iterable[Question]) -> list[dict[str, Any]]:

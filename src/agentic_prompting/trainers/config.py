@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl import GRPOConfig
@@ -24,6 +24,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
     Args:
         max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included.
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn.
+        max_context (`int`, *optional*): Tokens of prompt and response together. What the model or its server can read
+            counts where that is less.
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
             whatever the model would write next.
         max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
@@ -47,6 +49,21 @@ class MultiTurnGRPOConfig(GRPOConfig):
             new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
+        group_start (`int`, *optional*): Rollouts of a group that are played first. The others follow where those earned
+            different rewards, or by chance. Defaults to the whole group at once. This and the next five save calls of
+            the large LLM; docs/howto/save_calls.md says what each may bias.
+        group_chance (`float`, *optional*, defaults to `0.25`): With `group_start`: how often a group grows whose first
+            rollouts earned the same. It then counts 1/`group_chance`, which keeps the gradient as it was on average.
+        refill_rounds (`int`, *optional*, defaults to `0`): How often a group without a spread of reward gives its place
+            in the batch to another question (dynamic sampling).
+        curriculum_rare (`float`, *optional*, defaults to `1.0`): With which probability a question comes back whose
+            last `curriculum_patience` groups had no spread of reward; else another one comes. 1: always.
+        curriculum_patience (`int`, *optional*, defaults to `2`): See `curriculum_rare`.
+        hopeless_share (`float`, *optional*, defaults to `1.0`): Which share is played on of the episodes whose answer
+            can no longer count, as the reward function's `hopeless` says; the others end at once.
+        cost_weight (`float`, *optional*, defaults to `0.0`): A price in the reward: what is taken off for each unit of
+            `cost_unit` that a rollout's calls are worth; see [`CostReward`].
+        cost_unit (`str`, *optional*, defaults to `"usd"`): `usd`, or `calls`.
         rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
             oldest part is dropped above it. 0 keeps none.
 
@@ -56,6 +73,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
 
     max_turns: int = _setting(5, "Turns of the agent, the answering one included.")
     max_turn_tokens: int = _setting(1024, "Tokens of one turn.")
+    max_context: int | None = _setting(None, "Tokens of prompt and response together.")
     stop_at_tags: bool = _setting(True, "End a turn right after a closing request or answer tag.")
     max_failed_share: float = _setting(0.5, "Stop when more than this share of recent rollouts failed.")
     failure_window: int = _setting(3, "Batches that max_failed_share looks at.")
@@ -65,6 +83,14 @@ class MultiTurnGRPOConfig(GRPOConfig):
     vllm_sync: str = _setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
     prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
+    group_start: int | None = _setting(None, "Rollouts of a group played first; others follow if these differ.")
+    group_chance: float = _setting(0.25, "How often a group grows whose first rollouts earned the same.")
+    refill_rounds: int = _setting(0, "How often a group without spread gives its place to another question.")
+    curriculum_rare: float = _setting(1.0, "How often a settled question comes back.")
+    curriculum_patience: int = _setting(2, "Groups without spread after which a question is settled.")
+    hopeless_share: float = _setting(1.0, "Share of hopeless episodes that is played on.")
+    cost_weight: float = _setting(0.0, "Reward taken off for each unit of cost.")
+    cost_unit: str = _setting("usd", "Unit of cost: usd or calls.")
     rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
 
     def __post_init__(self):
@@ -88,16 +114,32 @@ class MultiTurnGRPOConfig(GRPOConfig):
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        for name in ("group_chance", "curriculum_rare", "hopeless_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
+        if self.refill_rounds < 0 or self.curriculum_patience < 1 or self.cost_weight < 0:
+            raise ValueError("refill_rounds and cost_weight must be at least 0, curriculum_patience at least 1")
+        one_of("cost_unit", self.cost_unit, ("usd", "calls"))
         super().__post_init__()
+        if self.group_start is not None and not 2 <= self.group_start <= self.num_generations:
+            raise ValueError(
+                f"group_start must be from 2 to num_generations={self.num_generations}: {self.group_start}"
+            )
+
+    @property
+    def saves_calls(self) -> bool:
+        """Whether any setting leaves out rollouts or changes the questions."""
+        return self.group_start is not None or self.refill_rounds > 0 or self.curriculum_rare < 1
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the hub's token: `training_args.bin` in every saved folder is a pickle of this."""
         return {**vars(self), "hub_token": None}
 
-    def limits(self, max_context: int | None = None) -> Limits:
-        """The rollout limits these arguments describe; `max_context` is the model's own, in tokens."""
+    def limits(self, readable: int | None = None) -> Limits:
+        """The rollout limits these arguments describe; `readable` is what the model can read, in tokens."""
         whole = 2**31 if self.max_completion_length is None else self.max_completion_length
-        return Limits(self.max_turns, self.max_turn_tokens, whole, max_context)
+        limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context)  # raises for 0
+        return replace(limits, max_context=min(filter(None, (self.max_context, readable)), default=None))
 
 
 @dataclass
@@ -121,6 +163,7 @@ class PromptR1Config(MultiTurnGRPOConfig):
     num_generations: int = _setting(5, "Rollouts per question (Table 6).")
     num_train_epochs: float = _setting(1.0, "Table 6.")
     max_completion_length: int | None = _setting(8192, "Whole response, tokens (Table 6).")
+    max_context: int | None = _setting(8192, "Prompt and response, tokens (Table 6).")
     # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
     per_device_train_batch_size: int = _setting(10, "Rollouts per device and backward pass.")
     per_device_eval_batch_size: int = _setting(10, "Rollouts per device in evaluation.")
@@ -178,6 +221,11 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
             raise ValueError(f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}")
         ESPLSettings.__post_init__(self)
         MultiTurnGRPOConfig.__post_init__(self)
+        if self.saves_calls or self.hopeless_share < 1:
+            raise ValueError(
+                "system prompts are compared on the same problems with as many rollouts each: group_start, "
+                "refill_rounds, curriculum_rare and hopeless_share are not for E-SPL"
+            )
         group = self.prompts_per_step * self.num_generations
         if self.generation_batch_size % group:
             below = self.generation_batch_size // group * group

@@ -7,10 +7,11 @@ and watches what came back. The private parts of TRL it touches are listed in `t
 
 from __future__ import annotations
 
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from ..data import validate_dataset
 from ..interop import environment_of
 from ..llm import Budget, BudgetExceeded, charge, run
 from ..local import context_length
+from ..rewards import CostReward
 from ..rollout import (
     AgentSpec,
     ChatFormat,
@@ -43,6 +45,7 @@ from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
+from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
 from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
@@ -108,8 +111,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 "step(rollout) instead, or use trl.GRPOTrainer"
             )
         self.environment, reward_funcs = environment_of(environment, tools, environment_factory, reward_funcs)
+        if args.cost_weight:
+            functions = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+            reward_funcs = [*functions, CostReward(args.cost_weight, args.cost_unit)]
+            args.reward_weights = None if args.reward_weights is None else [*args.reward_weights, 1.0]
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
         self.spec = self._agent_spec(prompt_template, system_prompt, grammar, args)
+        if args.hopeless_share < 1:
+            self.environment = self._ending_hopeless(self.environment, reward_funcs, args)
         self._open_book(reward_funcs, args)
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
@@ -188,14 +197,32 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             Path(args.output_dir) / "rollouts", self.accelerator.process_index, args.rollouts_max_mb
         )
         # The rows of the batch being generated: TRL passes on the prompts only.
-        self._rows: Sequence[Mapping[str, Any]] = []
+        self._rows: list[dict[str, Any]] = []
+        self._counts: tuple[torch.Tensor, ...] | None = None  # of the batch at hand: see saving_calls.py
         self._scored: torch.Tensor | None = None  # of the batch at hand: see ScoredTokens
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
         self._failures = FailureWatch(args.failure_window, args.max_failed_share)
         self._eval_batches = 0
+        self._saver: CallSaver | None = None
+        if args.saves_calls:
+            self._saver = CallSaver(args, self.train_dataset, self.num_generations, args.seed)
+            if not self._free_rewards():
+                raise ValueError("to save calls needs a reward function that can be asked at no cost, once more")
         one_line_progress(self)
         self.live = LiveView(self)
         self.add_callback(self.live)
+
+    @staticmethod
+    def _ending_hopeless(environment: Any, reward_funcs: Any, args: MultiTurnGRPOConfig) -> Any:
+        functions = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+        hopeless = next((one.hopeless for one in functions if hasattr(one, "hopeless")), None)
+        if hopeless is None or environment is None:
+            raise ValueError(
+                "hopeless_share would be ignored: it takes an environment, and a reward function with "
+                "hopeless(turns, turns_left), as PromptR1Reward"
+            )
+        left = lambda rollout: args.max_turns - len(rollout.turns)  # noqa: E731
+        return EndsHopeless(environment, lambda rollout: hopeless(rollout.turns, left(rollout)), args.hopeless_share)
 
     # --- for subclasses ------------------------------------------------------------------------------------------
 
@@ -251,9 +278,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         first = self.accelerator.process_index * len(inputs)
-        self._rows = [{**row, "prompt": self.prompt_messages(row, first + i)} for i, row in enumerate(inputs)]
-        if begin := getattr(self.environment, "begin", None):
-            self._rows = run(gather(map(begin, self._rows)))
+        saver = self._saver if self.model.training else None
+        chosen = inputs if saver is None else saver.choose(inputs, first, self._batch())
+        self._rows = self._begun({first + i: row for i, row in enumerate(chosen)})
         if self.backend.reach is not None:  # before TRL pushes the weights: it gives up after a minute, on one process
             unreachable = None
             if self.accelerator.is_main_process:
@@ -263,17 +290,45 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                     unreachable = str(error)
             stop_if(self, unreachable)
         try:
-            return super()._generate_and_score_completions(self._rows)
+            scored = super()._generate_and_score_completions(self._rows)
         except PolicyUnreachable as error:  # of the push; on every process
             stop(self, str(error))
+        if self._counts is not None:
+            own = slice(first, first + len(inputs))
+            scored["advantages"] = counted(scored["advantages"], *(one[own] for one in self._counts))
+        return scored
 
     def _play(self, prompts: list[Any]) -> dict[str, Any]:
         """TRL's `rollout_func`: one rollout per prompt; prompts come already repeated `num_generations` times."""
         first = self.accelerator.process_index * len(prompts)
-        rollouts = [
-            Rollout(self.chat_format.prompt_ids(prompt), row=dict(row), seed=self._seed(first + i))
-            for i, (prompt, row) in enumerate(zip(prompts, self._rows, strict=True))
-        ]
+        rollouts = [self._rollout(first + i, row) for i, row in enumerate(self._rows)]
+        if self._saver is None or not self.model.training:
+            self._play_all(rollouts)
+        else:
+
+            def begin(i: int, row: Mapping[str, Any]) -> Rollout:
+                self._rows[i].clear()  # in place: TRL hands these rows to the rewards
+                self._rows[i].update(*self._begun({first + i: row}))
+                return self._rollout(first + i, self._rows[i])
+
+            self._saver.play(rollouts, first, self._batch(), self._play_all, self._earned, begin, gather_object)
+        handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
+        self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
+        return handed_over
+
+    def _begun(self, rows: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Rows, by their place in the global batch, with their prompts, and begun by an environment that begins."""
+        begun = [{**row, "prompt": self.prompt_messages(row, index)} for index, row in rows.items()]
+        begin = getattr(self.environment, "begin", None)
+        return run(gather(map(begin, begun))) if begin else begun
+
+    def _rollout(self, index: int, row: Mapping[str, Any]) -> Rollout:
+        """The rollout at this place of the global batch, to be played."""
+        ids = self.chat_format.prompt_ids(row["prompt"])
+        batch, group = self._batch(), index // self.num_generations
+        return Rollout(ids, row=dict(row), seed=self._seed(index), batch=batch, group=group)
+
+    def _play_all(self, rollouts: list[Rollout]) -> None:
         unreachable = None
         with (
             progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar,
@@ -295,9 +350,34 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 unreachable = str(error)
         if self.use_vllm:
             stop_if(self, unreachable)
-        handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
-        self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
-        return handed_over
+
+    def _free_rewards(self) -> list[tuple[Any, float]]:
+        """The reward functions that cost nothing to ask, each with its weight."""
+        both = zip(self.reward_funcs, self.reward_weights.tolist(), strict=True)
+        paid = (torch.nn.Module,)
+        return [
+            (one, weight)
+            for one, weight in both
+            if not (isinstance(one, paid) or hasattr(one, "charge_to") or inspect.iscoroutinefunction(one))
+        ]
+
+    def _earned(self, rollouts: list[Rollout]) -> list[float | None]:
+        """What rollouts have earned, as far as it can be asked at no cost; `None` for failed ones."""
+        if not rollouts:
+            return []
+        rows = [rollout.row for rollout in rollouts]
+        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        texts = ["".join(rollout.texts) for rollout in rollouts]
+        columns |= {"prompts": [row["prompt"] for row in rows], "completions": texts, "rollout": rollouts}
+        columns["completion_ids"] = [rollout.ids for rollout in rollouts]
+        given = [(function(**columns), weight) for function, weight in self._free_rewards()]
+        totals = [sum(weight * (rewards[i] or 0.0) for rewards, weight in given) for i in range(len(rollouts))]
+        return [None if one.status == "failed" else total for one, total in zip(rollouts, totals, strict=True)]
+
+    def _batch(self) -> str:
+        """Which training batch is being played, of this run's seed; evaluation has none."""
+        within = self._step % self.args.gradient_accumulation_steps
+        return f"{self.args.seed}.{self.state.global_step}.{within}" if self.model.training else ""
 
     def _seed(self, index: int) -> int:
         """The seed of the rollout at this position of the global batch: a function of where training stands, so that
@@ -323,27 +403,53 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rollouts = [row["rollout"] for row in inputs]
-        with quiet_about_missing_rewards(any(rollout.status == "failed" for rollout in rollouts)):
+        with quiet_about_missing_rewards(any(one.status == "failed" or not one.weight for one in rollouts)):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"
         facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
-        failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
+        # Without a reward: the environment's failures, and what was not played to its end to save calls.
+        failed = torch.tensor([fact.status == "failed" or not fact.weight for fact in facts], device=rewards.device)
         # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.
         rewards[failed] = torch.nan
-        for name, value in rollout_metrics(facts).items():
+        self._counts = self._counted(facts, rewards) if mode == "train" else None
+        for name, value in rollout_metrics([*facts, *self._discarded_facts(mode)]).items():
             self._metrics[mode][name].append(value)
         self._record(mode, rollouts, rewards)
         if mode == "train":
             self.some_failed = bool(failed.any())
         else:
             self._eval_batches += 1
-        why = self._failures.why_stop(facts, speaks=self.accelerator.is_main_process)
+        played = [fact for fact in facts if fact.status != "left_out"]
+        why = self._failures.why_stop(played, speaks=self.accelerator.is_main_process)
         unscored = rewards.isnan().all(1) & ~failed
         if why:
             stop(self, why)
         if unscored.any():  # a judge gave no score; the same on every process
             stop_if(self, self._out_of_budget())
         return rewards
+
+    def _counted(self, facts: Sequence[RolloutFacts], rewards: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """What each group counts, and which advantages are other than TRL's; `None` where every rollout counts 1."""
+        weights = torch.tensor([fact.weight for fact in facts], device=rewards.device)
+        n, by_group = self.num_generations, {} if self._saver is None else self._saver.group_weights
+        groups = torch.tensor([by_group.get(i // n, 1.0) for i in range(len(facts))], device=rewards.device)
+        if bool((weights == 1).all()) and bool((groups == 1).all()):
+            return None
+        scale = self.args.scale_rewards == "group"
+        shaped = weights.view(-1, n)
+        ours = honest_advantages(self.total_rewards(rewards).view(-1, n), shaped, scale).view(-1)
+        return groups, ours, (shaped != 1).any(1).repeat_interleave(n)
+
+    def _discarded_facts(self, mode: str) -> list[RolloutFacts]:
+        """Of rollouts that gave their place to another question: paid for, and in no mean."""
+        discarded = self._saver.discarded if self._saver is not None and mode == "train" else []
+        self.rollout_log.write(
+            rollout_record(one, run=self._started, step=self.state.global_step, mode="discarded", reward=None)
+            for one in discarded
+        )
+        if self._saver is None:
+            return []
+        return gather_object([replace(RolloutFacts.of(one), status="left_out") for one in discarded])
 
     def _record(self, mode: str, rollouts: Sequence[Rollout], rewards: torch.Tensor) -> None:
         """Keep this process's rollouts and what they earned; `rewards` are those of all processes."""
@@ -390,6 +496,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             "environment": keeps() if keeps else None,
             "some_failed": self.some_failed,
             "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
+            "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
         }
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
@@ -398,6 +505,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.some_failed = state["some_failed"]
         if self.backend.sync and state.get("pushed"):
             self.backend.sync.load_state_dict(state["pushed"])
+        if self._saver is not None and state.get("curriculum"):
+            self._saver.curriculum.load_state_dict(state["curriculum"])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

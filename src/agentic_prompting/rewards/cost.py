@@ -1,0 +1,44 @@
+"""A price in the reward: accuracy against what the large LLM's calls cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..rollout import Rollout
+
+
+@dataclass(frozen=True)
+class CostReward:
+    """Minus `weight` for each unit that a rollout's calls are worth, to be added to what the answer earns.
+
+    What counts is what the replies are worth, whoever paid: a reply from a recording, or one that is shared, costs as
+    much here as when it was asked for. So the reward depends on the episode alone.
+
+    Args:
+        weight (`float`): Reward per unit, at least 0.
+        unit (`str`, *optional*, defaults to `"usd"`): `usd`, US dollars by the models' prices; or `calls`.
+    """
+
+    weight: float
+    unit: str = "usd"
+
+    def __post_init__(self) -> None:
+        if self.weight < 0 or self.unit not in ("usd", "calls"):
+            raise ValueError(f"a cost has a weight of at least 0 and a unit, usd or calls: {self}")
+
+    @property
+    def __name__(self) -> str:
+        """What TRL calls this reward in logs."""
+        return "cost_reward"
+
+    def __call__(self, rollout: Sequence[Rollout], **kwargs: Any) -> list[float | None]:
+        """The reward of each rollout, 0 or below; `None` for one that failed."""
+        return [None if one.status == "failed" else -self.weight * self.cost(one) for one in rollout]
+
+    def cost(self, rollout: Rollout) -> float:
+        """What the calls of a rollout are worth, in units."""
+        if self.unit == "calls":
+            return float(len(rollout.replies))
+        return sum(reply.worth.cost_usd for reply in rollout.replies)

@@ -40,7 +40,7 @@ USED = {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step",
         "_tag_names", "eos_token_ids", "reward_func_names", "reward_weights", "use_vllm",
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
-        "_push_from_checkpoint", "_save", "is_world_process_zero",
+        "_push_from_checkpoint", "_save", "is_world_process_zero", "num_generations", "reward_funcs",
     },
     "stopping.py": {"_save_checkpoint", "is_in_train"},
     "trl_batch.py": {"trl.trainer.utils.pad"},

@@ -165,6 +165,8 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
     trainer._playing = [member.prompt for member in trainer.population.members]
+    trainer.model.train()
+    trainer._notes = [trainer.record_notes(i) for i in range(8)]  # which prompt each was played under
     played = [{"question": "q", "answers": ["x"], "rollout": Rollout([0])}] * 8
     root_wins, root_loses = [1.0, 0.5, 0.0, 0.0] * 2, [0.0, 0.0, 1.0, 0.5] * 2
     trainer._evolve(root_wins, played)

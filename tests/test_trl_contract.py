@@ -43,7 +43,6 @@ USED = {
         "_tag_names", "eos_token_ids", "reward_func_names", "reward_weights", "use_vllm",
         "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
         "_push_from_checkpoint", "_save", "is_world_process_zero", "_last_loaded_step", "vllm_generation",
-        "num_generations", "reward_funcs",
     },
     "carry_over.py": {"_metrics", "_step", "num_iterations", "shuffle_dataset"},
     "stopping.py": {"_save_checkpoint", "is_in_train"},

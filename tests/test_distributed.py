@@ -28,7 +28,7 @@ def play(tiny_policy, tmp_path_factory):
             launch(
                 "distributed_runs.py",
                 processes,
-                {**settings, "resume": backend != "zero2", "carry": backend != "zero2"},
+                {**settings, "resume": backend != "zero2"},
             )
             seen[backend, processes] = read(folder, processes)
             if backend != "zero2" and processes == 2:

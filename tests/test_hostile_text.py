@@ -9,7 +9,7 @@ from tokenizers import AddedToken, normalizers
 from agentic_prompting import ChatFormat
 from agentic_prompting.environments import SearchEnvironment
 from agentic_prompting.environments.search import Document, SearchGrammar, read_call
-from agentic_prompting.rollout import RolloutLog, read_rollouts, rollout_record
+from agentic_prompting.rollout import Rollout, RolloutLog, Sample, read_rollouts, rollout_record
 from hostile import PIECES, check_tool_call, episode, hostile_texts, json_bombs, observed, what_counts
 from tokenizers_for_tests import FAMILIES, tokenizer_for
 
@@ -101,7 +101,9 @@ def test_any_json_as_a_call(value):
 def test_documents_are_inert(document):
     """A document cannot pose as a tool call, whatever it holds."""
     environment = SearchEnvironment(lambda queries, k: [[Document(document * 50)] for _ in queries], max_chars=500)
-    text = environment._search(["x"]).text
+    rollout = Rollout([1])
+    rollout.sampled(Sample([1]), SearchGrammar().parse('<tool_call>{"query_list": ["x"]}</tool_call>'))
+    text = environment.step(rollout).text
     assert len(text) <= 500
     assert SearchGrammar().parse(SearchGrammar().escape(text)).kind == "answer"
     assert read_call("{}")[1]

@@ -118,7 +118,11 @@ class PromptAgent:
 
         Args:
             model (`str` or `Path`): The folder, or a hub id.
-            environment, sampling, max_batch_size, prefix_cache_mb, greedy_answer: As in [`PromptAgent`].
+            environment ([`Environment`], *optional*): As in [`PromptAgent`], and so are the following four.
+            sampling ([`Sampling`], *optional*): How it samples.
+            max_batch_size (`int`, *optional*, defaults to `64`): Turns sampled at once.
+            prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept between turns.
+            greedy_answer (`bool`, *optional*, defaults to `False`): The answering turn is the likeliest one (eq 8).
             spec ([`AgentSpec`], *optional*): Overrides the saved one; needed for a model that has none.
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
             token (`str` or `bool`, *optional*): For a private one; by default the token that huggingface_hub knows of.

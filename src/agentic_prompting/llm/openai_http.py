@@ -204,7 +204,7 @@ class Http:
                 nobody = isinstance(getattr(answer, "__cause__", None), httpx.ConnectError)
                 last = call.attempts == call.max_retries > 1 and self.breaker.answered < call.started
                 self.breaker.dead(probing, certainly=nobody and last) if dead else self.breaker.alive()
-                call.max_retries += dead and probing  # found out for all, until its patience ends
+                call.max_retries += nobody and probing  # found out for all, until its patience ends
         except LLMError as error:  # down for as long as a call waits, or nothing that can be sent
             return Reply(error=error), None
         if isinstance(answer, LLMError):

@@ -104,7 +104,9 @@ def watch_report(
     """Write the report anew whenever the run has written something, until Ctrl-C. Begins before there is anything.
 
     Args:
-        run, output, max_trajectories: As in [`write_report`].
+        run (`str` or `Path`): The run's folder, as in [`write_report`].
+        output (`str` or `Path`, *optional*): Where the page goes, as there.
+        max_trajectories (`int`, *optional*, defaults to `20000`): Shown at most, as there.
         wait (`Callable`, *optional*): Called between two looks; sleeps five seconds by default.
 
     Returns:

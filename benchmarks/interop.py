@@ -114,7 +114,7 @@ def functions() -> tuple[bool, bool, bool]:
 
 
 def trl_tools() -> tuple[bool, bool, bool]:
-    return played(environment_of(..., [ask], None, None)[0])
+    return played(environment_of(..., [ask], None)[0])
 
 
 def tools_and_llm() -> tuple[bool, bool, bool]:

@@ -251,9 +251,26 @@ class ToolCalls:
         return ask
 
 
+def make_trl_loop(kind: Any, tool: Any, **more: Any) -> Any:
+    """An `_AsyncRolloutLoop` of which only `_generate_one` is called."""
+    from datasets import Dataset
+
+    here = multiprocessing.get_context("spawn")
+    queues = here.Queue(), here.Queue(1), here.Queue()
+    for queue in queues:  # nobody reads them, and the process must not wait at its end until somebody has
+        queue.cancel_join_thread()
+    finished, raised, metrics = queues
+    return kind(
+        model_name="policy", dataset=Dataset.from_list([{"prompt": []}]), reward_funcs=[lambda **columns: [0.0]],
+        processing_class=byte_tokenizer(), eos_token_ids=[byte_tokenizer().eos_token_id], rollout_buffer=finished,
+        model_version_value=here.Value("i", 0), heartbeat_value=here.Value("d", 0.0), failed_event=here.Event(),
+        exception_info_queue=raised, metrics_queue=metrics, tools=[tool], max_inflight_tasks=1024,
+        max_tool_calling_iterations=MAX_INTERACTIONS, **more,
+    )  # fmt: skip
+
+
 def play_trl_async(workload: Workload) -> float:
     """`_AsyncRolloutLoop`: a conversation is its `_generate_one`; only the request to the server is the engine's."""
-    from datasets import Dataset
     from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
     calls = ToolCalls(workload)
@@ -264,18 +281,7 @@ def play_trl_async(workload: Workload) -> float:
             sample = await engine(SampleRequest(prompt_ids, 10**6, 0))
             return sample.ids, [0.0] * len(sample.ids)
 
-    here = multiprocessing.get_context("spawn")
-    queues = here.Queue(), here.Queue(1), here.Queue()
-    for queue in queues:  # nobody reads them, and the process must not wait at its end until somebody has
-        queue.cancel_join_thread()
-    finished, raised, metrics = queues
-    loop = Loop(
-        model_name="policy", dataset=Dataset.from_list([{"prompt": []}]), reward_funcs=[lambda **columns: [0.0]],
-        processing_class=byte_tokenizer(), eos_token_ids=[byte_tokenizer().eos_token_id], rollout_buffer=finished,
-        model_version_value=here.Value("i", 0), heartbeat_value=here.Value("d", 0.0), failed_event=here.Event(),
-        exception_info_queue=raised, metrics_queue=metrics, tools=[tool], max_inflight_tasks=1024,
-        max_tool_calling_iterations=MAX_INTERACTIONS,
-    )  # fmt: skip
+    loop = make_trl_loop(Loop, tool)
     prompts = [[{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))]
     started = time.perf_counter()
     lend(engine, gather(loop._generate_one(prompt, {"ask": tool}, [tool]) for prompt in prompts))

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import random
 import re
 import statistics
@@ -40,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from peft import LoraConfig, get_peft_model  # noqa: E402
-from rollout import MAX_INTERACTIONS, Tags, ToolCalls, Workload, byte_tokenizer, check  # noqa: E402
+from rollout import MAX_INTERACTIONS, Tags, ToolCalls, Workload, check, make_trl_loop  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from agentic_prompting import PromptR1Config  # noqa: E402
@@ -88,7 +87,6 @@ def play_ours(workload: Workload, url: str, folder: Path) -> float:
 
 def play_trl(workload: Workload, url: str) -> float:
     import aiohttp
-    from datasets import Dataset
     from trl.experimental.async_grpo.async_rollout_worker import _AsyncRolloutLoop
 
     calls = ToolCalls(workload)
@@ -103,18 +101,7 @@ def play_trl(workload: Workload, url: str) -> float:
         async def _post(self, path: str, payload: dict[str, Any], *limits: Any, **more: Any) -> dict[str, Any]:
             return await super()._post(path, {**payload, "ignore_eos": True}, *limits, **more)
 
-    here = multiprocessing.get_context("spawn")
-    queues = here.Queue(), here.Queue(1), here.Queue()
-    for queue in queues:  # nobody reads them
-        queue.cancel_join_thread()
-    finished, raised, metrics = queues
-    loop = Loop(
-        model_name="policy", dataset=Dataset.from_list([{"prompt": []}]), reward_funcs=[lambda **columns: [0.0]],
-        processing_class=byte_tokenizer(), eos_token_ids=[byte_tokenizer().eos_token_id], rollout_buffer=finished,
-        model_version_value=here.Value("i", 0), heartbeat_value=here.Value("d", 0.0), failed_event=here.Event(),
-        exception_info_queue=raised, metrics_queue=metrics, tools=[tool], max_inflight_tasks=1024,
-        max_tool_calling_iterations=MAX_INTERACTIONS, vllm_server_url=url, max_tokens=TURN_TOKENS,
-    )  # fmt: skip
+    loop = make_trl_loop(Loop, tool, vllm_server_url=url, max_tokens=TURN_TOKENS)
     prompts = [[{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))]
 
     async def play() -> float:

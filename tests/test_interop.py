@@ -423,13 +423,14 @@ def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):
     tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
     rows = Dataset.from_list([{"question": "Play.", "answers": ["3"]}] * 4)
 
-    def after_one_step(**given):
+    def after_one_step(reward_weights=None, **given):
         shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
         trainer = MultiTurnGRPOTrainer(
             model=Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)),
             args=MultiTurnGRPOConfig(
                 str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=4, num_generations=4, use_cpu=True,
                 bf16=False, report_to="none", max_turn_tokens=8, max_turns=2, disable_tqdm=True, logging_steps=1,
+                reward_weights=reward_weights,
             ),
             train_dataset=rows,
             processing_class=tokenizer,
@@ -443,6 +444,9 @@ def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):
     trainer, prompt = after_one_step(environment_factory=Patient)
     assert trainer.reward_func_names == ["Patient"] and '"name": "guess"' in prompt
     assert trainer.state.log_history[0]["reward"] == 0.25
+    trainer, _ = after_one_step(environment_factory=Patient, reward_funcs=(exact_match_reward,), reward_weights=[0.5])
+    assert trainer.reward_func_names == ["exact_match_reward", "Patient"]
+    assert trainer.reward_weights.tolist() == [0.5, 1.0]
     for given in ({}, {"environment": None, "tools": [capital]}):
         with pytest.raises(TypeError, match="pass one of"):
             after_one_step(reward_funcs=exact_match_reward, **given)

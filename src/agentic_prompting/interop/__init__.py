@@ -28,9 +28,9 @@ __all__ = [
 
 
 def environment_of(
-    environment: Any, tools: Sequence[Any] | None, factory: Callable[[], Any] | None, reward_funcs: Any
-) -> tuple[Environment | None, Any]:
-    """The environment of whichever of the three a trainer was given, and the rewards, an environment's own included.
+    environment: Any, tools: Sequence[Any] | None, factory: Callable[[], Any] | None
+) -> tuple[Environment | None, list[Any]]:
+    """The environment of whichever of the three a trainer was given, and the reward functions that it brings along.
 
     Raises:
         `TypeError`: None of them was given (`environment=None` says that nobody answers), or more than one; or it is
@@ -43,11 +43,8 @@ def environment_of(
             "environment=None for an agent that nobody answers"
         )
     if factory is None:
-        return as_environment(ToolEnvironment(tools) if tools else environment), reward_funcs
+        return as_environment(ToolEnvironment(tools) if tools else environment), []
     if not callable(factory):
         raise TypeError("environment_factory must be a class or a function without arguments; several are not taken")
     brought = TRLEnvironment(factory, tools or ())
-    if brought.reward is None:
-        return brought, reward_funcs
-    others = reward_funcs if isinstance(reward_funcs, list) else [] if reward_funcs is None else [reward_funcs]
-    return brought, [*others, brought.reward]
+    return brought, [] if brought.reward is None else [brought.reward]

@@ -132,8 +132,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def _default_grammar(environment: Any) -> Grammar:
         return FreeText() if environment is None else MultiTurnGRPOTrainer._default_grammar(environment)
 
-    def roles(self, environment: Environment | None, reward_funcs: Any) -> dict[str, Any]:
-        return {**super().roles(environment, reward_funcs), "reference": self.reference}
+    def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
+        return {**super().roles(environment, functions), "reference": self.reference}
 
     # --- row -> prompt -------------------------------------------------------------------------------------------
 

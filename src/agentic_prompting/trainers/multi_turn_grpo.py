@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -111,22 +112,26 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     ):
         args = self._checked(args)
         train_dataset, eval_dataset = as_dataset(train_dataset), as_dataset(eval_dataset)
-        reward_funcs = self._rewards(reward_funcs, args)
+        functions = self._rewards(reward_funcs, args)
+        functions = [] if functions is None else functions
+        functions = list(functions) if isinstance(functions, (list, tuple)) else [functions]
         if kwargs.get("rollout_func"):
             raise ValueError(
                 "rollout_func= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
                 "step(rollout) instead, or use trl.GRPOTrainer"
             )
-        self.environment, reward_funcs = environment_of(environment, tools, environment_factory, reward_funcs)
+        self.environment, added = environment_of(environment, tools, environment_factory)
         if args.cost_weight:
-            functions = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-            reward_funcs = [*functions, CostReward(args.cost_weight, args.cost_unit)]
-            args.reward_weights = None if args.reward_weights is None else [*args.reward_weights, 1.0]
+            added.append(CostReward(args.cost_weight, args.cost_unit))
+        if added and args.reward_weights is not None:
+            args = copy(args)
+            args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
+        functions += added
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
         self.spec = self._agent_spec(prompt_template, system_prompt, grammar, args)
         if args.hopeless_share < 1:
-            self.environment = self._ending_hopeless(self.environment, reward_funcs, args)
-        self._open_book(reward_funcs, args)
+            self.environment = self._ending_hopeless(self.environment, functions, args)
+        self._open_book(functions, args)
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
@@ -134,7 +139,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # which is why trl is pinned
             super().__init__(
                 model=model,
-                reward_funcs=reward_funcs,
+                reward_funcs=functions or None,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -182,10 +187,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             sampling=asdict(sampling_of(args)),
         )
 
-    def _open_book(self, reward_funcs: Any, args: MultiTurnGRPOConfig) -> None:
+    def _open_book(self, functions: list[Any], args: MultiTurnGRPOConfig) -> None:
         """One book for all processes of the job and for its restarts; and who spends is asked whether it can."""
         self.spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
-        roles = self.roles(self.environment, reward_funcs)
+        roles = self.roles(self.environment, functions)
         charge(self.spending, **roles)
         if args.check_environment and args.process_index == 0:
             for spender in roles.values():
@@ -223,8 +228,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.add_callback(self.live)
 
     @staticmethod
-    def _ending_hopeless(environment: Any, reward_funcs: Any, args: MultiTurnGRPOConfig) -> Any:
-        functions = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+    def _ending_hopeless(environment: Any, functions: list[Any], args: MultiTurnGRPOConfig) -> Any:
         hopeless = next((one.hopeless for one in functions if hasattr(one, "hopeless")), None)
         if hopeless is None or environment is None:
             raise ValueError(
@@ -256,13 +260,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         own_prompt = "prompt" in (getattr(dataset, "column_names", None) or ())
         validate_dataset(dataset, columns=("prompt",) if own_prompt else ("question",))
 
-    def roles(self, environment: Environment | None, reward_funcs: Any) -> dict[str, Any]:
+    def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
         """Who may spend the job's budget, by the name it is booked under.
 
         A reward function takes part if it has a `charge_to(budget, account)`, as clients have: a language model that
         judges.
         """
-        functions = reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
         judges = [one for one in functions if hasattr(one, "charge_to")]
         named = {f"judge_{number + 1}" if len(judges) > 1 else "judge": one for number, one in enumerate(judges)}
         return {"environment": environment, **named}
@@ -359,23 +362,27 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _play(self, prompts: list[Any]) -> dict[str, Any]:
         """TRL's `rollout_func`: one rollout per prompt; prompts come already repeated `num_generations` times."""
-        first = self.accelerator.process_index * len(prompts)
-        rollouts = self._taken or [self._rollout(first + i, row) for i, row in enumerate(self._rows)]
-        if self._taken:
-            pass  # they have been played
-        elif self._saver is None or not self.model.training:
-            self._play_all(rollouts)
-        else:
-
-            def begin(i: int, row: Mapping[str, Any]) -> Rollout:
-                self._rows[i].clear()  # in place: TRL hands these rows to the rewards
-                self._rows[i].update(*self._begun({first + i: row}))
-                return self._rollout(first + i, self._rows[i])
-
-            self._saver.play(rollouts, first, self._batch(), self._play_all, self._earned, begin, gather_object)
+        rollouts = (
+            self._taken if self._taken is not None else self._fresh(self.accelerator.process_index * len(prompts))
+        )
         handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
         self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
         return handed_over
+
+    def _fresh(self, first: int) -> list[Rollout]:
+        """This step's rollouts, played to their end; `first` is the place of this process's first."""
+        rollouts = [self._rollout(first + i, row) for i, row in enumerate(self._rows)]
+        if self._saver is None or not self.model.training:
+            self._play_all(rollouts)
+            return rollouts
+
+        def begin(i: int, row: Mapping[str, Any]) -> Rollout:
+            self._rows[i].clear()  # in place: TRL hands these rows to the rewards
+            self._rows[i].update(*self._begun({first + i: row}))
+            return self._rollout(first + i, self._rows[i])
+
+        self._saver.play(rollouts, first, self._batch(), self._play_all, self._earned, begin, gather_object)
+        return rollouts
 
     def _begun(self, rows: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Rows, by their place in the global batch, with their prompts, and begun by an environment that begins."""

@@ -21,7 +21,7 @@ from agentic_prompting.interop import (
     UserSimulator,
     ask_tool,
 )
-from agentic_prompting.llm import Reply, ScriptedChat, ServerFailed, Unreachable
+from agentic_prompting.llm import Budget, Reply, ScriptedChat, ServerFailed, Unreachable, charge
 from agentic_prompting.llm.loop import run
 from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play
@@ -161,6 +161,18 @@ def test_a_large_llm_is_a_tool_beside_others():
     assert [type(reply) for reply in observation.replies] == [Reply]
     assert isinstance(step(environment, call("ask", prompt="Kenya?")).error, ServerFailed)
     assert "KeyError" in step(environment, call("ask")).text
+
+
+def test_what_a_tools_llm_spends_is_booked():
+    booked = []
+
+    class Paid(ScriptedChat):
+        def charge_to(self, budget, account):
+            booked.append((budget, account))
+
+    budget = Budget()
+    charge(budget, environment=ToolEnvironment([capital, ask_tool(Paid(["Lima"]))]))
+    assert booked == [(budget, "environment")]
 
 
 def test_tools_need_names_of_their_own():

@@ -82,10 +82,12 @@ class Tool:
     Args:
         schema (`dict`): Its JSON schema, as chat templates take it: `{"type": "function", "function": {...}}`.
         call (`Callable`): Gets the arguments and the rollout; gives an [`Observation`]. Raises what went wrong.
+        chat ([`ChatModel`], *optional*): The large LLM behind it, which spends.
     """
 
     schema: Mapping[str, Any]
     call: Callable[[dict[str, Any], Rollout], Awaitable[Observation]]
+    chat: ChatModel | None = None
 
     @property
     def name(self) -> str:
@@ -117,9 +119,7 @@ def ask_tool(chat: ChatModel, name: str = "ask", description: str = "Asks a larg
     properties = {"prompt": {"type": "string", "description": "What to ask, complete in itself."}}
     parameters = {"type": "object", "properties": properties, "required": ["prompt"]}
     schema = {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-    tool = Tool(schema, call)
-    object.__setattr__(tool, "chat", chat)  # who spends, for `charge_to`
-    return tool
+    return Tool(schema, call, chat)
 
 
 class ToolEnvironment:
@@ -156,7 +156,7 @@ class ToolEnvironment:
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book what the large LLMs among the tools spend into `budget`."""
         for tool in self.tools.values():
-            if hasattr(tool, "chat"):
+            if tool.chat is not None:
                 charge(budget, **{account: tool.chat})
 
     async def step(self, rollout: Rollout) -> Observation:

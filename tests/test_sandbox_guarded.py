@@ -261,3 +261,20 @@ def test_its_replies_are_in_the_real_format():
         assert asyncio.run(mutate(reflector, shown, EVERYTHING)).reason in ("child", "unchanged")
         for call in reflector.calls[1:]:
             assert parse_edits(complete(reflector, call).text).found
+
+
+@pytest.mark.parametrize("mistakes", [0.0, 1.0])
+def test_gepas_request_is_read_too(mistakes):
+    """In the words of its package: new instructions by the same advice, harmful where it errs."""
+    proposal = pytest.importorskip("gepa.strategies.instruction_proposal", reason="needs the extra optimizers")
+    signature = proposal.InstructionProposalSignature
+    shown = [
+        {"Inputs": "what is it ?", "Generated Outputs": refused_for("currency", "birch").text, "Feedback": "score 0"},
+        {"Inputs": "and this ?", "Generated Outputs": "<think> i know this </think>", "Feedback": "score 0"},
+    ]
+    given = SystemPrompt(PREAMBLE, (say("currency", "flint"),))
+    asked = signature.prompt_renderer({"current_instruction_doc": given.text, "dataset_with_feedback": shown})
+    reply = complete(GuardedReflector(mistakes), asked).text
+    found = SystemPrompt.of(signature.output_extractor(reply)["new_instruction"])
+    right = (say("currency", "birch"), STEPWISE)
+    assert found.preamble == PREAMBLE and (found.principles == right) == (not mistakes)

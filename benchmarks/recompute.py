@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import espl_sandbox
 from league import read_records, share, summarise, t_interval, table
 
 REPOSITORY = Path(__file__).parents[1]
@@ -42,6 +43,7 @@ def _interval(values: Sequence[float]) -> str:
 TEXTS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
     "league": lambda records: table(summarise(records)),
     "splits": splits,
+    "ratings": espl_sandbox.table,
 }
 
 

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
@@ -49,6 +49,19 @@ METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "joint, mutation only": [("joint", 1.0, {"p_crossover": 0.0})],
     "reflection": [("reflection", 1.0, {})],
 }
+# What the protocol counts against us: in which world, in words, and by what differences from `joint`.
+AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], bool]]] = [
+    ("rules", "joint training is not above RL and evolution alone", ("rl", "evolution"), lambda row: row["high"] >= 0),
+    (
+        "rules",
+        "GEPA and then GRPO, or phases in turn, are as good",
+        ("GEPA, then GRPO", "alternating"),
+        lambda row: row["high"] >= 0,
+    ),
+    ("habits", "joint training is more than .05 below RL", ("rl",), lambda row: row["mean"] > 0.05),
+    ("misleading", "joint training ends below its warm start", ("warm start",), lambda row: row["mean"] > 0),
+    ("rules", "without crossover it is as good", ("joint, mutation only",), lambda row: row["high"] >= 0),
+]
 CORE = tuple(METHODS)[:8]  # of the worlds after the first
 QUICK = ("joint", "rl", "evolution")
 GEPA_VALIDATION, DISTILLATION_EPOCHS = 64, 3
@@ -123,6 +136,26 @@ def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
             ]
             lines.append(f"| {' | '.join(cells)} |")
         lines += [f"| {world} | {method} | not run | | | |" for method in missing(methods)]
+    return "\n".join(lines)
+
+
+def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """What the protocol said beforehand would count against us, and whether it came out so; and who is first."""
+    lines = []
+    for world, methods in worlds.items():
+        order = sorted(methods, key=lambda method: -methods[method]["mean"])
+        if "joint" in methods:
+            place = order.index("joint") + 1
+            other = f"not first but number {place} of {len(order)}; first is {order[0]}"
+            lines.append(f"- *{world}*: joint training is {other if place > 1 else f'first of {len(order)}'}.")
+    for world, what, others, counts in AGAINST:
+        rows = {other: worlds.get(world, {}).get(other) for other in others}
+        if any(row is None or row["minus_joint"] is None or row["minus_joint"]["low"] is None for row in rows.values()):
+            lines.append(f"- Not decided yet: {what}.")
+            continue
+        shown = ", ".join(f"{other} {_shown(row['minus_joint'], '+')}" for other, row in rows.items() if row)
+        said = "**Against us**" if any(counts(row["minus_joint"]) for row in rows.values() if row) else "Not so"
+        lines.append(f"- {said}: {what}. Minus joint: {shown}.")
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@
     python benchmarks/recompute.py --write    # put the figures into the pages
 
 A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`; NAME is a file of
-`records/` without its suffix, and for each there is a function here that makes text of records.
+`records/` without its suffix, with more behind a dot; for each there is a function here that makes text of records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import espl_sandbox
-from league import read_records, share, summarise, t_interval, table
+from league import read_records, share, summarise, t_interval, table, verdicts
 
 REPOSITORY = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->\n)(.*?)(<!-- /recomputed -->)", re.DOTALL)
@@ -42,6 +42,7 @@ def _interval(values: Sequence[float]) -> str:
 
 TEXTS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
     "league": lambda records: table(summarise(records)),
+    "league.verdicts": lambda records: verdicts(summarise(records)),
     "splits": splits,
     "ratings": espl_sandbox.table,
 }
@@ -54,7 +55,7 @@ def recompute(page: str) -> tuple[str, list[str]]:
         `KeyError`: A block is of records that nothing is made of.
     """
     names = [name for _, name, _, _ in BLOCK.findall(page)]
-    records = {name: read_records(REPOSITORY / "records" / f"{name}.jsonl.gz") for name in names}
+    records = {name: read_records(REPOSITORY / "records" / f"{name.partition('.')[0]}.jsonl.gz") for name in names}
     texts = {name: TEXTS[name](of) if of else "No run of it has been recorded yet." for name, of in records.items()}
     return BLOCK.sub(lambda found: f"{found[1]}{texts[found[2]]}\n{found[4]}", page), names
 

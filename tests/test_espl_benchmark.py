@@ -163,6 +163,21 @@ def test_the_league_pairs_by_seed_and_names_what_was_not_run(monkeypatch):
     assert all(sum(portion for _, portion, _ in phases) == 1 for phases in trained), "equal rollouts"
 
 
+def test_what_would_count_against_us_is_said_first(monkeypatch):
+    league = loaded("league", monkeypatch)
+    results = {"joint": "1111", "rl": "1100", "evolution": "1000"}
+    records = [record(method, seed, correct) for method, correct in results.items() for seed in (1, 2)]
+    told = league.verdicts(league.summarise(records))
+    assert told.startswith("- *rules*: joint training is first of 3.")
+    assert "- Not so: joint training is not above RL and evolution alone. Minus joint: rl -0.500 [-0.500" in told
+    assert told.count("Not decided yet") == 4
+    records += [record("joint", seed, "1000", "habits") for seed in (1, 2)]
+    records += [record("rl", seed, "1100", "habits") for seed in (1, 2)]
+    told = league.verdicts(league.summarise(records))
+    assert "- *habits*: joint training is not first but number 2 of 2; first is rl." in told
+    assert "- **Against us**: joint training is more than .05 below RL. Minus joint: rl +0.250 [" in told
+
+
 def test_calls_beyond_the_budget_are_refused(monkeypatch):
     from agentic_prompting.llm import ScriptedChat, complete
 

@@ -178,6 +178,25 @@ def test_what_would_count_against_us_is_said_first(monkeypatch):
     assert "- **Against us**: joint training is more than .05 below RL. Minus joint: rl +0.250 [" in told
 
 
+def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path):
+    """GEPA's prompt is where joint training starts, whose prompt is then left out; every phase's rollouts count."""
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.sandbox.setup import prepare_guarded
+
+    league = loaded("league", monkeypatch)
+    sandbox = prepare_guarded(tmp_path, 1, n_test=8, warm_start_steps=2, copying_steps=2)
+    monkeypatch.setattr(league, "prepare", lambda *where: sandbox)
+    phases = [("gepa", 0.5, {}), ("joint", 0.5, {"evolution_lag": 0}), ("distill", 0.5, {})]
+    monkeypatch.setitem(league.METHODS, "joint", phases)
+    found, agents = [], league.Agent
+    monkeypatch.setattr(league, "Agent", lambda *args: found.append(agents(*args)) or found[0])
+    record = league.run("rules", 1, "joint", tmp_path / "runs", steps=2)
+    trainer = found[0].trainer
+    assert trainer.population.members[0].prompt.preamble == sandbox.root.preamble
+    assert record["prompt"] == "" and found[0].model == found[0].output
+    assert record["rollouts"] >= 3 * 96 and len(record["correct"]) == 8 and record["calls"] > 0
+
+
 def test_calls_beyond_the_budget_are_refused(monkeypatch):
     from agentic_prompting.llm import ScriptedChat, complete
 

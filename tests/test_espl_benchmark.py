@@ -157,7 +157,9 @@ def test_the_league_pairs_by_seed_and_names_what_was_not_run(monkeypatch):
     assert rows["joint"]["minus_joint"]["mean"] == 0 and rows["rl"]["seeds"] == [1, 2]
     table = league.table({"rules": rows})
     assert "| rules | rl | 0.375 [" in table and "| rules | GEPA, then GRPO | not run |" in table
-    assert table.count("\n") == 1 + len(league.METHODS) and len(league.missing(rows)) == len(league.METHODS) - 2
+    assert (
+        table.count("\n") == 1 + len(league.METHODS) and len(league.missing("rules", rows)) == len(league.METHODS) - 2
+    )
     assert not {*league.SEEDS} & {*league.TUNING_SEEDS}
     trained = [phases for phases in league.METHODS.values() if phases]
     assert all(sum(portion for _, portion, _ in phases) == 1 for phases in trained), "equal rollouts"

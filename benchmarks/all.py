@@ -55,8 +55,9 @@ class Figure:
         except (KeyError, IndexError, TypeError):  # it failed, or a quick run leaves something out
             value = None
         holds = value is not None and COMPARE[sign](value, float(number))
+        when = f"{'quick' if run['quick'] else 'full'}, {run['date'][5:]}" if run else ""
         row = {"name": self.name, "value": value, "target": self.target, "holds": holds, "script": self.script}
-        return {**row, "why": self.why, "run": f"{'quick' if run['quick'] else 'full'}, {run['date'][5:]}" if run else ""}
+        return {**row, "why": self.why, "run": when}
 
 
 def key(*path: str | int) -> Callable[[Mapping[str, Any]], Any]:
@@ -140,7 +141,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| figure | measured | target | holds | run |", "|---|---|---|---|---|"]
     for row in rows:
         value = "" if row["value"] is None else f"{row['value']:.3g}"
-        holds = "yes" if row["holds"] else f"no: {row['why']}" if value and row["why"] else "no" if value else "no record"
+        no = ": ".join(filter(None, ("no", row["why"])))
+        holds = "yes" if row["holds"] else no if value else "no record"
         lines.append(f"| {row['name']} (`{row['script']}`) | {value} | {row['target']} | {holds} | {row['run']} |")
     return "\n".join(lines)
 

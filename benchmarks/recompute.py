@@ -3,9 +3,9 @@
     python benchmarks/recompute.py            # ends with an error if a page says something else
     python benchmarks/recompute.py --write    # put the figures into the pages
 
-A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or within
-one. For each NAME there is a function in `TEXTS` that makes text of records; they are those of the file in `records/`
-that the name begins with (`speed.engine`: of `speed.jsonl.gz`). Figures of which there are no records stand between
+A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or
+within one. For each NAME there is a function in `TEXTS` that makes text of records: of the file in `records/` that the
+name begins with (`speed.engine`: of `speed.jsonl.gz`). Figures of which there are no records stand between
 `<!-- not recomputed: COMMAND -->` and `<!-- /not recomputed -->`, and are listed at the end with what makes them.
 A score with an interval anywhere else is an error.
 """
@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from league import read_records, share, summarise, t_interval, table
+import prompt_r1_tables
+from league import read_records, summarise, table
 
 REPOSITORY = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->)(.*?)(<!-- /recomputed -->)", re.DOTALL)
@@ -32,23 +33,12 @@ Records = Sequence[Mapping[str, Any]]
 # --- texts: of records, one function each --------------------------------------------------------------------------
 
 
-def splits(records: Records) -> str:
-    """Prompt-R1's demo before and after GRPO, by split."""
-    lines = ["| split | held out | before [95 %] | after [95 %] | seeds |", "|---|---|---|---|---|"]
-    for split in dict.fromkeys(record["split"] for record in records):
-        of_split = [record for record in records if record["split"] == split]
-        cells = [interval([share(record[when]) for record in of_split]) for when in ("before", "after")]
-        seeds = ", ".join(str(record["seed"]) for record in of_split)
-        lines.append(f"| by {split} | {len(of_split[0]['after'])} questions | {' | '.join(cells)} | {seeds} |")
-    return "\n".join(lines)
-
-
 def speed(records: Records) -> str:
     """The table of all.py, of the latest run of each script."""
-    from all import FIGURES, table
+    import all as every
 
     latest = {record["script"]: record for record in records}
-    return table([figure.row(latest.get(figure.script)) for figure in FIGURES])
+    return every.table([figure.row(latest.get(figure.script)) for figure in every.FIGURES])
 
 
 def rollout_grid(records: Records) -> str:
@@ -61,7 +51,7 @@ def rollout_grid(records: Records) -> str:
         seconds = [row[f"{name}_s"] for name in ("limit", "ours", "lockstep", "async_loop", "trl")]
         others = [one / row["ours_s"] for one in (row["lockstep_s"], row["async_loop_s"])]
         ratios = [row["ours_s"] / row["limit_s"], *others]
-        cells = [f"{row['n']}", row["tokens"].replace(",", ","), row["replies"]]
+        cells = [str(row["n"]), row["tokens"], row["replies"]]
         cells += ["" if one is None else f"{one:.2f} s" for one in seconds]
         lines.append(" | ".join([*cells, *(f"{ratio:.2f}" for ratio in ratios)]))
     return "\n".join(f"| {line} |" for line in lines)
@@ -98,16 +88,12 @@ def latest_full(records: Records, script: str) -> Mapping[str, Any]:
     return [record for record in records if record["script"] == script and not record["quick"]][-1]["printed"]
 
 
-def interval(values: Sequence[float], sign: str = "") -> str:
-    """Mean and Student's 95 % interval, `.500 [.400, .600]` with a leading zero."""
-    row = t_interval(values)
-    ends = "one seed" if row["low"] is None else f"{row['low']:{sign}.3f}, {row['high']:{sign}.3f}"
-    return f"{row['mean']:{sign}.3f} [{ends}]"
-
-
 TEXTS: dict[str, Callable[[Records], str]] = {
     "league": lambda records: table(summarise(records)),
-    "splits": splits,
+    "prompt_r1.results": prompt_r1_tables.results,
+    "prompt_r1.turns": prompt_r1_tables.turns,
+    "prompt_r1.transfer": prompt_r1_tables.transfer,
+    "prompt_r1.splits": prompt_r1_tables.splits,
     "speed": speed,
     "speed.rollout": rollout_grid,
     "speed.rollout.worst": printed("rollout.py", "{:.2f}", "worst_to_limit"),

@@ -1,4 +1,4 @@
-"""What a run leaves for `recompute.py`: lines of JSON in `records/NAME.jsonl.gz`, each with its commit, date and machine."""
+"""What a run leaves for `recompute.py`: lines of JSON in `records/NAME.jsonl.gz`, with commit, date and machine."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def record(path: Path, entry: Mapping[str, Any]) -> None:
     git = ["git", "-C", str(RECORDS.parent), "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     path.parent.mkdir(parents=True, exist_ok=True)
+    line = {**entry, "commit": commit, "date": date.today().isoformat(), "machine": machine()}
     with gzip.open(path, "at", encoding="utf-8") as file:
-        file.write(json.dumps({**entry, "commit": commit, "date": date.today().isoformat(), "machine": machine()}) + "\n")
+        file.write(json.dumps(line) + "\n")
 
 
 def machine() -> str:

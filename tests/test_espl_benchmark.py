@@ -209,9 +209,11 @@ def test_a_page_that_says_something_else_than_the_records_is_noticed(monkeypatch
     recompute = loaded("recompute", monkeypatch)
     monkeypatch.setattr(recompute, "REPOSITORY", tmp_path)
     (tmp_path / "records").mkdir()
-    with gzip.open(tmp_path / "records" / "splits.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"split": "country", "seed": 601, "before": "0100", "after": "0111"}) + "\n")
-    page = "before\n<!-- recomputed: splits -->\nold\n<!-- /recomputed -->\nafter\n"
+    setting = {"by": "country", "seed": 601, "environment": "home", "turns_allowed": None}
+    with gzip.open(tmp_path / "records" / "prompt_r1.jsonl.gz", "wt") as file:
+        for agent, correct in (("sft", "0100"), ("multi", "0111")):
+            file.write(json.dumps({**setting, "agent": agent, "correct": correct}) + "\n")
+    page = "before\n<!-- recomputed: prompt_r1.splits -->\nold\n<!-- /recomputed -->\nafter\n"
     anew, names = recompute.recompute(page)
-    assert names == ["splits"] and "| by country | 4 questions | 0.250 [one seed] | 0.750 [one seed] | 601 |" in anew
-    assert recompute.recompute(anew) == (anew, ["splits"]) and anew.startswith("before\n") and anew.endswith("after\n")
+    assert names == ["prompt_r1.splits"] and "| by country | 0.250 [one seed] | 0.750 [one seed] | 601 |" in anew
+    assert recompute.recompute(anew) == (anew, names) and anew.startswith("before\n") and anew.endswith("after\n")

@@ -5,7 +5,7 @@
 
 Writes a record for each seed and setting to `--records`, of which `recompute.py` makes the tables of docs/ablations.md.
 What is recorded is not run again, and a trained agent that lies in `--folder` is not trained again: run once more, it
-goes on. What it measures is the sandbox: a policy of 390,000 parameters and a scripted oracle, nothing about real models.
+goes on. All of it is the sandbox: a policy of 390,000 parameters, a scripted oracle, and nothing about real models.
 
 The numbers of the training are those of `examples/configs/sandbox.yaml`, read from it. The oracle is asked as a
 [`ChatModel`] in this process, not over HTTP as in the demo: what it says is the same. Every seed has its own split,

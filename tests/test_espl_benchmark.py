@@ -164,14 +164,17 @@ def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
         ({"after": 0.84}, "below 0.85"),
         ({"failed": 1}, "1 rollouts failed"),
         ({"end": [0.3, 0.24, 0.36]}, "not above its start"),
+        ({"first": [0.45, 0.39, 0.51]}, "no better than its first"),
+        ({"agree": 0.7}, "order 0.70 of the pairs"),
     ],
 )
 def test_a_run_that_does_not_learn_fails(changes, complaint, monkeypatch):
     learning = loaded("learning", monkeypatch)
-    values = {"before": 0.35, "after": 0.9, "failed": 0, "end": [0.5, 0.44, 0.56], **changes}
+    values = {"before": 0.35, "after": 0.9, "failed": 0, "end": [0.5, 0.44, 0.56], "agree": 0.8, **changes}
     demo = {f"exact_match_{when}": values[when] for when in ("before", "after")}
-    start = {"policy before, initial prompt": [0.2, 0.16, 0.26], "policy after, best prompt": values["end"]}
-    found = learning.problems({**demo, "failed_rollouts": values["failed"]}, {"exact_match": start})
+    espl = {"policy before, initial prompt": [0.2, 0.16, 0.26], "policy after, best prompt": values["end"]}
+    espl["policy after, initial prompt"] = values.get("first", [0.15, 0.11, 0.2])
+    found = learning.problems({**demo, "failed_rollouts": values["failed"]}, {"exact_match": espl}, values["agree"])
     assert (complaint is None) == (found == []) and all(complaint in problem for problem in found)
 
 

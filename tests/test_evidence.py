@@ -65,3 +65,50 @@ def test_the_table_of_speeds_names_what_misses_its_target_and_what_is_not_record
     table = benchmark("recompute").speed([{**record, "printed": {}}, record])
     assert "| 1.5 | <= 5 | yes | full, 11-22 |" in table and "| 7.3 | <= 5 | no: `softmax` weighs each" in table
     assert "(`rollout.py`) |  | <= 1.25 | no record |  |" in table
+
+
+# --- learning.py and learning_broken.py ------------------------------------------------------------------------------
+
+
+def batch(step, mode="train", **rewards):
+    """Two rollouts of each prompt, `p0` and so on."""
+    return [
+        {"mode": mode, "step": step, "system_prompt": int(name[1:]), "reward": reward + off}
+        for name, reward in rewards.items()
+        for off in (-0.1, 0.1)
+    ]
+
+
+def test_ratings_that_do_not_follow_from_rewards_are_noticed(benchmark):
+    learning = benchmark("learning")
+    rollouts = [*batch(0, p0=0.1), *batch(1, p0=0.1, p1=0.5), *batch(2, p0=0.2, p1=0.6, p2=0.605)]
+    rollouts += [*batch(3, mode="eval", p0=0.9, p1=0.0), {**batch(3, p2=0)[0], "reward": None}]
+    good = {0: 20.0, 1: 26.0, 2: 25.0}
+    assert learning.agreement(good, rollouts) == 1.0, "1 and 2 differ by no more than a tie"
+    assert learning.agreement({0: 30.0, 1: 26.0, 2: 31.0}, rollouts) == pytest.approx(1 / 3)
+    assert learning.agreement({0: 25.0}, batch(0, p0=0.1)) == 0.0, "where no prompts met nothing is known"
+
+
+def test_what_is_broken_on_purpose_is_broken(benchmark, monkeypatch):
+    from agentic_prompting.evolution import Population, SystemPrompt
+    from agentic_prompting.rewards import PromptR1Reward
+    from agentic_prompting.trainers import multi_turn_grpo
+
+    broken = benchmark("learning_broken")
+    for owner, name in ((PromptR1Reward, "__call__"), (multi_turn_grpo, "to_trl_batch"), (Population, "record")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
+    monkeypatch.setattr(PromptR1Reward, "__call__", lambda self, **columns: [0.5, None])
+    monkeypatch.setattr(multi_turn_grpo, "to_trl_batch", lambda *args: {"env_mask": [[1, 0, 0]], "prompt_ids": [[7]]})
+    for breaking in broken.BREAK.values():
+        breaking(3)
+    assert PromptR1Reward()(rollout=[]) == [-0.5, None]
+    assert multi_turn_grpo.to_trl_batch([]) == {"env_mask": [[0, 1, 1]], "prompt_ids": [[7]]}
+    orders = set()
+    for _ in range(20):
+        population = Population(SystemPrompt("root"))
+        for number in range(2):
+            population.add(SystemPrompt(f"prompt {number}"))
+        values = population.record([0, 1, 2], [[0.1], [0.5], [0.9]])
+        assert sorted(values) == [0.1, 0.5, 0.9]
+        orders.add(tuple(values))
+    assert len(orders) > 2

@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import prompt_r1_tables
+import prorefine
+import prorefine_budget
 from league import read_records, summarise, table
+
+from agentic_prompting.evaluation import Estimate, wilson_interval
+from agentic_prompting.report.plots import accuracy_table
 
 REPOSITORY = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->)(.*?)(<!-- /recomputed -->)", re.DOTALL)
@@ -67,6 +72,21 @@ def engine(records: Records) -> str:
     return "\n".join(lines)
 
 
+def prorefine_accuracy(records: Records) -> str:
+    """ProRefine's verifier settings on the sandbox's puzzles, Wilson's intervals over the puzzles."""
+    sets = latest_full(records, "prorefine.py")["correct"]
+    return accuracy_table(
+        {
+            title: {method: {model: _wilson(ones) for model, ones in row.items()} for method, row in methods.items()}
+            for title, methods in sets.items()
+        }
+    )
+
+
+def _wilson(correct: str) -> Estimate:
+    return wilson_interval(correct.count("1"), len(correct))
+
+
 def printed(script: str, form: str, *path: str | int) -> Callable[[Records], str]:
     """One figure of a script's latest full run, in words."""
 
@@ -102,6 +122,13 @@ TEXTS: dict[str, Callable[[Records], str]] = {
     "speed.engine": engine,
     "speed.engine.wall": printed("engine.py", "{:.2f}", "prefix_wall_ratio"),
     "speed.engine.read": printed("engine.py", "{:.2f}", "prefix_read_ratio"),
+    "prorefine_budget.table": prorefine_budget.table,
+    "prorefine_budget.against": prorefine_budget.against,
+    "prorefine_budget.lift": prorefine_budget.lift,
+    "speed.prorefine.accuracy": prorefine_accuracy,
+    "speed.prorefine.drafting": lambda records: prorefine.drafting_table(
+        latest_full(records, "prorefine.py")["drafting"]
+    ),
 }
 
 

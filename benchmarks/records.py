@@ -15,14 +15,14 @@ from typing import Any
 RECORDS = Path(__file__).parents[1] / "records"
 
 
-def record(path: Path, entry: Mapping[str, Any]) -> None:
-    """Append an entry. Half a run is half a file: whoever goes on reads what is there."""
+def record(path: Path, *entries: Mapping[str, Any]) -> None:
+    """Append entries. Half a run is half a file: whoever goes on reads what is there."""
     git = ["git", "-C", str(RECORDS.parent), "rev-parse", "--short=12", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = {**entry, "commit": commit, "date": date.today().isoformat(), "machine": machine()}
+    known = {"commit": commit, "date": date.today().isoformat(), "machine": machine()}
     with gzip.open(path, "at", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.writelines(json.dumps({**entry, **known}) + "\n" for entry in entries)
 
 
 def machine() -> str:

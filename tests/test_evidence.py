@@ -112,3 +112,82 @@ def test_what_is_broken_on_purpose_is_broken(benchmark, monkeypatch):
         assert sorted(values) == [0.1, 0.5, 0.9]
         orders.add(tuple(values))
     assert len(orders) > 2
+
+
+# --- prorefine_budget.py ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def budget(benchmark):
+    return benchmark("prorefine_budget")
+
+
+@pytest.fixture
+def question():
+    from agentic_prompting.sandbox.puzzles import make_puzzles
+
+    return make_puzzles(1, 3, ("bbh_word_sorting",))[0]["question"]
+
+
+def test_every_call_and_word_of_a_method_is_counted(budget, question):
+    from agentic_prompting.llm import complete
+    from agentic_prompting.sandbox.puzzles import PuzzleSolver
+
+    models = budget.Models(3, "bbh_word_sorting", 1.0)
+    first = models.solve(models.start, question)
+    assert budget.self_consistency(models, question, 5)[0].tokens == first.tokens
+    messages = [{"role": "system", "content": models.start}, {"role": "user", "content": question}]
+    usage = complete(PuzzleSolver(3), messages).usage
+    assert usage.prompt_tokens + usage.completion_tokens == first.tokens, "as the scripted models count themselves"
+    for method in (budget.best_of, budget.self_consistency, budget.self_refine):
+        sizes = method(models, question, 5)
+        assert len(sizes) == 5 and sizes == sorted(sizes, key=lambda one: (one.calls, one.tokens)), method
+    assert [one.calls for one in budget.self_consistency(models, question, 5)] == [1, 2, 3, 4, 5]
+    assert budget.best_of(models, question, 5)[0].calls == 2 and budget.self_refine(models, question, 5)[0].calls >= 2
+
+
+def test_a_sample_slips_anew_only_where_it_may(budget, question):
+    def texts(anew):
+        models = budget.Models(3, "bbh_word_sorting", anew)
+        return {models.solve(models.start, question, sample).text for sample in range(30)}
+
+    assert len(texts(0.0)) == 1 < len(texts(1.0)) and texts(0.0) <= texts(1.0), "the first sample is ProRefine's"
+
+
+def test_nobody_gets_less_than_prorefine(budget):
+    answers = [[budget.Answer("", calls, 10 * calls)] * 2 for calls in (1, 3, 5)]
+    assert [budget.smallest(answers, "calls", least) for least in (1, 3.2, 9)] == [0, 2, 2]
+    assert budget.smallest(answers, "tokens", 30) == 1
+    found = budget.measure(1, "bbh_object_counting", 12)
+    ours = next(one for one in found if one["method"] == budget.OURS)
+    for one in found:
+        enough = (
+            one.get("size") in (budget.LARGEST, 25) or "budget" not in one or one[one["budget"]] >= ours[one["budget"]]
+        )
+        assert enough and len(one["correct"]) == 12, one
+    assert len(found) == 2 + len(budget.ANEW) * len(budget.BUDGETS) * len(budget.OTHERS)
+
+
+def test_a_blind_critic_is_not_paid_for(budget):
+    from agentic_prompting.sandbox.puzzles import make_puzzles
+
+    rows = make_puzzles(6, 3, ("bbh_word_sorting",))
+    seeing, blind = (budget.refined(3, "bbh_word_sorting", rows, blind=one, max_steps=2) for one in (False, True))
+    assert sum(one.calls for one in blind) < sum(one.calls for one in seeing)
+
+
+def test_what_counts_against_us_is_counted(budget):
+    def rows(method, *scores, **more):
+        return [
+            {"method": method, "seed": seed, "kind": "k", "correct": "1" * score + "0" * (10 - score)}
+            | {"calls": 5.0, "tokens": 50.0, **more}
+            for seed, score in enumerate(scores)
+        ]
+
+    found = rows(budget.OURS, 5, 6, 5) + rows(budget.FIRST, 2, 3, 2)
+    for method, scores in zip(budget.OTHERS, ((2, 3, 2), (8, 9, 8), (5, 7, 4)), strict=False):
+        found += rows(method, *scores, budget="calls", anew=1.0)
+    said = budget.against(found)
+    assert said.startswith("of 3 comparisons ProRefine is above the other in 1, below it in 1, and in 1 no difference")
+    assert "self-consistency in 1 of 6" in said and budget.lift(found) == "0.300 [0.300, 0.300]"
+    assert budget.table(found).count("\n") == 1 + 5

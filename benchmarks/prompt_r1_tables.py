@@ -135,3 +135,21 @@ def splits(records: Records) -> str:
             lines.append(f"| by {by} | {shown(before)} | {shown(list(scores.values()))} | {seeds} |")
     cost = paired(after["question"], after["country"])
     return "\n".join([*lines, *([f"| what memory was worth | | {shown(cost, '+')} | |"] if cost else [])])
+
+
+def headline(records: Records) -> str:
+    """The page's first paragraph: the rows' means, and what the protocol says would count against us."""
+    said = [
+        f"{name} {shown(list(exact_match(found).values()))}"
+        for agent, name in list(AGENTS.items())[:4]
+        if (found := of(records, agent))
+    ]
+    home, old = exact_match(of(records, "multi")), exact_match(of(records, "multi", by="question"))
+    memory, anew = paired(old, home), paired(exact_match(of(records, "multi", REWORDED)), home)
+    lines = [f"Exact match on unseen countries, {len(home)} training(s) each: {'; '.join(said)}."]
+    if memory:
+        counts = "part of what was shown before was memory" if t_interval(memory)["mean"] >= 0.05 else "less than .05"
+        lines.append(f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: {counts}.")
+    if anew:
+        lines.append(f"With an oracle that words its replies anew it changes by {shown(anew, '+')}.")
+    return "\n".join(lines)

@@ -72,6 +72,21 @@ def engine(records: Records) -> str:
     return "\n".join(lines)
 
 
+def broken(records: Records) -> str:
+    """What learning.py found in runs with one thing broken; the latest run of each."""
+    lines = ["| broken | Prompt-R1 | E-SPL | its first prompt | ratings agree | noticed |", "|---|---|---|---|---|---|"]
+    for what, one in {record["what"]: record for record in records}.items():
+        demo, espl = one["demo"], one["espl"]["exact_match"]
+        start, first, end = (
+            espl[f"policy {row} prompt"][0] for row in ("before, initial", "after, initial", "after, best")
+        )
+        cells = [what.partition("-")[0], f"{demo['exact_match_before']:.3f} → {demo['exact_match_after']:.3f}"]
+        cells += [f"{start:.3f} → {end:.3f}", f"{first:.3f}", f"{one['agreement']:.2f}"]
+        cells.append(f"yes, in {len(one['found'])} ways" if one["found"] else "nothing found")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def prorefine_accuracy(records: Records) -> str:
     """ProRefine's verifier settings on the sandbox's puzzles, Wilson's intervals over the puzzles."""
     sets = latest_full(records, "prorefine.py")["correct"]
@@ -110,6 +125,8 @@ def latest_full(records: Records, script: str) -> Mapping[str, Any]:
 
 TEXTS: dict[str, Callable[[Records], str]] = {
     "league": lambda records: table(summarise(records)),
+    "broken": broken,
+    "prompt_r1.headline": prompt_r1_tables.headline,
     "prompt_r1.results": prompt_r1_tables.results,
     "prompt_r1.turns": prompt_r1_tables.turns,
     "prompt_r1.transfer": prompt_r1_tables.transfer,
@@ -168,11 +185,11 @@ def main() -> None:
         anew, names = recompute(page)
         if options.write and anew != page:
             path.write_text(anew, encoding="utf-8")
-        made = {found[2]: found[0] for found in BLOCK.finditer(anew)}
+        made = {found[2]: found for found in BLOCK.finditer(anew)}
         for name in names:
-            state = "as recorded" if made[name] in page else "written" if options.write else "NOT as recorded"
+            state = "as recorded" if made[name][0] in page else "written" if options.write else "NOT as recorded"
             wrong += state.startswith("NOT")
-            print(f"{place}: {name}: {len(NUMBER.findall(made[name]))} numbers, {state}")
+            print(f"{place}: {name}: {len(NUMBER.findall(made[name][3]))} numbers, {state}")
         for text in unmarked(anew):
             wrong += 1
             print(f"{place}: {' '.join(text.split())}: NEITHER recomputed nor marked as not")

@@ -109,6 +109,10 @@ def main() -> None:
     agree = agreement_in(folder)
     found = problems(summaries["demo"], summaries["espl"], agree)
     shown = {run: {key: summary[key] for key in summary if "exact_match" in key} for run, summary in summaries.items()}
+    if options.what == "none":  # what the README shows of `make demo`
+        of_demo = options.folder / "none" / "demo"
+        examples = json.loads((of_demo / "trajectories.json").read_text(encoding="utf-8"))
+        record(RECORDS / "demo.jsonl.gz", {"summary": summaries["demo"], "trajectories": examples})
     record(RECORDS / "broken.jsonl.gz", {"what": name, **shown, "agreement": round(agree, 4), "found": found})
     print("\n".join([f"broken: {name}", json.dumps(shown), f"agreement of ratings: {agree:.3f}", *found]))
     sys.exit(bool(found) == (options.what == "none"))

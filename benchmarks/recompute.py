@@ -72,6 +72,23 @@ def engine(records: Records) -> str:
     return "\n".join(lines)
 
 
+def demo(records: Records) -> str:
+    """What `make demo` printed: the latest, its intervals made anew."""
+    summary, examples = records[-1]["summary"], records[-1]["trajectories"]
+    n = summary["questions"]
+    lines = ["Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)", ""]
+    for when in ("before", "after"):
+        found = wilson_interval(round(summary[f"exact_match_{when}"] * n), n)
+        interval = f"95 % interval {found.low:.3f} to {found.high:.3f}"
+        lines.append(f"exact match {when:6}  {found.mean:.3f}   {interval}, {n} held-out questions")
+    turns, failed = summary["mean_turns"], summary["failed_rollouts"]
+    time = f"{summary['steps']} steps, {summary['seconds']:.0f} s with the warm start"
+    lines.append(f"{time}, {turns:.1f} turns a question, {failed} failed rollouts")
+    for when, said in examples.items():
+        lines += ["", f"--- {when} training", *said]
+    return "\n".join(["```", *lines, "```"])
+
+
 def broken(records: Records) -> str:
     """What learning.py found in runs with one thing broken; the latest run of each."""
     lines = ["| broken | Prompt-R1 | E-SPL | its first prompt | ratings agree | noticed |", "|---|---|---|---|---|---|"]
@@ -126,6 +143,7 @@ def latest_full(records: Records, script: str) -> Mapping[str, Any]:
 TEXTS: dict[str, Callable[[Records], str]] = {
     "league": lambda records: table(summarise(records)),
     "broken": broken,
+    "demo": demo,
     "prompt_r1.headline": prompt_r1_tables.headline,
     "prompt_r1.results": prompt_r1_tables.results,
     "prompt_r1.turns": prompt_r1_tables.turns,

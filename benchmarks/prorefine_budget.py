@@ -256,6 +256,11 @@ def lift(records: Sequence[Mapping[str, Any]]) -> str:
     return shown([ours[seed] - first[seed] for seed in ours])
 
 
+def each_seed(records: Sequence[Mapping[str, Any]]) -> str:
+    """ProRefine's accuracy seed by seed."""
+    return ", ".join(f"{score:.3f} ({seed})" for seed, score in by_seed(records, method=OURS).items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What ProRefine's calls buy otherwise, in the sandbox.")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help=f"default: {SEEDS}")

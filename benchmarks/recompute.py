@@ -160,6 +160,7 @@ TEXTS: dict[str, Callable[[Records], str]] = {
     "prorefine_budget.table": prorefine_budget.table,
     "prorefine_budget.against": prorefine_budget.against,
     "prorefine_budget.lift": prorefine_budget.lift,
+    "prorefine_budget.seeds": prorefine_budget.each_seed,
     "speed.prorefine.accuracy": prorefine_accuracy,
     "speed.prorefine.drafting": lambda records: prorefine.drafting_table(
         latest_full(records, "prorefine.py")["drafting"]

@@ -131,14 +131,17 @@ def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
         ({"after": 0.84}, "below 0.85"),
         ({"failed": 1}, "1 rollouts failed"),
         ({"end": [0.3, 0.24, 0.36]}, "not above its start"),
+        ({"first": [0.45, 0.39, 0.51]}, "no better than its first"),
+        ({"agree": 0.7}, "order 0.70 of the pairs"),
     ],
 )
 def test_a_run_that_does_not_learn_fails(changes, complaint, monkeypatch):
     learning = loaded("learning", monkeypatch)
-    values = {"before": 0.35, "after": 0.9, "failed": 0, "end": [0.5, 0.44, 0.56], **changes}
+    values = {"before": 0.35, "after": 0.9, "failed": 0, "end": [0.5, 0.44, 0.56], "agree": 0.8, **changes}
     demo = {f"exact_match_{when}": values[when] for when in ("before", "after")}
-    start = {"policy before, initial prompt": [0.2, 0.16, 0.26], "policy after, best prompt": values["end"]}
-    found = learning.problems({**demo, "failed_rollouts": values["failed"]}, {"exact_match": start})
+    espl = {"policy before, initial prompt": [0.2, 0.16, 0.26], "policy after, best prompt": values["end"]}
+    espl["policy after, initial prompt"] = values.get("first", [0.15, 0.11, 0.2])
+    found = learning.problems({**demo, "failed_rollouts": values["failed"]}, {"exact_match": espl}, values["agree"])
     assert (complaint is None) == (found == []) and all(complaint in problem for problem in found)
 
 
@@ -212,9 +215,11 @@ def test_a_page_that_says_something_else_than_the_records_is_noticed(monkeypatch
     recompute = loaded("recompute", monkeypatch)
     monkeypatch.setattr(recompute, "REPOSITORY", tmp_path)
     (tmp_path / "records").mkdir()
-    with gzip.open(tmp_path / "records" / "splits.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"split": "country", "seed": 601, "before": "0100", "after": "0111"}) + "\n")
-    page = "before\n<!-- recomputed: splits -->\nold\n<!-- /recomputed -->\nafter\n"
+    setting = {"by": "country", "seed": 601, "environment": "home", "turns_allowed": None}
+    with gzip.open(tmp_path / "records" / "prompt_r1.jsonl.gz", "wt") as file:
+        for agent, correct in (("sft", "0100"), ("multi", "0111")):
+            file.write(json.dumps({**setting, "agent": agent, "correct": correct}) + "\n")
+    page = "before\n<!-- recomputed: prompt_r1.splits -->\nold\n<!-- /recomputed -->\nafter\n"
     anew, names = recompute.recompute(page)
-    assert names == ["splits"] and "| by country | 4 questions | 0.250 [one seed] | 0.750 [one seed] | 601 |" in anew
-    assert recompute.recompute(anew) == (anew, ["splits"]) and anew.startswith("before\n") and anew.endswith("after\n")
+    assert names == ["prompt_r1.splits"] and "| by country | 0.250 [one seed] | 0.750 [one seed] | 601 |" in anew
+    assert recompute.recompute(anew) == (anew, names) and anew.startswith("before\n") and anew.endswith("after\n")

@@ -293,13 +293,21 @@ def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_pa
 
     bare = trainer.spec.messages(rows[0])
     before = likelihood(bare)
-    trainer.distill(rows.select(range(4)), learning_rate=1e-2, max_steps=4)
+    trainer.distill(rows.select(range(4)), learning_rate=1e-2, num_train_epochs=4)
     assert len(played) == 8 and {messages[0]["content"] for messages in played} == {"Answer .\n[G0]. Ask first ."}
     assert likelihood(bare) > before + 1
     trainer.evaluate(rows.select(range(4)))
     assert played[-1][0]["role"] == "user" and trainer.population.members[0].held_out is None
     trainer.save_model(str(tmp_path))
     assert AgentSpec.load(tmp_path).messages(rows[0]) == bare and not (tmp_path / "system_prompt.txt").read_text()
+
+
+def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1, distill_epochs=0.5, per_device_eval_batch_size=16)
+    trainer.train()
+    assert trainer.final_prompt().text == "" and trainer.population.best().text
+    with pytest.raises(ValueError, match="distill_epochs"):
+        arguments(tmp_path, distill_epochs=-1)
 
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])

@@ -229,6 +229,8 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
             under the initial prompt. `evolution`: prompts only. `reflection`: prompts only, a population of one, no
             crossover. `alternating`: phases in turn, `rl` under the best prompt and then `evolution`.
         phase_steps (`int`, *optional*, defaults to `10`): Training steps of a phase of `alternating`.
+        distill_epochs (`float`, *optional*, defaults to `0`): With more than 0, training ends with
+            [`ESPLTrainer.distill`] for so many epochs, and the agent is used without the evolved prompt.
         baseline (`str`, *optional*, defaults to `"normal"`): What is subtracted from a rollout's reward: `normal`, the
             mean over the N rollouts of the same problem under the same prompt (eq 1-2); `marginalize`, the mean over
             all M·N rollouts of the problem.
@@ -249,6 +251,7 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
 
     mode: str = _setting("joint", f"One of {', '.join(MODES)}.")
     phase_steps: int = _setting(10, "Steps of a phase of mode alternating.")
+    distill_epochs: float = _setting(0.0, "In the end, distil the best prompt into the weights: epochs.")
     baseline: str = _setting("normal", "normal (eq 1-2) or marginalize.")
     reflector: str = _setting("reference", "Who reflects: reference, or policy.")
     evolution_lag: int = _setting(1, "Batches that a child joins later; 0: exact algorithm.")
@@ -270,6 +273,8 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         one_of("reflector", self.reflector, ("reference", "policy"))
         if self.evolution_lag < 0:
             raise ValueError(f"evolution_lag must be at least 0, got {self.evolution_lag}")
+        if self.distill_epochs < 0:
+            raise ValueError(f"distill_epochs must be at least 0, got {self.distill_epochs}")
         if not self.reflection_timeout > 0:
             raise ValueError(f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}")
         ESPLSettings.__post_init__(self)

@@ -208,11 +208,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return metrics
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~trl.GRPOTrainer`]'s; with `eval_all` every prompt that played is tried in the end."""
+        """As [`~trl.GRPOTrainer`]'s; with `eval_all` every prompt that played is tried in the end, and with
+        `distill_epochs` the best one is then left out."""
         self._distilled = False
         output = super().train(*args, **kwargs)
         if self.args.eval_all:
             self.evaluate_prompts()
+        if self.args.distill_epochs:
+            self.distill(num_train_epochs=self.args.distill_epochs)
         return output
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

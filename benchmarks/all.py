@@ -117,7 +117,7 @@ FIGURES = [
         "10,000 living prompts, slowest rule: the same, ms",
         key("population_worst_ms"),
         "<= 5",
-        "`softmax` weighs each of them; a window of 10, the default, takes .3 ms",
+        "it weighs each of them; a window of 10, the default, takes .3 ms",
     ),
     Figure("growth.py", "replay cache: lookup, ms", key("lookup_ms"), "<= 0.2"),
     Figure("growth.py", "replay cache: opening, s", key("opening_s"), "<= 0.2"),

@@ -63,7 +63,7 @@ def test_the_table_of_speeds_names_what_misses_its_target_and_what_is_not_record
     printed = {"population_ms": 1.5, "population_worst_ms": 7.3}
     record = {"script": "growth.py", "quick": False, "date": "2026-11-22", "printed": printed}
     table = benchmark("recompute").speed([{**record, "printed": {}}, record])
-    assert "| 1.5 | <= 5 | yes | full, 11-22 |" in table and "| 7.3 | <= 5 | no: `softmax` weighs each" in table
+    assert "| 1.5 | <= 5 | yes | full, 11-22 |" in table and "| 7.3 | <= 5 | no: it weighs each" in table
     assert "(`rollout.py`) |  | <= 1.25 | no record |  |" in table
 
 

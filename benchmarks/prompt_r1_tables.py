@@ -22,6 +22,7 @@ AWAY = {f"noise {noise:g}": f"wrong with probability {noise:g}" for noise in NOI
     REWORDED: "words its replies anew"
 }
 INTERACTIONS = 4  # T: what one episode can hold; the fifth turn answers
+NOTHING = "No run of it has been recorded yet."
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -74,7 +75,7 @@ def results(records: Records) -> str:
             if found:
                 where = "the oracle" if environment == HOME else "none"
                 lines.append(_row([name, where], found, full))
-    return "\n".join(lines)
+    return _table(lines)
 
 
 def turns(records: Records) -> str:
@@ -85,7 +86,12 @@ def turns(records: Records) -> str:
     for allowed in (None, 4, 3, 2):
         found = of(records, "multi", turns=allowed)
         lines += [_row([str(allowed or 5)], found, full)] if found else []
-    return "\n".join(lines)
+    return _table(lines)
+
+
+def _table(lines: list[str]) -> str:
+    """The lines, if there are any under the head."""
+    return "\n".join(lines) if len(lines) > 2 else NOTHING
 
 
 def _row(cells: list[str], found: Mapping[int, Mapping[str, Any]], full: Mapping[int, float]) -> str:
@@ -121,7 +127,7 @@ def transfer(records: Records) -> str:
                 # Judged by the interval's far end, not by the mean, so that "within" is not a matter of luck.
                 cells[4:] = [f"{bound:.3f}", f"{linear:.3f}", "yes" if max(map(abs, ends)) <= bound else "no"]
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return _table(lines)
 
 
 def splits(records: Records) -> str:
@@ -134,7 +140,7 @@ def splits(records: Records) -> str:
             seeds = ", ".join(map(str, scores))
             lines.append(f"| by {by} | {shown(before)} | {shown(list(scores.values()))} | {seeds} |")
     cost = paired(after["question"], after["country"])
-    return "\n".join([*lines, *([f"| what memory was worth | | {shown(cost, '+')} | |"] if cost else [])])
+    return _table([*lines, *([f"| what memory was worth | | {shown(cost, '+')} | |"] if cost else [])])
 
 
 def headline(records: Records) -> str:
@@ -145,6 +151,8 @@ def headline(records: Records) -> str:
         if (found := of(records, agent))
     ]
     home, old = exact_match(of(records, "multi")), exact_match(of(records, "multi", by="question"))
+    if not home:
+        return NOTHING
     memory, anew = paired(old, home), paired(exact_match(of(records, "multi", REWORDED)), home)
     lines = [f"Exact match on unseen countries, {len(home)} training(s) each: {'; '.join(said)}."]
     if memory:

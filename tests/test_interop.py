@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from agentic_prompting.interop import (
 from agentic_prompting.llm import Budget, Reply, ScriptedChat, ServerFailed, Unreachable, charge
 from agentic_prompting.llm.loop import run
 from agentic_prompting.rewards import exact_match_reward
-from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play
+from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play, read_rollouts
 from tokenizers_for_tests import tokenizer_for
 
 SERVER = """
@@ -360,6 +361,98 @@ def test_a_chat_model_is_a_language_model_of_dspy():
     chat = ScriptedChat(lambda messages: "[[ ## answer ## ]]\nLima\n\n[[ ## completed ## ]]")
     with dspy.context(lm=dspy.LM("chat", engine=Engine(chat), cache=False)):
         assert dspy.Predict("question -> answer")(question="Peru's capital?").answer == "Lima"
+
+
+# --- DSPy's GRPO over our trainer ----------------------------------------------------------------------------------
+
+
+def reinforced(tmp_path, **wanted):
+    """A program over a tiny policy whose turns count as answers as they are, DSPy's GRPO for it, and the provider."""
+    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
+    from dspy.teleprompt.grpo import GRPO
+
+    from agentic_prompting.interop.dspy_provider import TrainerProvider
+
+    class Plain(dspy.ChatAdapter):
+        def parse(self, signature, completion):
+            return {"answer": completion}
+
+        def format_assistant_message_content(self, signature, outputs, missing_field_message=None):
+            return outputs["answer"]
+
+    tokenizer = tokenizer_for("qwen3")
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape))
+    settings = MultiTurnGRPOConfig(
+        str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=4, num_generations=4, use_cpu=True, bf16=False,
+        report_to="none", max_turn_tokens=8, disable_tqdm=True, logging_steps=1, learning_rate=1e-2,
+    )  # fmt: skip
+    provider = TrainerProvider(
+        lambda **given: MultiTurnGRPOTrainer(model=model, processing_class=tokenizer, args=settings, **given)
+    )
+    program = dspy.Predict("question -> answer")
+    program.set_lm(provider.lm)
+    optimizer = GRPO(
+        **{"metric": lambda example, predicted, trace=None: float(len(predicted.answer) % 7), "num_train_steps": 2,
+           "num_rollouts_per_grpo_step": 4, **wanted}, exclude_demos=True, adapter=Plain(),
+    )  # fmt: skip
+    rows = [dspy.Example(question=f"Capital {n}?", answer="x").with_inputs("question") for n in range(2)]
+
+    def compile(with_another_adapter=False):
+        with dspy.context(adapter=dspy.XMLAdapter() if with_another_adapter else Plain()):
+            optimizer.compile(program, rows)
+
+    return provider, compile
+
+
+def test_dspys_grpo_trains_through_our_trainer_on_the_tokens_that_were_sampled(tmp_path):
+    provider, compile = reinforced(tmp_path)
+    before = {name: weight.clone() for name, weight in provider.trainer.model.state_dict().items()}
+    sampled, trained, policy, metric = [], [], provider.policy, provider.metric
+
+    async def watched(request):
+        sample = await policy(request)
+        sampled.append([*request.context, *sample.ids])
+        return sample
+
+    def scored(rollout, **columns):
+        rewards = metric(rollout, **columns)
+        trained.extend((one.context, one.turns[-1].text, reward) for one, reward in zip(rollout, rewards, strict=True))
+        return rewards
+
+    provider.policy, provider.trainer.reward_funcs = watched, [scored]
+    compile()
+    assert provider.trainer.state.global_step == 2 and provider.retokenized == 0
+    assert sorted(sampled) == sorted(context for context, _, _ in trained) and len(trained) == 8
+    assert all(reward == len(text) % 7 for _, text, reward in trained)
+    after = provider.trainer.model.state_dict()
+    assert any((before[name] != after[name]).any() for name in before)
+
+
+def test_an_outage_is_no_score_for_dspys_grpo(tmp_path):
+    judged = itertools.count()
+
+    def judge(example, predicted, trace=None):
+        if next(judged) == 1:
+            raise ServerFailed("the judge is down")
+        return 1.0 + len(predicted.answer) % 7
+
+    _, compile = reinforced(tmp_path, num_threads=1, num_train_steps=1, metric=judge)
+    compile()
+    rewards = [line["reward"] for line in read_rollouts(tmp_path / "run" / "rollouts")]
+    assert len(rewards) == 4 and min(rewards) >= 1
+
+
+def test_dspys_groups_and_messages_must_be_the_trainers(tmp_path):
+    with pytest.raises(ValueError, match="num_rollouts_per_grpo_step=2"):
+        reinforced(tmp_path, num_rollouts_per_grpo_step=2)[1]()
+    with pytest.raises(ValueError, match="never sent"):
+        reinforced(tmp_path)[1](with_another_adapter=True)
+
+
+def test_a_trainer_that_has_ended_says_so_to_dspy(tmp_path):
+    with pytest.raises(RuntimeError, match="training has ended: max_steps"):
+        reinforced(tmp_path, num_train_steps=9)[1]()
 
 
 # --- GEPA --------------------------------------------------------------------------------------------------------

@@ -512,6 +512,51 @@ def test_an_outage_is_no_score_for_gepa():
         adapter.evaluate([{"question": "?", "answers": ["x"]}], {"system_prompt": "Say x"})
 
 
+BLOCK = "<<<<<<< SEARCH\nAlways say Lima\n=======\nAlways say Nairobi\n>>>>>>> REPLACE"
+
+
+def test_espl_takes_the_place_of_gepas_engine(tmp_path):
+    oa = pytest.importorskip("gepa.optimize_anything", reason="needs the extra optimizers")
+    from agentic_prompting.interop.anything import optimize_anything
+
+    read, down = [], []
+
+    def evaluator(candidate, example):
+        oa.log(f"the candidate was {candidate!r}")
+        if example["n"] == 1 and not down:
+            down.append(example)
+            raise ConnectionError("no route")
+        return float(candidate.endswith("Nairobi")), {"asked": example["country"]}
+
+    def reference(messages):
+        read.append(messages[-1]["content"])
+        return "1. Said Lima." if "retell" in read[-1] else BLOCK
+
+    rows = [{"n": n, "country": "Kenya"} for n in range(3)]
+    settings = {"reference": reference, "checkpoint": tmp_path / "state.json"}
+    found = optimize_anything("Always say Lima", evaluator, rows, rows, "the capital", **settings)
+    assert found.best.text == "Always say Nairobi" and found.stopped is None
+    assert found.steps[0].failed == 1 / 3 and found.steps[0].reward == 0.0  # of the two that were evaluated
+    assert "the candidate was 'Always say Lima'" in read[0] and "Right answer: the capital" in read[0]
+
+
+def test_a_candidate_can_be_all_there_is_to_evaluate():
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.evolution import EvolveConfig
+    from agentic_prompting.interop.anything import optimize_anything
+
+    config = EvolveConfig(steps=4, problems_per_step=1, num_generations=1, reflect_on="imperfect")
+    found = optimize_anything(
+        "Always say Lima",
+        lambda candidate: float("Nairobi" in candidate),
+        reference=lambda messages: BLOCK,
+        config=config,
+    )
+    assert found.best.text == "Always say Nairobi"
+    down = optimize_anything("x", lambda candidate: 1 / 0, reference=lambda messages: BLOCK, config=config)
+    assert "100%" in down.stopped and down.best.text == "x"
+
+
 # --- in a trainer ------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from ..environments import as_environment
 from ..rollout import Environment
 from .mcp import MCPTools
-from .tools import Tool, ToolEnvironment, ToolGrammar, ask_tool
+from .tool_grammar import ToolGrammar
+from .tools import Tool, ToolEnvironment, ask_tool
 from .trl import TRLEnvironment
 from .user import Dialogue, UserSimulator
 

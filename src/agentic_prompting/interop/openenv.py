@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from ..llm import ServerFailed, TimedOut, Unreachable
+from ..llm import LLMError, ServerFailed, TimedOut, Unreachable
 from ..llm.loop import run, start
 from ..rollout import Observation, Rollout
 from .tools import Tool
@@ -97,11 +97,15 @@ class _Session:
         return found
 
     async def reset(self, **row: Any) -> str:
-        self._http = aiohttp.ClientSession(headers=self._headers)
-        async with self._reaching():
-            self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=0)
         plain = json.loads(json.dumps({**row, "prompt": None}, default=lambda one: None))
-        return "\n\n" + await self._say("reset", {name: one for name, one in plain.items() if one is not None})
+        self._http = aiohttp.ClientSession(headers=self._headers)
+        try:
+            async with self._reaching():
+                self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=0)
+            return "\n\n" + await self._say("reset", {name: one for name, one in plain.items() if one is not None})
+        except LLMError:
+            await self._http.close()
+            raise
 
     async def act(self, action: dict[str, Any]) -> str:
         async with self._lock:  # calls of one turn come in their order

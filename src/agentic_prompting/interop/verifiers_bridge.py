@@ -8,6 +8,7 @@ and gives what it is told, or how the episode ended.
 import asyncio
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 import json
@@ -26,12 +27,9 @@ class Seat:
     """In the place of a `vf.Agent`: whoever is at the other end takes its turns. It is its own `vf.Interaction`."""
 
     def __init__(self) -> None:
-        self.ended, self.traces = False, []
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        self.texts: asyncio.Queue[str | None] = asyncio.Queue()
+        self.ended, self.told, self.texts = False, asyncio.Queue[Any](), asyncio.Queue[Any]()
 
-    def __getattr__(self, name: str) -> Any:
-        """`agents.player`: an environment names its one seat as it likes."""
+    def __getattr__(self, name: str) -> Any:  # `agents.player`: an environment names its seat as it likes
         if name.startswith("_"):
             raise AttributeError(name)
         return self
@@ -55,7 +53,6 @@ class Seat:
         self.trace.stop("user_closed")
         await invoke(task.finalize, {"trace": self.trace, "runtime": None})
         await task.score(self.trace)
-        self.trace.ok = True
 
     async def turn(self, message: Any = None) -> Any:
         said = [vf.UserMessage(content=message)] if isinstance(message, str) else message or []
@@ -89,14 +86,11 @@ class Seat:
         env._episode_agents = seats
         episode = await env.run_episode(task, None)
         errors = "; ".join(f"{error.type}: {error.message}" for error in episode.errors)
-        rewards = episode.traces[0].rewards if episode.traces else {}
-        if errors or not rewards or None in rewards.values():
+        trace = episode.traces[0] if episode.traces else None
+        if errors or trace is None or not trace.rewards or None in trace.rewards.values():
             self.told.put_nowait({"error": errors or "there is no reward"})
         else:
-            named = {name: one.value for name, one in rewards.items()}
-            self.told.put_nowait(
-                {"reward": sum(named.values()), "rewards": named, "metrics": episode.traces[0].metrics}
-            )
+            self.told.put_nowait({"reward": trace.reward, "metrics": trace.metrics})
 
 
 class Bridge:
@@ -111,10 +105,10 @@ class Bridge:
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "rows" in request:
-            tasks = self.load(request["rows"])
-            return {"rows": [{"task": number, "question": task.data.prompt_text} for number, task in enumerate(tasks)]}
+            asked = [task.data.prompt_text for task in self.load(request["rows"])]
+            return {"rows": [{"task": n, "question": text or f"task {n}"} for n, text in enumerate(asked)]}
         if "begin" in request:
-            name, task = str(request["id"]), self.load(request["begin"] + 1)[-1]
+            name, task = str(request["id"]), self.load(request["begin"] + 1)[request["begin"]]
             self.seats[name] = seat = Seat()
             self.group.create_task(seat.play(self.env, task))
             return {"episode": name, **await seat.told.get()}
@@ -137,14 +131,11 @@ class Bridge:
 
 async def serve(config: dict[str, Any], answers: Any) -> None:
     async with asyncio.TaskGroup() as group:
-        try:
-            bridge, refused = Bridge(config, group), ""
-        except Exception as error:
-            bridge, refused = None, f"{type(error).__name__}: {error}"
+        bridge = functools.cache(lambda: Bridge(config, group))
 
         async def one(request: dict[str, Any]) -> None:
             try:
-                answer = await bridge.answer(request) if bridge else {"error": refused}
+                answer = await bridge().answer(request)
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps({**answer, "id": request["id"]}, default=str), file=answers, flush=True)

@@ -88,9 +88,8 @@ class Seat:
         errors = "; ".join(f"{error.type}: {error.message}" for error in episode.errors)
         trace = episode.traces[0] if episode.traces else None
         if errors or trace is None or not trace.rewards or None in trace.rewards.values():
-            self.told.put_nowait({"error": errors or "there is no reward"})
-        else:
-            self.told.put_nowait({"reward": trace.reward, "metrics": trace.metrics})
+            return self.told.put_nowait({"error": errors or "there is no reward"})
+        self.told.put_nowait({"reward": trace.reward, "metrics": trace.metrics})
 
 
 class Bridge:
@@ -101,7 +100,7 @@ class Bridge:
         tools = [*taskset.toolsets(taskset.config), *kind.toolsets(taskset.config.task)]
         if len(seats) != 1 or tools or kind.NEEDS_CONTAINER:
             raise ValueError(f"only tasks with one agent and without tools or a container: {seats}, {len(tools)} tools")
-        self.stream, self.tasks, self.seats = iter(taskset), [], {}
+        self.stream, self.tasks, self.seats = iter(taskset), list[Any](), dict[str, Seat]()
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "rows" in request:

@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import threading
@@ -418,24 +419,25 @@ def foreign(package: str) -> Path:
 
 def openenv() -> tuple[bool, bool, bool]:
     """A game on the package's own server, played with native calls; then the server is gone."""
-    import subprocess
-
     command = [str(foreign("openenv")), str(ROOT / "tests" / "foreign" / "openenv_server.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
         assert server.stdout is not None
         environment, tokenizer = OpenEnv(f"http://127.0.0.1:{server.stdout.readline().strip()}"), tool_tokenizer()
+        guesses = {n: json.dumps({"name": "act", "arguments": {"number": n}}) for n in (1, 3, 99)}
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in guesses.values()])
 
-        def act(number: int) -> str:
-            return f'<tool_call> {{"name": "act", "arguments": {{"number": {number}}}}} </tool_call>'
-
-        def turn(number: int) -> tuple[Rollout, bool]:
+        def episode(*numbers: int) -> tuple[Rollout, bool]:
             row = run(environment.begin({"prompt": [{"role": "user", "content": "question : what ?"}], "secret": 3}))
-            return written(tokenizer, environment, act(1), act(number), row=row)
+            turns = [f"<tool_call> {guesses[number]} </tool_call>" for number in numbers]
+            return written(tokenizer, environment, *turns, row=row)
 
-        rollout, exact = turn(3)
+        rollout, exact = episode(1, 3, 3)  # over after the second
         earned = run(environment.reward([rollout.row["environments"]]))
-        down, _ = turn(99)
+        down, _ = episode(99, 99)
+    finally:
         server.kill()
+        server.wait()
     return rollout.observations[0].text == "wrong" and earned == [0.75], exact, down.status == "failed"
 
 
@@ -443,6 +445,7 @@ def verifiers() -> tuple[bool, bool, bool]:
     """An environment of the package's own that talks, in its process; then the process ends."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "foreign"), os.environ.get("PYTHONPATH", "")])
     tasks, tokenizer = VerifiersTasks("talk", foreign("verifiers")), tool_tokenizer()
+    tokenizer.add_tokens(["die"])
     try:
         row = tasks.rows()[0]
         rollout, exact = written(tokenizer, tasks, "Kenya .", "Nairobi", row=run(tasks.begin(row)))

@@ -5,6 +5,7 @@ import copy
 import itertools
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,25 @@ def test_functions_are_called_at_once_with_their_arguments():
     assert schema["parameters"]["required"] == ["country"] and schema["name"] == "currency"
 
 
+def test_calls_of_a_turn_run_side_by_side():
+    """Each of the two returns only when the other one has been called."""
+    both = threading.Barrier(2, timeout=60)
+
+    def meet(who: str) -> str:
+        """Waits for the other.
+
+        Args:
+            who: Its own name.
+        """
+        both.wait()
+        return who
+
+    assert step(ToolEnvironment([meet]), call("meet", who="a") + call("meet", who="b")).text.split()[::3] == [
+        "a",
+        "b",
+    ]
+
+
 @pytest.mark.parametrize(
     ("turn", "said"),
     [
@@ -200,6 +220,32 @@ def test_the_tools_of_an_mcp_server():
     wrong = step(environment, call("capital", country="Atlantis"))
     assert wrong.error is None and wrong.text.startswith("Error: ")
     tools.close()
+
+
+def test_an_mcp_server_over_http_answers_the_calls_of_a_turn_side_by_side():
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    import uvicorn
+    from mcp.server.mcpserver import MCPServer
+
+    server, both = MCPServer("meetings"), asyncio.Barrier(2)
+
+    @server.tool()
+    async def meet(who: str) -> str:
+        "Waits for the other."
+        await asyncio.wait_for(both.wait(), 60)
+        return who
+
+    http = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), port=0, log_level="error"))
+    thread = threading.Thread(target=http.run, daemon=True)
+    thread.start()
+    while not http.started:
+        threading.Event().wait(0.05)
+    tools = MCPTools(f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}/mcp")
+    observation = step(ToolEnvironment([tools]), call("meet", who="a") + call("meet", who="b"))
+    assert observation.error is None and observation.text.split()[::3] == ["a", "b"]
+    tools.close()
+    http.should_exit = True
+    thread.join(30)
 
 
 def test_an_mcp_server_that_dies_is_an_outage_and_is_started_again():

@@ -43,7 +43,8 @@ def optimize_anything(
         reference ([`ChatModel`]): Reflects and edits; GEPA's `reflection_lm`.
         config ([`EvolveConfig`], *optional*): Defaults to one evaluation of at most 10 examples a step, and reflection
             on every score below 1.
-        checkpoint, budget (*optional*): As in [`evolve`].
+        checkpoint (`str` or `Path`, *optional*): As in [`evolve`], and so is the next.
+        budget ([`Budget`], *optional*): What the reference may spend.
 
     Returns:
         [`EvolveResult`]: `best.text` is the candidate to use.

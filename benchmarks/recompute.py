@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import espl_sandbox
 import prompt_r1_tables
 import prorefine
 import prorefine_budget
-from league import read_records, summarise, table
+from league import read_records, summarise, table, verdicts
 
 from agentic_prompting.evaluation import Estimate, wilson_interval
 from agentic_prompting.report.plots import accuracy_table
@@ -142,6 +143,8 @@ def latest_full(records: Records, script: str) -> Mapping[str, Any]:
 
 TEXTS: dict[str, Callable[[Records], str]] = {
     "league": lambda records: table(summarise(records)),
+    "league.verdicts": lambda records: verdicts(summarise(records)),
+    "ratings": espl_sandbox.table,
     "broken": broken,
     "demo": demo,
     "prompt_r1.headline": prompt_r1_tables.headline,

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from agentic_prompting import LLMEnvironment
 from agentic_prompting.llm import Reply, ScriptedChat, Usage
 from agentic_prompting.rewards import CostReward, exact_match_reward
 from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, parse_turn, read_rollouts
 from agentic_prompting.trainers import ESPLConfig
 from agentic_prompting.trainers.saving_calls import CallSaver, Curriculum, EndsHopeless, group_weight, honest_advantages
-from test_trainer import END, arguments, one_batch, trainer_for
+from test_trainer import ASK, END, arguments, one_batch, trainer_for
 
 # A policy of one decision between three actions with these chances, each with a reward of its own: everything that can
 # happen in a group of four is enumerated, with its exact probability.
@@ -216,6 +217,28 @@ def test_a_group_that_grows_by_chance_counts_more(tiny_policy, rows, tmp_path):
     _, scored, played = batch_of(tiny_policy, tmp_path, rows, right, group_start=2, group_chance=0.999)
     assert set(played.values()) == {4}
     assert torch.allclose(scored["advantages"], full["advantages"] / 0.999)
+
+
+@pytest.mark.parametrize(("share", "paid"), [("never", 1.0), ("step", 0.25)])
+def test_chances_are_for_each_reply_that_is_paid_for(tiny_policy, rows, tmp_path, share, paid):
+    """Where most replies are shared, further rollouts are nearly free: what calls are saved on comes by as much more
+    often, and counts as much less. By what was paid in the batch before, so that the gradient stays as it is."""
+    environment = LLMEnvironment(ScriptedChat(["ok"]), share_replies=share)
+    settings = {"num_generations": 4, "per_device_train_batch_size": 8, "group_start": 2, "hopeless_share": 0.2}
+    trainer = trainer_for(tiny_policy, tmp_path, rows, environment=environment, group_chance=0.01, **settings)
+    asks, ends = (trainer.chat_format.turn_ids(text) for text in (ASK, END.format("x")))
+    answered = trainer.chat_format.tokenizer.convert_tokens_to_ids("<interaction_response>")
+    acts = lambda requests: [Sample(ends if answered in one.context else asks) for one in requests]  # noqa: E731
+    trainer.policy = BatchEngine(acts, lent=True)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = [rows[i] for i in (0, 1) for _ in range(4)]
+    trainer._generate_and_score_completions(batch)
+    assert (trainer._saver.chance, trainer.environment.share) == (0.01, 0.2)
+    trainer.load_resume_state(trainer.resume_state())
+    trainer.state.global_step = 1
+    trainer._generate_and_score_completions(batch)
+    assert (trainer._saver.chance, trainer.environment.share) == (0.01 / paid, 0.2 / paid)
 
 
 def test_a_group_that_teaches_nothing_gives_its_place_to_another(tiny_policy, rows, tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..rollout import Environment, Observation, Rollout, observe, rollout_seed
+from ..rollout import Environment, Observation, Rollout, RolloutFacts, observe, rollout_seed
 
 _TRIES = 32  # questions drawn to find one that is not settled; then the last one is taken
 
@@ -59,6 +59,12 @@ def honest_advantages(rewards: torch.Tensor, weights: torch.Tensor, scale: bool 
         spread = (weights * there * (worth - mean) ** 2).sum(1, keepdim=True) / (n - 1).clamp(min=1)
         advantages = advantages / (spread.sqrt() + 1e-4)
     return advantages
+
+
+def paid_share(facts: Sequence[RolloutFacts]) -> float:
+    """The share of a batch's replies that were paid for and not shared; 1 where there were none."""
+    replies = sum(fact.calls for fact in facts)
+    return max(1, replies - sum(fact.shared for fact in facts)) / max(1, replies)
 
 
 def counted(advantages: torch.Tensor, groups: torch.Tensor, ours: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -154,11 +160,12 @@ class CallSaver:
     Attributes:
         group_weights (`dict[int, float]`): What each group of the last batch counts, all processes together.
         discarded (`list[Rollout]`): Of this process: played in the last batch for questions that taught nothing.
+        chance (`float`): With which a group grows in the next batch whose first rollouts earned the same.
     """
 
     def __init__(self, settings: Any, rows: Sequence[Mapping[str, Any]], n: int, seed: int):
         self.settings, self.rows, self.n, self.seed = settings, rows, n, seed
-        self.start = settings.group_start or n
+        self.start, self.chance = settings.group_start or n, settings.group_chance
         self.curriculum = Curriculum(settings.curriculum_patience, settings.curriculum_rare)
         self.group_weights: dict[int, float] = {}
         self.discarded: list[Rollout] = []
@@ -218,8 +225,9 @@ class CallSaver:
             begun = [i for i in mine if (first + i) % self.n < self.start]
             earned = earned_by(begun)
             for group in groups:
-                chance, luck = self.settings.group_chance, self._draw(batch, "grow", group, attempt).random()
-                self.group_weights[group] = group_weight(earned[group], chance, luck) if self.start < self.n else 1.0
+                luck = self._draw(batch, "grow", group, attempt).random()
+                grows = group_weight(earned[group], self.chance, luck) if self.start < self.n else 1.0
+                self.group_weights[group] = grows
             rest = [i for i in mine if i not in begun]
             if self.start < self.n:
                 for group, more in earned_by([i for i in rest if self.group_weights[group_of[i]]]).items():

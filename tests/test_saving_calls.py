@@ -3,15 +3,18 @@
 import asyncio
 import itertools
 import random
+import re
 import threading
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from agentic_prompting import LLMEnvironment
-from agentic_prompting.llm import Reply, ScriptedChat, Usage
+from agentic_prompting.llm import Reply, RoutedChat, ScriptedChat, Usage
+from agentic_prompting.report.summary import RunSummary, cost_points
 from agentic_prompting.rewards import CostReward, exact_match_reward
 from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, parse_turn, read_rollouts
 from agentic_prompting.trainers import ESPLConfig
@@ -276,6 +279,43 @@ def test_a_price_in_the_reward(tiny_policy, rows, tmp_path, unit, weight, cost):
     reply = Reply("ok", saved=Usage(1, 1, 0.25), shared=True)
     rollout = Rollout([1], observations=[Observation("ok", replies=(reply,))])
     assert CostReward(2.0)([rollout]) == [-0.5], "as dear to who shares a reply as to who paid"
+
+
+def test_the_front_of_a_cheap_and_a_dear_model(tiny_policy, rows, tmp_path):
+    """The cheap model knows one question of two, the dear one both; a rule that tells them apart is as good as the dear
+    one alone, for less. The report's front has it, and not the dear one."""
+    easy, gold = rows[0]["question"], {row["question"]: row["answers"][0] for row in rows}
+
+    def model(known, usd):
+        says = lambda messages: gold[asked] if (asked := messages[-1]["content"]) in known else "no idea"  # noqa: E731
+        return ScriptedChat(lambda messages: Reply(says(messages), usage=Usage(1, 1, usd)))
+
+    def passes_on(request):
+        text = trainer.chat_format.tokenizer.decode(request.context)
+        said = re.search(r"<interaction_response>(.*?)</interaction_response>", text)
+        asked = next(question for question in gold if question in text)
+        turn = END.format(said[1].strip()) if said else f"<interaction_prompt> {asked} </interaction_prompt>"
+        return Sample(trainer.chat_format.turn_ids(turn))
+
+    rules = {
+        "cheap": lambda question, names: "small",
+        "routed": lambda question, names: "small" if question == easy else "large",
+        "dear": lambda question, names: "large",
+    }
+    for name, rule in rules.items():
+        chat = RoutedChat({"small": model({easy}, 0.01), "large": model(set(gold), 0.1)}, rule)
+        environment = LLMEnvironment(chat, share_replies="group")
+        trainer = trainer_for(tiny_policy, tmp_path / name, rows, environment=environment, cost_weight=2.0)
+        trainer.policy = BatchEngine(lambda requests: [passes_on(request) for request in requests], lent=True)
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        trainer._generate_and_score_completions([rows[i] for i in (0, 0, 1, 1)])
+    points = {Path(one.name).name: one for one in cost_points([RunSummary.read(tmp_path / name) for name in rules])}
+    assert [(name, round(one.usd, 3), one.mean, one.front) for name, one in points.items()] == [
+        ("cheap", 0.01, 0.5, True),
+        ("routed", 0.055, 1.0, True),
+        ("dear", 0.1, 1.0, False),
+    ]
 
 
 def test_what_makes_no_sense_is_refused(tiny_policy, rows, tmp_path):

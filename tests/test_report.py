@@ -347,7 +347,7 @@ def test_score_against_dollars(tmp_path):
         (str(tmp_path / "wasteful"), 0.02, 0.5, False),
     ]
     assert all(0 <= point["low"] <= point["mean"] <= point["high"] <= 1 for point in points)
-    assert 'id="data-front"' not in write_report(tmp_path / "cheap", pictures=False).read_text(), "one point is no front"
+    assert 'id="data-front"' not in write_report(tmp_path / "cheap", pictures=False).read_text(), "one is no front"
     free = [write_run(tmp_path / f"free{n}", [one(worth_usd=0.0, cost_usd=0.0)]) for n in range(2)]
     assert 'id="data-front"' not in write_report(free, tmp_path / "out", pictures=False).read_text()
 

@@ -68,8 +68,8 @@ def write_report(
     It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
     `population.json` (or the checkpoint of [`evolve`]) as an evolutionary tree, ProRefine's results (`*.jsonl`) as
     diffs of its prompts, `summary.json` as the held-out result, the answers of [`evaluate_agent`] (`*.jsonl`) with
-    tables, intervals and paired tests. Several runs: their curves in the same charts, their evaluations paired, and what
-    each scores against what it costs.
+    tables, intervals and paired tests. Several runs: their curves in the same charts, their evaluations paired, and
+    what each scores against what it costs.
 
     Args:
         run (`str`, `Path` or a list of them): A run's output folder, or a single file of results or of a population.

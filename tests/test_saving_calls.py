@@ -226,7 +226,8 @@ def test_a_group_that_grows_by_chance_counts_more(tiny_policy, rows, tmp_path):
 def test_chances_are_for_each_reply_that_is_paid_for(tiny_policy, rows, tmp_path, share, paid):
     """Where most replies are shared, further rollouts are nearly free: what calls are saved on comes by as much more
     often, and counts as much less. By what was paid in the batch before, so that the gradient stays as it is."""
-    environment = LLMEnvironment(ScriptedChat(["ok"]), share_replies=share)
+    chat = ScriptedChat(["ok"])
+    environment = LLMEnvironment(chat, share_replies=share)
     settings = {"num_generations": 4, "per_device_train_batch_size": 8, "group_start": 2, "hopeless_share": 0.2}
     trainer = trainer_for(tiny_policy, tmp_path, rows, environment=environment, group_chance=0.01, **settings)
     asks, ends = (trainer.chat_format.turn_ids(text) for text in (ASK, END.format("x")))
@@ -242,6 +243,8 @@ def test_chances_are_for_each_reply_that_is_paid_for(tiny_policy, rows, tmp_path
     trainer.state.global_step = 1
     trainer._generate_and_score_completions(batch)
     assert (trainer._saver.chance, trainer.environment.share) == (0.01 / paid, 0.2 / paid)
+    seen = [one for record in read_rollouts(tmp_path / "rollouts") for one in record["observations"]]
+    assert sum(not one["shared"] for one in seen) == len(chat.calls) < len(seen) + (share == "never")
 
 
 def test_a_group_that_teaches_nothing_gives_its_place_to_another(tiny_policy, rows, tmp_path):

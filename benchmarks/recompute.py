@@ -41,6 +41,7 @@ def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], d
     for world, name in dict.fromkeys((one["world"], one["setting"]) for one in records):
         of_seed = {seed: one for (w, n, seed), one in runs.items() if (w, n) == (world, name)}
         pairs = [(one, runs[world, "today", seed]) for seed, one in of_seed.items() if (world, "today", seed) in runs]
+        seeds = sorted(one["seed"] for one, _ in pairs)
         if not pairs:
             continue
         score, today = (t_interval([one["exact_match"] for one in of]) for of in zip(*pairs, strict=True))
@@ -54,7 +55,7 @@ def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], d
             "exact_match": score,
             "overlap": None not in ends and ends[0] <= ends[3] and ends[2] <= ends[1],
             "paid_twice": None if pairs[0][0]["paid_twice"] is None else sum(one["paid_twice"] for one, _ in pairs),
-            "seeds": sorted(of_seed),
+            "seeds": seeds,
         }
     return rows
 

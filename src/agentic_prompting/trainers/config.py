@@ -61,8 +61,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             the large LLM; docs/howto/save_calls.md says what each may bias.
         group_chance (`float`, *optional*, defaults to `0.25`): With `group_start`: how often a group grows whose first
             rollouts earned the same. It then counts 1/`group_chance`, which keeps the gradient as it was on average.
-            Where replies are shared, the chance is for each reply that was paid for: a quarter of the last batch's
-            were, so it is four times as high. Likewise `hopeless_share`.
+            Where replies are shared, the chance is for each reply that is paid for: if a quarter of the last
+            batch's were, it is four times as high. Likewise `hopeless_share`.
         refill_rounds (`int`, *optional*, defaults to `0`): How often a group without a spread of reward gives its place
             in the batch to another question (dynamic sampling).
         curriculum_rare (`float`, *optional*, defaults to `1.0`): With which probability a question comes back whose

@@ -11,11 +11,11 @@ over 40 steps included. Every second step they are asked the same 256 questions,
 names, until exact match is .85 (guarded: see `GOOD`), or 24 steps are over. Counted are the calls of training that were
 made, not those answered by a shared reply; a run that never gets there counts all of its calls, and says so. In the
 guarded world the oracle refuses who does not know its rules; here they are in the system prompt, and temperature is .7,
-as everywhere in that world. *All* has every setting on, with the values they have alone; *together* is the combination
-chosen on seeds 1, 2 and 3. Reported are seeds 201 to 205, run once, after both were committed. (Of 201 an earlier
-version had been seen, with looks after every step and a learning rate that was 0 after 12.) The gradient's bias is that
-of the rules alone, in a problem of one decision, with 95 % intervals. It measures the sandbox: a policy of 390,000
-parameters and a scripted oracle, priced like gpt-4o-mini.
+as everywhere in that world. *All* has every setting on, with the values they have alone. Seeds 1, 2 and 3 are for
+tuning, 201 to 205 are reported, run once. (Of 201 an earlier version had been seen, with looks after every step and a
+learning rate that was 0 after 12; no value was changed for it.) The gradient's bias and noise are those of the rules
+alone, in a problem of one decision, with 95 % intervals. It measures the sandbox: a policy of 390,000 parameters and a
+scripted oracle, priced like gpt-4o-mini.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +72,13 @@ EVERY, MOST, QUESTIONS = 2, 24, 256  # steps between two looks; steps at most; h
 SETTINGS: dict[str, dict[str, Any]] = {
     "today": {"share_replies": "never"},
     "replies shared": {"share_replies": "step"},
-    "groups that grow": {"share_replies": "never", "group_start": 2},
+    "groups that grow": {"share_replies": "never", "group_start": 4},
     "refilled": {"share_replies": "never", "refill_rounds": 2},
     "curriculum": {"share_replies": "never", "curriculum_rare": 0.2},
-    "hopeless ended": {"share_replies": "never", "hopeless_share": 0.2},
+    "hopeless ended": {"share_replies": "never", "hopeless_share": 0.5},
 }
 SETTINGS["all"] = {name: value for setting in SETTINGS.values() for name, value in setting.items()}
 SETTINGS["all"]["share_replies"] = "step"
-# What "together" was chosen from, beside "replies shared" and "all".
-SETTINGS["shared, refilled"] = {"share_replies": "step", "refill_rounds": 2}
-SETTINGS["shared, hopeless"] = {"share_replies": "step", "hopeless_share": 0.2}
 REPORTED = ("today", "replies shared", "groups that grow", "refilled", "curriculum", "hopeless ended", "all")
 
 
@@ -184,8 +182,12 @@ def prepare(seed: int, world: str, folder: Path) -> tuple[Any, Any, str | None]:
 # --- the gradient's bias, of the rules alone ----------------------------------------------------------------------
 
 
+SHARE, START, CHANCE = 0.5, 4, 0.5  # of the hopeless that are played on; of a group's first rollouts; that it grows
+
+
 def biases(draws: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
-    """How far the expected gradient of a rule is from that of full groups, relative to its length, with intervals.
+    """How far the expected gradient of a rule is from that of full groups, relative to its length, with intervals; and
+    its noise: how many groups it takes, full groups taken as 1, for a mean gradient that is as sure.
 
     Groups of 8 of a policy of one decision between four actions, three of them hopeless, with advantages as the
     sandbox has them (`scale_rewards="group"`) and without the division.
@@ -193,10 +195,11 @@ def biases(draws: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     chances, worth = np.array([0.3, 0.3, 0.3, 0.1]), np.array([1.0, -0.4, -1.0, 0.0])
     actions = rng.choice(4, (draws, 8), p=chances)
     rewards, score = torch.tensor(worth[actions]), torch.tensor(np.eye(4)[actions] - chances)
-    played = torch.tensor(rng.random((draws, 8)) < 0.2) | (rewards == 1.0)
-    weights = torch.where(rewards == 1.0, 1.0, 5.0) * played
+    played = torch.tensor(rng.random((draws, 8)) < SHARE) | (rewards == 1.0)
+    weights = torch.where(rewards == 1.0, 1.0, 1 / SHARE) * played
     whole, luck = torch.ones_like(rewards), rng.random(draws)
-    groups = torch.tensor([group_weight(r[:2], 0.25, u) for r, u in zip(rewards.tolist(), luck, strict=True)])
+    firsts = zip(rewards[:, :START].tolist(), luck, strict=True)
+    groups = torch.tensor([group_weight(first, CHANCE, draw) for first, draw in firsts])
     found = {}
     for scale in (False, True):
         full = (honest_advantages(rewards, whole, scale)[..., None] * score).sum(1)
@@ -205,18 +208,14 @@ def biases(draws: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
             "groups that grow": groups[:, None] * full,
             "hopeless ended": (honest_advantages(seen, weights, scale)[..., None] * score).sum(1),
         }
-        direction = full.mean(0) / full.mean(0).norm()
+        direction, noise = full.mean(0) / full.mean(0).norm(), full.var(0).sum()
         for name, estimate in rules.items():
             along = ((estimate - full) @ direction / full.mean(0).norm()).numpy()
-            mean, error = along.mean(), 1.96 * along.std() / draws**0.5
-            low, high = float(mean - error), float(mean + error)
-            known = {
-                "bias": round(float(mean), 4),
-                "low": round(low, 4),
-                "high": round(high, 4),
-                "free": low <= 0 <= high,
+            mean, error = float(along.mean()), float(1.96 * along.std() / draws**0.5)
+            found[f"{name}, {'divided by the deviation' if scale else 'not divided'}"] = {
+                **{"bias": round(mean, 4), "low": round(mean - error, 4), "high": round(mean + error, 4)},
+                **{"free": abs(mean) <= error, "noise": round(float(estimate.var(0).sum() / noise), 3)},
             }
-            found[f"{name}, {'divided by the deviation' if scale else 'not divided'}"] = known
     return found
 
 
@@ -244,15 +243,15 @@ def main() -> None:
     names = options.settings or (("today", "replies shared", "all") if options.quick else REPORTED)
     records, started = options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS), time.time()
     records.parent.mkdir(parents=True, exist_ok=True)
-    for world, seed in ((world, seed) for world in worlds for seed in seeds):
-        known = {(one["world"], one["seed"], one["setting"]) for one in read_records(records)}
-        missing = [name for name in names if (world, seed, name) not in known]
-        prepared = prepare(seed, world, options.folder / f"{seed}-{world}") if missing else None
-        for name in missing:
-            with tempfile.TemporaryDirectory() as temporary:
-                record = run(name, seed, world, prepared, Path(temporary))
-            with gzip.open(records, "at", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+    known = {(one["world"], one["setting"], one["seed"]) for one in read_records(records)}
+    for world, name, seed in product(worlds, names, seeds):
+        if (world, name, seed) in known:
+            continue
+        prepared = prepare(seed, world, options.folder / f"{seed}-{world}")
+        with tempfile.TemporaryDirectory() as temporary:
+            record = run(name, seed, world, prepared, Path(temporary))
+        with gzip.open(records, "at", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
     found = read_records(records)
     bias = biases(20_000 if options.quick else 1_000_000, np.random.default_rng(0))
     print(calls_table(found))

@@ -181,7 +181,9 @@ def saving(settings):
             play(rollouts, *args)
             saver = trainer._saver
             told = [(one.row["question"], one.status, one.weight) for one in rollouts]
-            steps.append((len(rollouts), told, saver.group_weights, saver.chance, state["curriculum"], state["paid"]))
+            steps.append(
+                (len(rollouts), told, saver.group_weights, state["growth"], state["curriculum"], state["paid"])
+            )
 
         trainer._saver.play = watched
         trainer.train(resume_from_checkpoint=resume and str(Path(trainer.args.output_dir) / resume))

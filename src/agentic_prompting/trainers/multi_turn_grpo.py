@@ -310,7 +310,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _with_fresh(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch of rollouts that begin and end in this step."""
         first = self.accelerator.process_index * len(inputs)
-        self._set_chances()
+        self._note_paid()
         saver = self._saver if self.model.training else None
         chosen = inputs if saver is None else saver.choose(inputs, first, self._batch())
         self._notes = [self.record_notes(first + i) for i in range(len(inputs))]
@@ -321,11 +321,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             scored["advantages"] = counted(scored["advantages"], *(one[own] for one in self._counts))
         return scored
 
-    def _set_chances(self) -> None:
-        """Calls are saved by chance, a chance for each reply that is paid for: where most are shared, further ones are
-        nearly free, and what was left out for them would cost more steps than it saves calls."""
+    def _note_paid(self) -> None:
+        """Calls are saved by chance: where most replies are shared, further ones are nearly free, and what was left out
+        for them would cost more steps than it saves calls."""
         if self._saver is not None:
-            self._saver.chance = min(1.0, self.args.group_chance / self._paid)
+            self._saver.paid = self._paid
         if isinstance(self.environment, EndsHopeless):
             self.environment.share = min(1.0, self.args.hopeless_share / self._paid)
 
@@ -606,6 +606,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             "some_failed": self.some_failed,
             "paid": self._paid,
             "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
+            "growth": dict(self._saver.growth.seen) if self._saver else None,
             "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
             "carried": self.carry_over.state_dict() if self.carry_over is not None else None,
         }
@@ -616,6 +617,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.some_failed, self._paid = state["some_failed"], state.get("paid", 1.0)
         if self._saver is not None and state.get("curriculum"):
             self._saver.curriculum.load_state_dict(state["curriculum"])
+            self._saver.growth.seen |= state.get("growth") or {}
         if self.backend.sync and state.get("pushed"):
             self.backend.sync.load_state_dict(state["pushed"])
         if self.carry_over is not None and state.get("carried") is not None:

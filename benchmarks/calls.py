@@ -124,6 +124,7 @@ class Looks(TrainerCallback):
         self.chat.training = True
         right = share(int(exact_match(one.answer or "", one.row["answers"])) for one in rollouts)
         look = {"step": state.global_step, "calls": self.chat.calls, "usd": round(self.chat.usd, 6)}
+        look["different"] = len(self.chat.asked)  # within their steps: what sharing pays for
         self.curve.append({**look, "exact_match": right.mean, "interval": [round(right.low, 4), round(right.high, 4)]})
         log(f"  step {state.global_step}: {right.mean:.3f} after {self.chat.calls} calls")
         control.should_training_stop |= right.mean >= self.good or state.global_step >= MOST

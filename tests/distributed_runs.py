@@ -166,7 +166,8 @@ def saving(settings):
     """Four steps with everything that saves calls, of groups that straddle the processes; and the last two again from
     the checkpoint before them."""
     options = {
-        "group_start": 2, "refill_rounds": 1, "curriculum_rare": 0.2, "curriculum_patience": 1, "hopeless_share": 0.5,
+        "group_start": 2, "group_chance": 0.5, "refill_rounds": 1, "hopeless_share": 0.5,
+        "curriculum_rare": 0.2, "curriculum_patience": 1,
         "per_device_train_batch_size": 12 // settings["processes"], "max_steps": 4, "rows": 9,
         "save_strategy": "steps", "save_steps": 2,
     }  # fmt: skip

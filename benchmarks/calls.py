@@ -254,7 +254,7 @@ def main() -> None:
         with gzip.open(records, "at", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
     found = read_records(records)
-    bias = biases(20_000 if options.quick else 1_000_000, np.random.default_rng(0))
+    bias = biases(20_000 if options.quick else 200_000, np.random.default_rng(0))
     print(calls_table(found))
     if options.json:
         rows = of_settings(found)

@@ -183,7 +183,7 @@ def prepare(seed: int, world: str, folder: Path) -> tuple[Any, Any, str | None]:
 # --- the gradient's bias, of the rules alone ----------------------------------------------------------------------
 
 
-SHARE, START, CHANCE = 0.5, 4, 0.5  # of the hopeless that are played on; of a group's first rollouts; that it grows
+SHARE, GROWING = 0.5, ((4, 0.5), (2, 0.25))  # of the hopeless that are played on; first rollouts and chances of groups
 
 
 def biases(draws: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
@@ -199,14 +199,17 @@ def biases(draws: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     played = torch.tensor(rng.random((draws, 8)) < SHARE) | (rewards == 1.0)
     weights = torch.where(rewards == 1.0, 1.0, 1 / SHARE) * played
     whole, luck = torch.ones_like(rewards), rng.random(draws)
-    firsts = zip(rewards[:, :START].tolist(), luck, strict=True)
-    groups = torch.tensor([group_weight(first, CHANCE, draw) for first, draw in firsts])
+    grown = {}
+    for start, chance in GROWING:
+        firsts = zip(rewards[:, :start].tolist(), luck, strict=True)
+        weights_of_groups = [group_weight(first, chance, draw) for first, draw in firsts]
+        grown[f"{start} first, chance {chance}"] = torch.tensor(weights_of_groups)[:, None]
     found = {}
     for scale in (False, True):
         full = (honest_advantages(rewards, whole, scale)[..., None] * score).sum(1)
         seen = torch.where(played, rewards, torch.nan)
         rules = {
-            "groups that grow": groups[:, None] * full,
+            **{name: groups * full for name, groups in grown.items()},
             "hopeless ended": (honest_advantages(seen, weights, scale)[..., None] * score).sum(1),
         }
         direction, noise = full.mean(0) / full.mean(0).norm(), full.var(0).sum()

@@ -49,6 +49,7 @@ def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], d
         rows[world, name] = {
             "steps": fmean(one["step"] for one, _ in pairs),
             "calls": round(fmean(one["calls"] for one, _ in pairs)),
+            "different": fmean(one["curve"][-1]["different"] / one["calls"] for one, _ in pairs),
             "calls_ratio": t_interval([one["calls"] / old["calls"] for one, old in pairs]),
             "usd_ratio": t_interval([one["usd"] / old["usd"] for one, old in pairs]),
             "reached": sum(one["reached"] for one, _ in pairs),
@@ -63,9 +64,9 @@ def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], d
 def calls_table(records: Sequence[Mapping[str, Any]]) -> str:
     """Calls of the large LLM until the agent is good, by setting."""
     lines = [
-        "| world | setting | steps | calls | of today's [95 %] | dollars of today's | reached | exact match [95 %] "
+        "| world | setting | steps | calls | different in their step | of today's [95 %] | dollars of today's | reached | exact match [95 %] "
         "| paid twice |",
-        "|" + "---|" * 9,
+        "|" + "---|" * 10,
     ]
     for (world, name), row in of_settings(records).items():
         ratio, dollars = _shown(row["calls_ratio"], 2), f"{row['usd_ratio']['mean']:.2f}"
@@ -73,7 +74,16 @@ def calls_table(records: Sequence[Mapping[str, Any]]) -> str:
             f"{row['reached']} of {len(row['seeds'])}",
             "–" if row["paid_twice"] is None else row["paid_twice"],
         )
-        cells = f"{row['steps']:.1f}", f"{row['calls']:,}", ratio, dollars, reached, _shown(row["exact_match"]), twice
+        cells = (
+            f"{row['steps']:.1f}",
+            f"{row['calls']:,}",
+            f"{row['different']:.0%}",
+            ratio,
+            dollars,
+            reached,
+            _shown(row["exact_match"]),
+            twice,
+        )
         lines.append(f"| {world} | {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 

@@ -64,7 +64,7 @@ def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], d
 def calls_table(records: Sequence[Mapping[str, Any]]) -> str:
     """Calls of the large LLM until the agent is good, by setting."""
     lines = [
-        "| world | setting | steps | calls | different in their step | of today's [95 %] | dollars of today's | reached "
+        "| world | setting | steps | calls | different in their step | of today's [95 %] | dollars of it | reached "
         "| exact match [95 %] | paid twice |",
         "|" + "---|" * 10,
     ]

@@ -77,7 +77,10 @@ class Tape:
         said = self.replies[at]
         if "text" not in said:
             return None
-        replies = tuple(Reply(**{**reply, "usage": Usage(**reply["usage"])}) for reply in said["replies"])
+        replies = tuple(
+            Reply(**{**reply, **{name: Usage(**reply[name]) for name in ("usage", "saved")}})
+            for reply in said["replies"]
+        )
         return Observation(said["text"], replies=replies, seconds=said["seconds"])
 
     def _keep(self, tape: list[dict], kind: str, record: dict[str, Any]) -> None:

@@ -184,7 +184,11 @@ Parts = tuple[list[EvaluationTask], Mapping[str, Lessons], Mapping[str, Any]]
 
 def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitStack) -> Parts:
     """Tasks, what is learned from for each, and connected models, as the configuration has them."""
-    tasks, lessons = [], {}
+    tasks, lessons, models = [], {}, connect(config.models, cache_of_replies, stack)
+    for name, (chat, _) in models.items():
+        if chat.needs_key and not chat.find_key():
+            fix = "export OPENAI_API_KEY=YOUR_KEY, give its `base_url`, or see the table run with --sandbox"
+            raise ValueError(f"no key for {name} ({chat.model}): {fix}")
 
     @cache
     def load(name: str, n: int | None, seed: int) -> EvaluationTask:
@@ -201,7 +205,7 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
             load(validation, config.validation_rows, config.seed + 1).rows if validation else None,
             lambda: load(config.fit_task, config.fit_rows, config.seed + 1).rows if config.fit_task else None,
         )
-    return tasks, lessons, connect(config.models, cache_of_replies, stack)
+    return tasks, lessons, models
 
 
 def _for(named: str | Mapping[str, str] | None, task: str) -> str | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, option, say
+from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, hub_answers, option, say
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout, Sample, SampleRequest, Turn
@@ -292,6 +292,8 @@ def evaluate(
     table = tables.load_config(config)
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
+    if not sandbox:
+        hub_answers()
     try:
         all_seeds = [*(seeds or ()), *(more_seeds or ())]
         run = tables.run_table(table, sandbox, output_dir, sys.stderr.isatty(), all_seeds)

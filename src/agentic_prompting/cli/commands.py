@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, hub_answers, option, say
+from .train import example, shared
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout, Sample, SampleRequest, Turn
@@ -263,7 +264,7 @@ class _ScriptedAgent:
 
 
 def evaluate(
-    config: Annotated[Path | None, option("A table: examples/configs/eval_*.yaml, in a clone.")] = None,
+    config: Annotated[Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")] = None,
     sandbox: Annotated[bool, option("Stand-ins for its models and tasks; no key.", "--sandbox")] = False,
     metric: Annotated[
         list[str] | None,
@@ -289,7 +290,7 @@ def evaluate(
     if config is None or compare is not None or (more_seeds and not seeds):
         raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
     tables = paper_tables()
-    table = tables.load_config(config)
+    table = tables.load_config(example(config))
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
     if not sandbox:
@@ -314,23 +315,23 @@ def evaluate(
 
 
 def paper_tables() -> Any:
-    """The module `benchmarks/paper_tables`, which comes with a clone of the repository and not with the package.
+    """The module `benchmarks/paper_tables`, which is no part of the package.
 
-    Of the clone that the package is installed from (`pip install -e`), else of the one that the current folder is in.
+    Of the clone that the package is installed from (`pip install -e`) or that the current folder is in, else the copy
+    that a wheel puts beside the package.
 
     Raises:
-        `FileNotFoundError`: There is no clone; says what to do.
+        `FileNotFoundError`: It is in none of them; says what to do.
     """
     name, here = "paper_tables", Path.cwd()
-    for root in (Path(__file__).parents[3], here, *here.parents):
-        script = root / "benchmarks" / name / "__init__.py"
-        if script.is_file():
+    for root in (Path(__file__).parents[3], here, *here.parents, shared()):
+        script = root and root / "benchmarks" / name / "__init__.py"
+        if script and script.is_file():
             break
     else:
         raise FileNotFoundError(
-            "tables from configurations are filled by benchmarks/paper_tables, which comes with a clone of the "
-            "repository and not with the package: run this command inside a clone. To compare systems of your own, "
-            "`agentic_prompting.evaluate_agent` needs no clone (docs/evaluation.md)"
+            "what fills tables, benchmarks/paper_tables, was not installed: run this command in a clone. To compare "
+            "systems of your own, `agentic_prompting.evaluate_agent` does without (docs/evaluation.md)"
         )
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, script)

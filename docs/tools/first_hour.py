@@ -77,7 +77,7 @@ def digest(text: str) -> str:
 def run(text: str, folder: Path) -> str:
     """The page with the results of a run in `folder`."""
     if not list((folder / "dist").glob("*.whl")):
-        build = [sys.executable, "-m", "build", "--wheel", "--outdir", folder / "dist", ROOT]
+        build = [sys.executable, "-m", "build", "--outdir", folder / "dist", ROOT]  # by way of the sdist
         subprocess.run([*map(str, build)], check=True, stdout=subprocess.DEVNULL)
     log = folder.parent / f"{folder.name}.json"  # beside it: the folder is the reader's
     done: dict[str, Any] = json.loads(log.read_text(encoding="utf-8")) if log.is_file() else {}

@@ -135,6 +135,49 @@ def test_what_is_in_them(built):
     assert not [name for name in packed if name.startswith("runs") or name.endswith(".env")]
 
 
+@pytest.mark.slow
+def test_an_index_would_take_them(built, tmp_path):
+    """And what it would refuse, or show as one long block of code, is seen."""
+    sys.path.insert(0, str(ROOT / "docs" / "tools"))
+    try:
+        from check_dist import check
+    finally:
+        sys.path.pop(0)
+    assert check(built) == PROJECT["version"]
+    for wrong, message in (
+        ("Version: one", "'one' is invalid for 'version'"),
+        ("Description-Content-Type: text/plain", "shown as plain text"),
+        ("\n```\n", "is not closed"),
+    ):
+        (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("METADATA"))
+            told = archive.read(name).decode()
+        key = wrong.partition(":")[0]
+        told = re.sub(rf"^{key}:.*$", wrong, told, flags=re.M) if ":" in wrong else told + wrong
+        with zipfile.ZipFile(tmp_path / wheel.name, "w") as archive:
+            archive.writestr(name, told)
+        with tarfile.open(tmp_path / sdist.name, "w:gz") as archive:
+            (tmp_path / "PKG-INFO").write_text(told)
+            archive.add(tmp_path / "PKG-INFO", f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
+        with pytest.raises(ValueError, match=message):
+            check(tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_a_workflow_runs_what_there_is(path):
+    """Nothing here runs them: what they name exists, and none can do more than it is for."""
+    from doc_commands import commands_in, faults
+
+    flow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    steps = [step for job in flow["jobs"].values() for step in job["steps"]]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v1)", step["uses"]) for step in steps if "uses" in step)
+    made = [command for step in steps for command in commands_in(step.get("run", "")) if command[0] == "make"]
+    assert made and not [fault for command in made for fault in faults(command)]
+    assert "write" not in [level for what, level in flow["permissions"].items() if what not in ("pages", "id-token")]
+    assert flow[True], "when: `on`, which YAML 1.1 reads as true"
+
+
 def _belongs(path):
     return path.is_file() and "__pycache__" not in path.parts and path.name != ".env"
 

@@ -3,8 +3,8 @@
     python docs/tools/first_hour.py --folder /tmp/first-hour     # an empty folder, outside of the clone
     python docs/tools/first_hour.py --check                      # whether the page is as it was run, in under an hour
 
-The wheel is built into the folder and nothing else is in it. Then, in the order of the page: a ```python block that
-begins with `# name.py` becomes that file, a ```bash block is typed into one terminal that stays open, and what stands
+The wheel is built into the folder and nothing else is in it. Then, in the order of the page: a ```python block with
+`title="name.py"` becomes that file, a ```bash block is typed into one terminal that stays open, and what stands
 between `<!-- result: ... -->` and `<!-- end -->` behind it is replaced by what it printed (`last 5`, or `with
 PATTERN`: those lines; empty: none) and the seconds it took. Stopped, the same command goes on with the first block
 that is not done.
@@ -27,7 +27,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"
 AN_HOUR = 3600
-_BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```$(?:\n+<!-- result: ?(.*?) -->\n(.*?)<!-- end -->)?", re.M | re.S)
+_BLOCK = re.compile(
+    r'^```(?:python title="(\w+\.py)"|bash)\n(.*?)^```$'
+    r"(?:\n+<!-- result: ?(.*?) -->\n(.*?)<!-- end -->)?",
+    re.M | re.S,
+)
 _SUMMARY = re.compile(r"<!-- run (\w+), (\d+) seconds -->\n.*?\n\n", re.S)
 _DONE = "the block is done:"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -83,14 +87,12 @@ def run(text: str, folder: Path) -> str:
     done: dict[str, Any] = json.loads(log.read_text(encoding="utf-8")) if log.is_file() else {}
     terminal, so_far, pieces, total, end = Terminal(folder), "", [], 0.0, 0
     for block in _BLOCK.finditer(text):
-        language, code, shown = block[1], block[2], block[3]
+        file, code, shown = block[1], block[2], block[3]
         so_far = hashlib.sha256((so_far + code).encode()).hexdigest()
         pieces.append(text[end : block.end(2)] + "```")
         end = block.end()
-        if language == "python":
-            name = re.match(r"# (\w+\.py)\n", code)
-            assert name, f"a block without the name of its file:\n{code}"
-            (folder / name[1]).write_text(code, encoding="utf-8")
+        if file:
+            (folder / file).write_text(code, encoding="utf-8")
             continue
         if so_far in done:
             terminal.typed("\n".join(line for line in code.splitlines() if line.startswith(("source", "export"))))

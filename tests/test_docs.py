@@ -168,6 +168,10 @@ def test_readmes_first_screen():
 # What scripts write -------------------------------------------------------------------------------------------------
 
 
+def test_the_gallery_shows_what_the_notebooks_show():
+    subprocess.run([sys.executable, ROOT / "docs" / "tools" / "gallery.py", "--check"], check=True)
+
+
 def test_the_picture_of_the_rooms_is_the_sources():
     subprocess.run([sys.executable, ROOT / "docs" / "tools" / "draw_rooms.py", "--check"], check=True)
 

@@ -184,6 +184,21 @@ def test_every_table_of_the_scale_page_is_the_scripts():
         assert part in page, f"run benchmarks/scale.py and copy this into docs/scale.md:\n{part}"
 
 
+def test_the_reference_has_what_readers_call():
+    """What Python alone calls is not in it; signatures are wrapped, which takes a formatter where the site is built."""
+    griffe = pytest.importorskip("griffe", reason="the extra [docs] is not installed")
+    extension = griffe.load_extensions(ROOT / "docs" / "tools" / "huggingface_docstrings.py")
+    package = griffe.load("agentic_prompting", search_paths=[ROOT / "src"], extensions=extension)
+    waiting, names = [package], set()
+    while waiting:
+        inside = [one for one in waiting.pop().members.values() if not one.is_alias]
+        names |= {one.name for one in inside}
+        waiting += inside
+    assert {"MultiTurnGRPOConfig", "limits", "__call__"} < names and "__getstate__" not in names
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert "ruff" in next(line for line in project.splitlines() if line.startswith("docs = "))
+
+
 # The tools ----------------------------------------------------------------------------------------------------------
 
 

@@ -450,6 +450,10 @@ def nothing_is_fetched(monkeypatch):
     [
         (["serve", "RUN", "--sandbox", "--port", "80800"], "port must be from 0 to 65535, got 80800"),
         (["serve", "nowhere", "--sandbox"], "nowhere does not exist"),
+        (
+            ["ask", QUESTION, "--run", "runs/nowhere", "--sandbox"],
+            "runs/nowhere does not exist; `agentic",
+        ),
         (["serve", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
         (["ask", QUESTION, "--run", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
         (["ask", QUESTION, "--run", "ADAPTER", "--sandbox"], "belongs to the base model in runs/base"),
@@ -484,6 +488,15 @@ def test_a_typo_is_said_before_bf16_is_asked_for(tmp_path, nothing_is_fetched):
     config.write_text("learning_rat: 0.1\nmodel_name_or_path: x/y\n")
     said = refused("prompt-r1", "--config", config, "--environment_model", "m")
     assert "'learning_rat' is no option" in said and "learning_rate" in said and "bf16" not in said
+
+
+def test_without_a_gpu_both_options_are_named(nothing_is_fetched, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    said = refused("prompt-r1", "--environment_model", "m", "--model_name_or_path", tmp_path, "--output_dir", tmp_path)
+    assert said.endswith("On a machine without a GPU: --use_cpu true --bf16 false")
 
 
 def test_programs_look_at_the_endpoint_then_the_model_then_the_data(no_key, nothing_is_fetched, tmp_path):

@@ -215,6 +215,8 @@ def test_the_evaluate_command(tmp_path, capsys):
     assert "| cot (a) | cot (b) | +0.000" in capsys.readouterr().out
     assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1], "--metric", "token_f1") == 0
     assert "| task | system | token_f1 | iterations | answered" in capsys.readouterr().out
+    assert status("evaluate", "--config", "eval_x.yaml", "--sandbox") == 2
+    assert "eval_x.yaml does not exist; in examples/configs/ there are eval_espl_aime25, " in capsys.readouterr().err
     assert status("evaluate") == 2 and "--config FILE, or --compare" in capsys.readouterr().err
 
 
@@ -224,7 +226,7 @@ def test_where_there_are_no_tables_the_command_says_what_to_do(tmp_path, monkeyp
     monkeypatch.setattr(commands, "shared", lambda: None)
     config = str(written(tmp_path, SMALL))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "__file__", str(tmp_path / "lib" / "agentic_prompting" / "cli" / "commands.py"))
+    monkeypatch.setattr(commands, "CLONE", tmp_path)
     assert status("evaluate", "--config", config, "--sandbox") == 2
     said = capsys.readouterr().err
     assert "run this command in a clone" in said and "evaluate_agent" in said

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, hub_answers, option, say
-from .train import example, shared
+from .train import CLONE, example, shared
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout, Sample, SampleRequest, Turn
@@ -289,8 +289,13 @@ def evaluate(
         return 0
     if config is None or compare is not None or (more_seeds and not seeds):
         raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
-    tables = paper_tables()
-    table = tables.load_config(example(config))
+    config, tables = example(config) or config, paper_tables()
+    if not config.is_file():
+        there = sorted(
+            path.stem for path in (Path(tables.__file__).parents[2] / "examples/configs").glob("eval_*.yaml")
+        )
+        raise ValueError(f"{config} does not exist; in examples/configs/ there are {', '.join(there)}")
+    table = tables.load_config(config)
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
     if not sandbox:
@@ -324,7 +329,7 @@ def paper_tables() -> Any:
         `FileNotFoundError`: It is in none of them; says what to do.
     """
     name, here = "paper_tables", Path.cwd()
-    for root in (Path(__file__).parents[3], here, *here.parents, shared()):
+    for root in (CLONE, here, *here.parents, shared()):
         script = root and root / "benchmarks" / name / "__init__.py"
         if script and script.is_file():
             break

@@ -177,7 +177,8 @@ def check_model(name: str | Path) -> None:
 
 def _only_a_folder(name: str) -> bool:
     """Whether a name can be no hub id: those have one slash, and nobody has a folder of the user's name here."""
-    return "/" in name and (name[0] in "./~" or name.count("/") > 1 or Path(name).parent.is_dir())
+    sure = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
+    return "/" in name and (sure or Path(name).parent.is_dir())
 
 
 def _check_on_hub(name: str) -> None:

@@ -18,6 +18,9 @@ from .options import option
 EXAMPLES = Path(__file__).parent / "examples"
 """Configurations of training: those of the repository's `examples/`, which no wheel has."""
 
+CLONE = Path(__file__).parents[3]
+"""The clone that the package is installed from, where it is (`pip install -e`)."""
+
 Method = Literal["prompt-r1", "espl", "prorefine"]
 Config = Annotated[Path | None, option("YAML file with options of the program; those given here win over it.")]
 AccelerateConfig = Annotated[
@@ -81,8 +84,7 @@ def example(file: Path | None) -> Path | None:
     """The file; outside of a clone `examples/...` is the one that came with the package."""
     if file is None or file.is_file():
         return file
-    roots = (EXAMPLES.parent, shared())
-    return next((root / file for root in roots if root and (root / file).is_file()), file)
+    return next((root / file for root in (EXAMPLES.parent, CLONE, shared()) if root and (root / file).is_file()), file)
 
 
 def shared() -> Path | None:

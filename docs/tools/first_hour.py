@@ -106,8 +106,8 @@ def run(text: str, folder: Path) -> str:
     machine = f"{len(os.sched_getaffinity(0))} CPU cores, Python {sys.version_info.major}.{sys.version_info.minor}"
     summary = (
         f"<!-- run {digest(text)}, {total:.0f} seconds -->\n"
-        f"Done as printed on {datetime.now(UTC):%Y-%m-%d}, on {machine}: **{total / 60:.0f} minutes**, installing included, "
-        "reading and typing not.\n\n"
+        f"Done as printed on {datetime.now(UTC):%Y-%m-%d}, on {machine}: **{total / 60:.0f} minutes**, installing "
+        "included, reading and typing not.\n\n"
     )
     return _SUMMARY.sub(lambda _: summary, "".join([*pieces, text[end:]]), count=1)
 

@@ -6,12 +6,13 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
+DEMO_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-min test-vllm vllm test-foreign foreign lint types docs ci clean
+.PHONY: help install demo test test-min test-vllm vllm test-foreign foreign lint types docs ci release clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +22,7 @@ help:
 	@echo "make lint     ruff: rules and format"
 	@echo "make types    mypy on src/"
 	@echo "make docs     build the documentation site into site/, every warning an error"
+	@echo "make release  build and check wheel and sdist, try the wheel in an empty environment, say what is left to do"
 	@echo "make ci       demo, test, lint, types and docs, as CI does (.ci/run)"
 	@echo "make test-min the fast tests with the lowest versions that pyproject.toml allows, in .venv-min (long, not in CI)"
 	@echo "make test-vllm  the tests with a real vLLM on the CPU, in $(VLLM), which \`make vllm\` creates (2 GB, x86-64)"
@@ -33,7 +35,7 @@ $(VENV)/.torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "$(PYTHON) is older than Python 3.11; try: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@echo "Installing torch (once) ..."
+	@echo "Installing torch (once; its download is up to 3 GB with CUDA, 200 MB without: see the top of this file) ..."
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
@@ -123,6 +125,25 @@ docs: $(VENV)/.docs
 ci:
 	.ci/run
 
+# As a user gets it: nothing but the wheel, in the newest versions that its ranges allow, and no file of the clone.
+RELEASE := .venv-release
+
+release: $(VENV)/.test
+	rm -rf dist build $(RELEASE)
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python docs/tools/check_dist.py dist
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --disable-pip-version-check $(PIP_ARGS) "$$(ls dist/*.whl)[report]"
+	bin=$$PWD/$(RELEASE)/bin && cd "$$(mktemp -d)" && export OMP_NUM_THREADS=1 && $$bin/agentic-prompting --version && \
+	  $$bin/agentic-prompting demo $(DEMO_ARGS) && $$bin/agentic-prompting report runs/demo && \
+	  $$bin/agentic-prompting evaluate --config examples/configs/eval_prorefine_table1.yaml --sandbox >/dev/null
+	@echo "dist/ is ready. What is left for a person:"
+	@echo "1. a date in CHANGELOG.md and CITATION.cff, the repository's address in pyproject.toml ([project.urls])"
+	@echo "2. git tag v$$($(BIN)/python docs/tools/check_dist.py dist | cut -d' ' -f2 | tr -d :), and push it"
+	@echo "3. upload: .github/workflows/release.yml does it for a tag once the index trusts the repository, or by hand"
+	@echo "   python -m pip install twine && python -m twine upload dist/*"
+	@echo "4. the site: .github/workflows/pages.yml, once Pages is switched on; OWNER in docs/gallery.md for Colab"
+
 clean:
-	rm -rf $(VENV) $(VLLM) $(FOREIGN) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM) $(FOREIGN) $(RELEASE) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

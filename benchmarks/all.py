@@ -107,6 +107,7 @@ FIGURES = [
     Figure("prorefine.py", "drafting, prompt strong: wall", key("drafting", "speedup_wall", "strong"), ">= 0.9"),
     Figure("prorefine.py", "64 queries at once: one after another / at once", key("batch_speedup"), ">= 20"),
     Figure("calls.py", "calls until the agent is good: replies shared / today", key("calls_ratio_shared"), "<= 0.5"),
+    Figure("calls.py", "calls until the agent is good: all settings / today", key("calls_ratio"), "<= 0.5"),
     Figure("calls.py", "replies shared in a step: paid twice", key("paid_twice"), "<= 0"),
     Figure("growth.py", "cost of a rollout: many / 64", key("growth_rollouts"), "<= 1.25"),
     Figure("growth.py", "cost of a turn: turns 5-8 / turn 2", key("growth_turns"), "<= 1.5"),

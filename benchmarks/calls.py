@@ -1,21 +1,30 @@
 """Calls of the large LLM until the sandbox's agent is good: today, each setting that saves some, all of them.
 
     OMP_NUM_THREADS=1 python benchmarks/calls.py --json            # 5 seeds, both worlds, some hours
-    OMP_NUM_THREADS=1 python benchmarks/calls.py --json --quick    # 1 seed, 3 settings: ten minutes, two free cores
+    OMP_NUM_THREADS=1 python benchmarks/calls.py --json --quick    # 1 seed for tuning, 3 settings: under ten minutes
 
-All settings of a seed share one warm start, and are asked the same held-out questions (of countries that no training
-question names) after every step, until exact match is .85 or the steps are over. Counted are the calls of training that
-were made: not those answered by a shared reply. A run that never gets there counts all of its calls, and says so. In
-the guarded world the oracle refuses who does not know its house rules; here they are in the system prompt. The
-gradient's bias is that of the rules alone, in a problem of one decision, with 95 % intervals. It measures the sandbox:
-a policy of 390,000 parameters and a scripted oracle, priced like gpt-4o-mini.
+Each run is appended to `--records` when it ends, and what is recorded is not run again; the table on
+docs/howto/save_calls.md is made of these records by `benchmarks/recompute.py`.
+
+**Protocol.** All settings of a seed share one warm start and train as the demo does, its decay of the learning rate
+over 40 steps included. Every second step they are asked the same 256 questions, of countries that no training question
+names, until exact match is .85 (guarded: see `GOOD`), or 24 steps are over. Counted are the calls of training that were
+made, not those answered by a shared reply; a run that never gets there counts all of its calls, and says so. In the
+guarded world the oracle refuses who does not know its rules; here they are in the system prompt, and temperature is .7,
+as everywhere in that world. *All* has every setting on, with the values they have alone. Seeds 1, 2 and 3 are for
+tuning, 201 to 205 are reported, run once. (Of 201 an earlier version had been seen, with looks after every step and a
+learning rate that was 0 after 12; no value was changed for it.) The gradient's bias and noise are those of the rules
+alone, in a problem of one decision, with 95 % intervals. It measures the sandbox: a policy of 390,000 parameters and a
+scripted oracle, priced like gpt-4o-mini.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import io
 import json
+import subprocess
 import tempfile
 import time
 import warnings
@@ -23,6 +32,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +41,9 @@ import numpy as np
 import torch
 import transformers
 import yaml
+from league import read_records
 from prompt_r1_sandbox import CONFIG, log, share
+from recompute import calls_table, of_settings
 from transformers import TrainerCallback
 
 from agentic_prompting import (
@@ -43,7 +55,6 @@ from agentic_prompting import (
     SystemPrompt,
     exact_match,
 )
-from agentic_prompting.evaluation import bootstrap_interval
 from agentic_prompting.llm import Reply
 from agentic_prompting.llm.budget import PRICES
 from agentic_prompting.llm.wire import priced
@@ -54,18 +65,21 @@ from agentic_prompting.sandbox.setup import prepare_guarded, prepare_sandbox
 from agentic_prompting.trainers import MultiTurnGRPOConfig
 from agentic_prompting.trainers.saving_calls import group_weight, honest_advantages
 
-SEEDS = (201, 202, 203, 204, 205)  # none that the sandbox was made with
-GOOD, EVERY, QUESTIONS = 0.85, 1, 256  # exact match to reach; steps between two looks; held-out questions of a look
+RECORDS = Path(__file__).parents[1] / "records" / "calls.jsonl.gz"
+SEEDS, TUNING_SEEDS = (201, 202, 203, 204, 205), (1, 2, 3)  # none that the sandbox was made with
+GOOD = {"plain": 0.85, "guarded": 0.85}  # exact match to reach
+EVERY, MOST, QUESTIONS = 2, 24, 256  # steps between two looks; steps at most; held-out questions of a look
 SETTINGS: dict[str, dict[str, Any]] = {
     "today": {"share_replies": "never"},
     "replies shared": {"share_replies": "step"},
-    "groups that grow": {"share_replies": "never", "group_start": 2},
-    "refilled": {"share_replies": "never", "group_start": 2, "refill_rounds": 2},
+    "groups that grow": {"share_replies": "never", "group_start": 4},
+    "refilled": {"share_replies": "never", "refill_rounds": 2},
     "curriculum": {"share_replies": "never", "curriculum_rare": 0.2},
-    "hopeless ended": {"share_replies": "never", "hopeless_share": 0.2},
+    "hopeless ended": {"share_replies": "never", "hopeless_share": 0.5},
 }
 SETTINGS["all"] = {name: value for setting in SETTINGS.values() for name, value in setting.items()}
 SETTINGS["all"]["share_replies"] = "step"
+REPORTED = ("today", "replies shared", "groups that grow", "refilled", "curriculum", "hopeless ended", "all")
 
 
 class Counted:
@@ -92,15 +106,15 @@ class Counted:
 
 
 class Looks(TrainerCallback):
-    """Asks held-out questions after every step, and ends training when enough are answered."""
+    """Asks held-out questions every second step, and ends training when enough are answered."""
 
-    def __init__(self, trainer: Any, chat: Counted, test: Sequence[Any], seed: int):
-        self.trainer, self.chat, self.test, self.seed = trainer, chat, list(test)[:QUESTIONS], seed
+    def __init__(self, trainer: Any, chat: Counted, test: Sequence[Any], seed: int, good: float):
+        self.trainer, self.chat, self.test, self.seed, self.good = trainer, chat, list(test)[:QUESTIONS], seed, good
         self.curve: list[dict[str, Any]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.chat.step = state.global_step
-        if state.global_step % EVERY and state.global_step < state.max_steps:
+        if state.global_step % EVERY:
             return
         trainer, self.chat.training = self.trainer, False
         environment = LLMEnvironment(self.chat)
@@ -110,37 +124,50 @@ class Looks(TrainerCallback):
         self.chat.training = True
         right = share(int(exact_match(one.answer or "", one.row["answers"])) for one in rollouts)
         look = {"step": state.global_step, "calls": self.chat.calls, "usd": round(self.chat.usd, 6)}
+        look["different"] = len(self.chat.asked)  # within their steps: what sharing pays for
         self.curve.append({**look, "exact_match": right.mean, "interval": [round(right.low, 4), round(right.high, 4)]})
         log(f"  step {state.global_step}: {right.mean:.3f} after {self.chat.calls} calls")
-        control.should_training_stop |= right.mean >= GOOD
+        control.should_training_stop |= right.mean >= self.good or state.global_step >= MOST
 
 
-def run(name: str, seed: int, world: str, prepared: Any, folder: Path, max_steps: int | None) -> dict[str, Any]:
-    """Train with one setting until the agent is good, or the steps are over."""
+def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[str, Any]:
+    """Train with one setting until the agent is good, or the steps are over; its record."""
     changes = dict(SETTINGS[name])
     oracle, sandbox, system_prompt = prepared
     chat = Counted(oracle)
     environment = LLMEnvironment(chat, share_replies=changes.pop("share_replies"))
     values = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "sandbox"}
     values |= {"output_dir": str(folder / name.replace(" ", "-")), "seed": seed, **changes}
-    values |= {"max_steps": max_steps or values["max_steps"], "disable_tqdm": True, "rollouts_max_mb": 0}
+    values |= {"disable_tqdm": True, "rollouts_max_mb": 0}
     options: dict[str, Any] = {"environment": environment, "prompt_template": sandbox.spec.prompt_template}
     if world == "plain":
         kind: Any = PromptR1Trainer
         args: Any = PromptR1Config(**values)
     else:
-        kind, args = MultiTurnGRPOTrainer, MultiTurnGRPOConfig(**values)
+        kind, args = MultiTurnGRPOTrainer, MultiTurnGRPOConfig(**{**values, **sandbox.spec.sampling})
         options |= {"system_prompt": system_prompt, "reward_funcs": PromptR1Reward()}
     trainer = kind(str(sandbox.model), args=args, train_dataset=sandbox.train, **options)
-    looks = Looks(trainer, chat, sandbox.test, seed)
+    looks = Looks(trainer, chat, sandbox.test, seed, GOOD[world])
     trainer.add_callback(looks)
     started = time.perf_counter()
     with redirect_stdout(io.StringIO()):
         trainer.train()
-    last = looks.curve[-1]
-    log(f"seed {seed}, {world}: {name}: {last['calls']} calls, {time.perf_counter() - started:.0f} s")
+    last, seconds = looks.curve[-1], round(time.perf_counter() - started)
+    log(f"seed {seed}, {world}: {name}: {last['calls']} calls, {seconds} s")
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RECORDS.parents[1])
+    commit = head.stdout.strip()
     twice = chat.twice if SETTINGS[name]["share_replies"] == "step" else None
-    return {**last, "reached": last["exact_match"] >= GOOD, "paid_twice": twice, "curve": looks.curve}
+    about = {
+        "world": world,
+        "seed": seed,
+        "setting": name,
+        "values": SETTINGS[name],
+        "commit": commit,
+    }
+    left_out = [entry.get("rollout/left_out", 0.0) for entry in trainer.state.log_history if "loss" in entry]
+    reached = last["exact_match"] >= GOOD[world]
+    end = {"reached": reached, "paid_twice": twice, "curve": looks.curve, "left_out": left_out, "seconds": seconds}
+    return {**about, **last, **end}
 
 
 def prepare(seed: int, world: str, folder: Path) -> tuple[Any, Any, str | None]:
@@ -156,8 +183,12 @@ def prepare(seed: int, world: str, folder: Path) -> tuple[Any, Any, str | None]:
 # --- the gradient's bias, of the rules alone ----------------------------------------------------------------------
 
 
+SHARE, GROWING = 0.5, ((4, 0.5), (2, 0.25))  # of the hopeless that are played on; first rollouts and chances of groups
+
+
 def biases(draws: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
-    """How far the expected gradient of a rule is from that of full groups, relative to its length, with intervals.
+    """How far the expected gradient of a rule is from that of full groups, relative to its length, with intervals; and
+    its noise: how many groups it takes, full groups taken as 1, for a mean gradient that is as sure.
 
     Groups of 8 of a policy of one decision between four actions, three of them hopeless, with advantages as the
     sandbox has them (`scale_rewards="group"`) and without the division.
@@ -165,107 +196,80 @@ def biases(draws: int, rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     chances, worth = np.array([0.3, 0.3, 0.3, 0.1]), np.array([1.0, -0.4, -1.0, 0.0])
     actions = rng.choice(4, (draws, 8), p=chances)
     rewards, score = torch.tensor(worth[actions]), torch.tensor(np.eye(4)[actions] - chances)
-    played = torch.tensor(rng.random((draws, 8)) < 0.2) | (rewards == 1.0)
-    weights = torch.where(rewards == 1.0, 1.0, 5.0) * played
+    played = torch.tensor(rng.random((draws, 8)) < SHARE) | (rewards == 1.0)
+    weights = torch.where(rewards == 1.0, 1.0, 1 / SHARE) * played
     whole, luck = torch.ones_like(rewards), rng.random(draws)
-    groups = torch.tensor([group_weight(r[:2], 0.25, u) for r, u in zip(rewards.tolist(), luck, strict=True)])
+    grown = {}
+    for start, chance in GROWING:
+        firsts = zip(rewards[:, :start].tolist(), luck, strict=True)
+        weights_of_groups = [group_weight(first, chance, draw) for first, draw in firsts]
+        grown[f"{start} first, chance {chance}"] = torch.tensor(weights_of_groups)[:, None]
     found = {}
     for scale in (False, True):
         full = (honest_advantages(rewards, whole, scale)[..., None] * score).sum(1)
         seen = torch.where(played, rewards, torch.nan)
         rules = {
-            "groups that grow": groups[:, None] * full,
+            **{name: groups * full for name, groups in grown.items()},
             "hopeless ended": (honest_advantages(seen, weights, scale)[..., None] * score).sum(1),
         }
-        direction = full.mean(0) / full.mean(0).norm()
+        direction, noise = full.mean(0) / full.mean(0).norm(), full.var(0).sum()
         for name, estimate in rules.items():
             along = ((estimate - full) @ direction / full.mean(0).norm()).numpy()
-            mean, error = along.mean(), 1.96 * along.std() / draws**0.5
-            low, high = float(mean - error), float(mean + error)
-            known = {
-                "bias": round(float(mean), 4),
-                "low": round(low, 4),
-                "high": round(high, 4),
-                "free": low <= 0 <= high,
+            mean, error = float(along.mean()), float(1.96 * along.std() / draws**0.5)
+            found[f"{name}, {'divided by the deviation' if scale else 'not divided'}"] = {
+                **{"bias": round(mean, 4), "low": round(mean - error, 4), "high": round(mean + error, 4)},
+                **{"free": abs(mean) <= error, "noise": round(float(estimate.var(0).sum() / noise), 3)},
             }
-            found[f"{name}, {'divided by the deviation' if scale else 'not divided'}"] = known
     return found
 
 
 # --- the script ---------------------------------------------------------------------------------------------------
 
 
-def overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    return one[0] <= other[1] and other[0] <= one[1]
-
-
-def summary(results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Each setting's calls against today's, seed by seed."""
-    rows = {}
-    for name, runs in results.items():
-        pairs = list(zip(runs, results["today"], strict=True))
-        ratios = [one["calls"] / today["calls"] for one, today in pairs]
-        interval = bootstrap_interval(ratios) if len(ratios) > 1 else None
-        rows[name] = {
-            "calls_ratio": round(sum(ratios) / len(ratios), 4),
-            "interval": [round(interval.low, 4), round(interval.high, 4)] if interval else None,
-            "usd_ratio": round(sum(one["usd"] / today["usd"] for one, today in pairs) / len(pairs), 4),
-            "reached": sum(one["reached"] for one in runs),
-            "scores_overlap": all(overlap(one["interval"], today["interval"]) for one, today in pairs),
-            "paid_twice": sum(one["paid_twice"] or 0 for one in runs),
-        }
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Calls until the sandbox's agent is good.")
-    parser.add_argument("--quick", action="store_true", help="one seed of the plain world, three settings")
-    parser.add_argument("--seeds", type=int, nargs="+", help="default: five, or the first of them with --quick")
-    parser.add_argument("--worlds", nargs="+", choices=("plain", "guarded"), help="default: both; --quick: plain")
+    parser.add_argument("--quick", action="store_true", help="one seed for tuning, plain world, three settings")
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}")
+    parser.add_argument("--worlds", nargs="+", choices=GOOD, help="default: both")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, help=f"default: {REPORTED}")
     parser.add_argument(
-        "--settings", nargs="+", choices=tuple(SETTINGS), help="default: each; --quick: today, shared, all"
+        "--folder", type=Path, default=Path("runs/calls"), help="warm starts, made where there are none"
     )
-    parser.add_argument("--max-steps", type=int, help="default: those of the demo, 40")
-    parser.add_argument("--warm-starts", type=Path, help="keep them in this folder, and use those found there")
+    parser.add_argument("--records", type=Path, help="default: records/calls.jsonl.gz; with --quick in the folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    seeds = options.seeds or (SEEDS[:1] if options.quick else SEEDS)
-    worlds = options.worlds or (("plain",) if options.quick else ("plain", "guarded"))
-    names = options.settings or (("today", "replies shared", "all") if options.quick else tuple(SETTINGS))
-    names = ("today", *(name for name in names if name != "today"))
-    started, found = time.perf_counter(), {}
-    for world in worlds:
-        results: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for seed in seeds:
-            with tempfile.TemporaryDirectory() as temporary:
-                folder = (options.warm_starts or Path(temporary)) / f"{seed}-{world}"
-                prepared = prepare(seed, world, folder)
-                for name in names:
-                    results[name].append(run(name, seed, world, prepared, Path(temporary), options.max_steps))
-        found[world] = {"settings": summary(results), "runs": results}
-    bias = biases(20_000 if options.quick else 1_000_000, np.random.default_rng(0))
-    for world, one in found.items():
-        print(f"\n{world}\n\n| setting | calls / today's | dollars / today's | reached | paid twice |")
-        print("|---|---|---|---|---|")
-        for name, row in one["settings"].items():
-            reached = f"{row['reached']} of {len(seeds)}"
-            cells = (name, row["calls_ratio"], row["usd_ratio"], reached, row["paid_twice"])
-            print(f"| {' | '.join(map(str, cells))} |")
+    seeds = options.seeds or (TUNING_SEEDS[:1] if options.quick else SEEDS)
+    worlds = options.worlds or (("plain",) if options.quick else tuple(GOOD))
+    names = options.settings or (("today", "replies shared", "all") if options.quick else REPORTED)
+    records, started = options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS), time.time()
+    records.parent.mkdir(parents=True, exist_ok=True)
+    known = {(one["world"], one["setting"], one["seed"]) for one in read_records(records)}
+    for world, name, seed in product(worlds, names, seeds):
+        if (world, name, seed) in known:
+            continue
+        prepared = prepare(seed, world, options.folder / f"{seed}-{world}")
+        with tempfile.TemporaryDirectory() as temporary:
+            record = run(name, seed, world, prepared, Path(temporary))
+        with gzip.open(records, "at", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+    found = read_records(records)
+    bias = biases(20_000 if options.quick else 200_000, np.random.default_rng(0))
+    print(calls_table(found))
     if options.json:
-        last = [one["settings"][names[-1]] for one in found.values()]  # all settings at once, where they were run
-        shared = [row["calls_ratio"] for one in found.values() if (row := one["settings"].get("replies shared"))]
+        rows = of_settings(found)
+        ratios = {name: [one["calls_ratio"]["mean"] for (_, key), one in rows.items() if key == name] for name in names}
         head = {
-            "calls_ratio": max(row["calls_ratio"] for row in last),
-            "calls_ratio_shared": max(shared, default=None),
-            "scores_overlap": all(row["scores_overlap"] for row in last),
-            "paid_twice": sum(row["paid_twice"] for one in found.values() for row in one["settings"].values()),
+            "calls_ratio": max(ratios.get("all", []), default=None),
+            "calls_ratio_shared": max(ratios.get("replies shared", []), default=None),
+            "scores_overlap": all(one["overlap"] for (_, name), one in rows.items() if name == "all"),
+            "paid_twice": sum(one["paid_twice"] or 0 for one in found),
         }
-        seconds = round(time.perf_counter() - started)
-        print(json.dumps({**head, "bias": bias, "seeds": list(seeds), "worlds": found, "seconds": seconds}))
+        settings = {f"{world}: {name}": row for (world, name), row in rows.items()}
+        print(json.dumps({**head, "bias": bias, "settings": settings, "seconds": round(time.time() - started)}))
 
 
 if __name__ == "__main__":

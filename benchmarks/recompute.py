@@ -17,13 +17,14 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import espl_sandbox
 import prompt_r1_tables
 import prorefine
 import prorefine_budget
-from league import read_records, summarise, table, verdicts
+from league import read_records, summarise, t_interval, table, verdicts
 
 from agentic_prompting.evaluation import Estimate, wilson_interval
 from agentic_prompting.report.plots import accuracy_table
@@ -141,7 +142,67 @@ def latest_full(records: Records, script: str) -> Mapping[str, Any]:
     return [record for record in records if record["script"] == script and not record["quick"]][-1]["printed"]
 
 
+def of_settings(records: Records) -> dict[tuple[str, str], dict[str, Any]]:
+    """Each world and setting of benchmarks/calls.py against today's, paired by seed."""
+    runs = {(one["world"], one["setting"], one["seed"]): one for one in records}
+    rows = {}
+    for world, name in dict.fromkeys((one["world"], one["setting"]) for one in records):
+        of_seed = {seed: one for (w, n, seed), one in runs.items() if (w, n) == (world, name)}
+        pairs = [(one, runs[world, "today", seed]) for seed, one in of_seed.items() if (world, "today", seed) in runs]
+        seeds = sorted(one["seed"] for one, _ in pairs)
+        if not pairs:
+            continue
+        score, today = (t_interval([one["exact_match"] for one in of]) for of in zip(*pairs, strict=True))
+        ends = score["low"], score["high"], today["low"], today["high"]
+        rows[world, name] = {
+            "steps": fmean(one["step"] for one, _ in pairs),
+            "calls": round(fmean(one["calls"] for one, _ in pairs)),
+            "different": fmean(one["curve"][-1]["different"] / one["calls"] for one, _ in pairs),
+            "calls_ratio": t_interval([one["calls"] / old["calls"] for one, old in pairs]),
+            "usd_ratio": t_interval([one["usd"] / old["usd"] for one, old in pairs]),
+            "reached": sum(one["reached"] for one, _ in pairs),
+            "exact_match": score,
+            "overlap": None not in ends and ends[0] <= ends[3] and ends[2] <= ends[1],
+            "paid_twice": None if pairs[0][0]["paid_twice"] is None else sum(one["paid_twice"] for one, _ in pairs),
+            "seeds": seeds,
+        }
+    return rows
+
+
+def calls_table(records: Records) -> str:
+    """Calls of the large LLM until the agent is good, by setting."""
+    lines = [
+        "| world | setting | steps | calls | different in their step | of today's [95 %] | dollars of it | reached "
+        "| exact match [95 %] | paid twice |",
+        "|" + "---|" * 10,
+    ]
+    for (world, name), row in of_settings(records).items():
+        ratio, dollars = _shown(row["calls_ratio"], 2), f"{row['usd_ratio']['mean']:.2f}"
+        reached, twice = (
+            f"{row['reached']} of {len(row['seeds'])}",
+            "–" if row["paid_twice"] is None else row["paid_twice"],
+        )
+        cells = (
+            f"{row['steps']:.1f}",
+            f"{row['calls']:,}",
+            f"{row['different']:.0%}",
+            ratio,
+            dollars,
+            reached,
+            _shown(row["exact_match"]),
+            twice,
+        )
+        lines.append(f"| {world} | {name} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def _shown(row: Mapping[str, Any], digits: int = 3) -> str:
+    ends = "one seed" if row["low"] is None else f"{row['low']:.{digits}f}, {row['high']:.{digits}f}"
+    return f"{row['mean']:.{digits}f} [{ends}]"
+
+
 TEXTS: dict[str, Callable[[Records], str]] = {
+    "calls": calls_table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
     "ratings": espl_sandbox.table,

@@ -55,7 +55,8 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.language == "python" and not self.note.startswith("no-run:")
+        """Here; a file that a page lets its reader write is run by whoever runs that page as a whole."""
+        return self.language == "python" and not self.note.startswith(("no-run:", "title="))
 
     def run(self, names: dict[str, Any], addresses: dict[str, str]) -> None:
         """Run it; `addresses`: port -> the address that stands in for it, `""` for all others."""

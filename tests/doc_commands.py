@@ -17,7 +17,7 @@ from unittest import mock
 
 ROOT = Path(__file__).parents[1]
 # Programs that are not ours: taken as they are.
-OTHERS = {"git", "cd", "export", "curl", "source", "jupyter", "vllm", "ollama", "sbatch", "ssh", "rm"}
+OTHERS = {"git", "cd", "export", "curl", "source", "jupyter", "vllm", "ollama", "sbatch", "ssh", "rm", "kill"}
 _KEPT_HERE = re.compile(r"(examples|benchmarks|docs|tests|src)/[\w./-]+\.\w+")
 _NOT_A_PATH = re.compile(r"^(\w+=\S*|\.\.\.)$")
 
@@ -90,7 +90,7 @@ def _accelerate(words: Sequence[str]) -> list[str]:
 
 def _python(words: Sequence[str]) -> list[str]:
     program, rest = (words[1], words[2:]) if words[0] == "-m" else (words[0], words[1:])
-    if program in ("pip", "pytest", "mkdocs", "ruff"):
+    if program in ("pip", "venv", "pytest", "mkdocs", "ruff"):
         return _CHECKS.get(program, lambda _: [])(rest)
     if words[0] != "-m" and not (ROOT / program).is_file():
         return [f"no file {program}"]
@@ -139,6 +139,7 @@ _CHECKS: dict[str, Callable[[Sequence[str]], list[str]]] = {
     "agentic-prompting": _agentic_prompting,
     "accelerate": _accelerate,
     "python": _python,
+    "python3": _python,
     "make": _make,
     "pip": _pip,
     "mkdocs": lambda _: [],

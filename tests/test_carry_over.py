@@ -14,8 +14,8 @@ import torch
 from transformers import AutoTokenizer, TrainerCallback
 from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset, RolloutWorkerProtocol
 
-from agentic_prompting import ESPLConfig, ESPLTrainer, TrainingStopped
-from agentic_prompting.llm import Reply, Usage
+from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingStopped
+from agentic_prompting.llm import Reply, ScriptedChat, Usage
 from agentic_prompting.rollout import AgentSpec, BatchEngine, ChatFormat, Observation, Sample
 from agentic_prompting.trainers.carry_over import CarryOver
 from agentic_prompting.trainers.rollout_worker import RolloutWorker
@@ -131,6 +131,17 @@ def test_rows_come_in_the_order_in_which_trl_deals_them_out(tiny_policy, rows, t
         seen[lead] = questions
     played = sorted((group for groups in steps for group in groups), key=lambda group: group.number)
     assert [rollout.row["question"] for group in played for rollout in group.rollouts] == seen[0]
+
+
+def test_replies_are_shared_by_the_groups_of_one_step_only(tiny_policy, rows, tmp_path, steps):
+    """All ask the same. A step's worth of groups, whenever they are played, shares one reply; others get their own."""
+    chat = ScriptedChat(["Nairobi"])
+    trainer = build(tiny_policy, tmp_path, rows, LLMEnvironment(chat, share_replies="step"))
+    trainer.train()
+    batches = [{rollout.batch for rollout in group.rollouts} for groups in steps for group in groups]
+    numbers = [group.number for groups in steps for group in groups]
+    by_step = {number // 2: batch for number, (batch,) in zip(numbers, batches, strict=True)}
+    assert len(set(by_step.values())) == 4 == len(chat.calls)
 
 
 def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):

@@ -432,6 +432,17 @@ def test_evolve_needs_models(run):
 # --- said at once -------------------------------------------------------------------------------------------------
 
 
+def test_without_its_extra_serving_says_so_before_anything_is_loaded():
+    """46 s came before it. In a process of its own: what has been imported here stays imported."""
+    code = "import sys; sys.modules['uvicorn'] = None; from agentic_prompting.cli import main\n"
+    code += (
+        "try: main(['serve', 'nowhere', '--sandbox'])\nfinally: print(*({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (2, "\n"), done.stderr
+    assert done.stderr == "agentic-prompting: serving needs more (uvicorn): pip install 'agentic-prompting[serve]'\n"
+
+
 @pytest.fixture
 def no_key(monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
@@ -450,6 +461,10 @@ def nothing_is_fetched(monkeypatch):
     [
         (["serve", "RUN", "--sandbox", "--port", "80800"], "port must be from 0 to 65535, got 80800"),
         (["serve", "nowhere", "--sandbox"], "nowhere does not exist"),
+        (
+            ["ask", QUESTION, "--run", "runs/nowhere", "--sandbox"],
+            "runs/nowhere does not exist; `agentic",
+        ),
         (["serve", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
         (["ask", QUESTION, "--run", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
         (["ask", QUESTION, "--run", "ADAPTER", "--sandbox"], "belongs to the base model in runs/base"),
@@ -486,6 +501,15 @@ def test_a_typo_is_said_before_bf16_is_asked_for(tmp_path, nothing_is_fetched):
     assert "'learning_rat' is no option" in said and "learning_rate" in said and "bf16" not in said
 
 
+def test_without_a_gpu_both_options_are_named(nothing_is_fetched, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    said = refused("prompt-r1", "--environment_model", "m", "--model_name_or_path", tmp_path, "--output_dir", tmp_path)
+    assert said.endswith("On a machine without a GPU: --use_cpu true --bf16 false")
+
+
 def test_programs_look_at_the_endpoint_then_the_model_then_the_data(no_key, nothing_is_fetched, tmp_path):
     """As `doctor` does, each in one line: 82 s of retries named neither of two mistakes."""
     out = ["--output_dir", tmp_path, *ON_A_CPU]
@@ -496,6 +520,57 @@ def test_programs_look_at_the_endpoint_then_the_model_then_the_data(no_key, noth
         asked = ["--environment_model", "m", "--environment_base_url", server.base_url]
         assert f"{tmp_path / 'nowhere'} does not exist" in refused("prompt-r1", *asked, *wrong)
         assert "say which model" in refused("prompt-r1", *asked, "--task", "gsm8k", *out)
+
+
+@pytest.fixture
+def no_hub(monkeypatch, tmp_path):
+    """An address where nobody listens, and nothing in the cache."""
+    from huggingface_hub import constants
+
+    from agentic_prompting.cli.options import hub_answers
+
+    hub_answers.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    yield
+    hub_answers.cache_clear()
+
+
+def test_without_a_hub_a_model_is_missed_at_once(run, no_hub, nothing_is_fetched, tmp_path, capsys, monkeypatch):
+    """Forty seconds of retries came before a traceback."""
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("it was tried"))
+    with LoopbackServer(lambda body, n: "ok") as server:
+        asked = ["--environment_model", "m", "--environment_base_url", server.base_url, "--output_dir", tmp_path]
+        said = refused("prompt-r1", *asked, *ON_A_CPU, "--model_name_or_path", "Qwen/Qwen3-4B", "--task", "gsm8k")
+    assert said.startswith("ValueError: Qwen/Qwen3-4B is no folder here, and the hub cannot be reached")
+    capsys.readouterr()
+    status, _, err = run("ask", QUESTION, "--run", "me/my-agent", "--sandbox")
+    assert status == 2 and err.startswith("agentic-prompting: me/my-agent is no folder here") and err.count("\n") == 1
+    config = tmp_path / "run.yaml"
+    config.write_text("model_name_or_path: Qwen/Qwen3-4B\n")
+    status, out, _ = run("doctor", "--config", config, "--json")
+    (found,) = [one for one in json.loads(out)["findings"] if one["check"] == "model"]
+    assert status == 1 and found["level"] == "problem" and "cannot be reached" in found["says"]
+
+
+def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatch):
+    """Libraries do not try again; what is asked for first in `evaluate` is the key."""
+    from agentic_prompting.cli.options import TaskRows
+
+    asked = []
+    monkeypatch.setattr("time.sleep", lambda seconds: asked.append(seconds))
+    with pytest.raises(ValueError, match="gsm8k, split 'train': no source could be loaded"):
+        TaskRows().load("gsm8k", 0)
+    assert not asked
+    config = tmp_path / "table.yaml"
+    config.write_text(
+        "title: T\ntasks: [gsm8k]\nmodels: {model: {name: gpt-4o-mini}}\nsystems: {cot: {kind: prompted}}\n"
+    )
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    status, _, err = run("evaluate", "--config", config, "--output", tmp_path / "out")
+    assert status == 2 and err.splitlines()[-1].startswith("agentic-prompting: no key for model (gpt-4o-mini): export")
 
 
 def test_a_missing_extra_is_said_before_anything_is_loaded(monkeypatch, nothing_is_fetched, tmp_path):

@@ -54,6 +54,7 @@ def test_python_of_a_docstring_runs(block, world):
 def test_few_blocks_are_not_run():
     """Each of them says why."""
     left = [block for block in [*ALL, *DOCSTRINGS] if block.language == "python" and not block.runs]
+    left = [block for block in left if not block.note.startswith("title=")]
     assert len(left) <= MOST_NOT_RUN
     assert all(re.fullmatch(r"no-run: \w.+", block.note) for block in left)
 
@@ -74,14 +75,21 @@ def commands_of(block):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_exist(page):
+    written = [name for block in BLOCKS[page] for name in re.findall(r'title="(\w+\.py)"', block.note)]
     wrong = [
         f"{block.where}:{block.line}: {' '.join(command)}: {fault}"
         for block in BLOCKS[page]
         if block.language == "bash"
         for command in commands_in(block.code)
+        if not {"python", *written} >= set(command)
         for fault in faults(command)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_first_hour_was_run_as_it_stands():
+    """From the wheel, in an empty folder, in less than an hour; what follows a block is what it printed."""
+    subprocess.run([sys.executable, ROOT / "docs" / "tools" / "first_hour.py", "--check"], check=True)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +153,23 @@ def test_messages_of_the_troubleshooting_page_are_the_codes():
     assert not gone
 
 
+def test_readmes_first_screen():
+    """What it is for, own data to report in a dozen lines, a picture: before the first heading."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    screen = text[: text.index("\n## ")]
+    (code,) = [one.code for one in blocks_of(screen, "README.md") if one.shown]
+    assert all(word in code for word in ("load_task(", "trainer.train()", "write_report(")) and code.count("\n") <= 12
+    assert screen.count("](docs/images/") == 1 and len(screen.split("```")[0].split("\n\n")[1].split(". ")) <= 3
+    wanting = [line.split("|")[1].split(" (`")[0].strip() for line in text.splitlines() if line.endswith("| no |")]
+    below = text[text.rindex("| no |") if wanting else 0 :]
+    assert all(" ".join(one.split(",")[0].split()) in below for one in wanting), "each of them explained below"
+
+
 # What scripts write -------------------------------------------------------------------------------------------------
+
+
+def test_the_gallery_shows_what_the_notebooks_show():
+    subprocess.run([sys.executable, ROOT / "docs" / "tools" / "gallery.py", "--check"], check=True)
 
 
 def test_the_picture_of_the_rooms_is_the_sources():
@@ -158,6 +182,21 @@ def test_every_table_of_the_scale_page_is_the_scripts():
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     for part in done.stdout.strip().split("\n\n"):
         assert part in page, f"run benchmarks/scale.py and copy this into docs/scale.md:\n{part}"
+
+
+def test_the_reference_has_what_readers_call():
+    """What Python alone calls is not in it; signatures are wrapped, which takes a formatter where the site is built."""
+    griffe = pytest.importorskip("griffe", reason="the extra [docs] is not installed")
+    extension = griffe.load_extensions(ROOT / "docs" / "tools" / "huggingface_docstrings.py")
+    package = griffe.load("agentic_prompting", search_paths=[ROOT / "src"], extensions=extension)
+    waiting, names = [package], set()
+    while waiting:
+        inside = [one for one in waiting.pop().members.values() if not one.is_alias]
+        names |= {one.name for one in inside}
+        waiting += inside
+    assert {"MultiTurnGRPOConfig", "limits", "__call__"} < names and "__getstate__" not in names
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert "ruff" in next(line for line in project.splitlines() if line.startswith("docs = "))
 
 
 # The tools ----------------------------------------------------------------------------------------------------------

@@ -279,6 +279,8 @@ def test_the_demo_writes_what_it_says(runs):
     assert set(trajectories) == {"before", "after"}
     assert all(lines[0].startswith("question") and lines[1].startswith("agent") for lines in trajectories.values())
     assert len(run.records) == 16 and {record["step"] for record in run.records} == {0}
+    log = json.loads((run.folder / "trainer_state.json").read_text())["log_history"]
+    assert {"loss", "grad_norm", "kl", "entropy"} <= set(log[0]), "the optimisation's curves outlive the run"
     assert (run.folder / "model.safetensors").exists() and (run.folder / "agentic_prompting.json").exists()
     for printed in ("exact match before", "exact match after", "--- before training", "--- after training", "step 1:"):
         assert printed in run.stdout

@@ -223,3 +223,20 @@ def test_a_page_that_says_something_else_than_the_records_is_noticed(monkeypatch
     anew, names = recompute.recompute(page)
     assert names == ["prompt_r1.splits"] and "| by country | 0.250 [one seed] | 0.750 [one seed] | 601 |" in anew
     assert recompute.recompute(anew) == (anew, names) and anew.startswith("before\n") and anew.endswith("after\n")
+
+
+def test_calls_are_compared_seed_by_seed(monkeypatch):
+    recompute = loaded("recompute", monkeypatch)
+
+    def run(setting, seed, calls, score, twice=None):
+        about = {"world": "plain", "setting": setting, "seed": seed, "step": 6, "reached": score >= 0.85}
+        about["curve"] = [{"different": calls // 4}]
+        return {**about, "calls": calls, "usd": calls / 1000, "exact_match": score, "paid_twice": twice}
+
+    records = [run("today", 1, 1000, 0.86), run("today", 2, 2000, 0.88), run("all", 2, 1000, 0.87, 0)]
+    records += [run("all", 1, 250, 0.8, 0), run("all", 3, 1, 1.0, 0)]  # the third has no run to compare with
+    row = recompute.of_settings(records)["plain", "all"]
+    assert (row["calls_ratio"]["mean"], row["calls"], row["reached"]) == (0.375, 625, 1)
+    assert row["overlap"] and row["paid_twice"] == 0 and row["seeds"] == [1, 2]
+    assert "| plain | all | 6.0 | 625 | 25% | 0.38 [" in recompute.calls_table(records)
+    assert not recompute.of_settings(records[1:])["plain", "all"]["overlap"], "one seed has no interval"

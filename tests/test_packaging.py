@@ -90,6 +90,11 @@ def _name(project):
 # --- what is built ---------------------------------------------------------------------------------------------------
 
 
+def beside():
+    """What a wheel puts beside the package."""
+    return [*(ROOT / "benchmarks" / "paper_tables").rglob("*.py"), *(ROOT / "examples" / "configs").glob("eval_*.yaml")]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Folder with wheel and sdist, built from a copy of what git would give: no build folder is left in the tree."""
@@ -97,7 +102,7 @@ def built(tmp_path_factory):
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
     for name in ("pyproject.toml", "README.md", "LICENSE", "setup.cfg", "CHANGELOG.md", "CITATION.cff"):
         (copy / name).write_bytes((ROOT / name).read_bytes())
-    for path in SOURCE.rglob("*"):
+    for path in (*SOURCE.rglob("*"), *beside()):
         if path.is_file() and "__pycache__" not in path.parts:
             target = copy / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +121,9 @@ def test_what_is_in_them(built):
         inside = set(archive.namelist())
         told = Parser().parsestr(archive.read(next(n for n in inside if n.endswith("dist-info/METADATA"))).decode())
     ours = {str(path.relative_to(SOURCE.parent)) for path in SOURCE.rglob("*") if _belongs(path)}
-    assert {name for name in inside if ".dist-info/" not in name} == ours
+    tables = {str(path.relative_to(ROOT)) for path in beside()}
+    shared = f"agentic_prompting-{PROJECT['version']}.data/data/share/agentic-prompting/"
+    assert {name for name in inside if ".dist-info/" not in name} == ours | {shared + name for name in tables}
     assert "agentic_prompting/py.typed" in ours and "agentic_prompting/report/page/stories.js" in ours
     assert "agentic_prompting/trainers/card.md" in ours
     assert [name for name in inside if name.endswith("licenses/LICENSE")]
@@ -124,8 +131,51 @@ def test_what_is_in_them(built):
     assert set(told.get_all("Provides-Extra")) == set(PROJECT["optional-dependencies"])
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"LICENSE", "README.md", "pyproject.toml", *(f"src/{name}" for name in ours)} <= packed
+    assert {"LICENSE", "README.md", "pyproject.toml", *(f"src/{name}" for name in ours), *tables} <= packed
     assert not [name for name in packed if name.startswith("runs") or name.endswith(".env")]
+
+
+@pytest.mark.slow
+def test_an_index_would_take_them(built, tmp_path):
+    """And what it would refuse, or show as one long block of code, is seen."""
+    sys.path.insert(0, str(ROOT / "docs" / "tools"))
+    try:
+        from check_dist import check
+    finally:
+        sys.path.pop(0)
+    assert check(built) == PROJECT["version"]
+    for wrong, message in (
+        ("Version: one", "'one' is invalid for 'version'"),
+        ("Description-Content-Type: text/plain", "shown as plain text"),
+        ("\n```\n", "is not closed"),
+    ):
+        (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+        with zipfile.ZipFile(wheel) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("METADATA"))
+            told = archive.read(name).decode()
+        key = wrong.partition(":")[0]
+        told = re.sub(rf"^{key}:.*$", wrong, told, flags=re.M) if ":" in wrong else told + wrong
+        with zipfile.ZipFile(tmp_path / wheel.name, "w") as archive:
+            archive.writestr(name, told)
+        with tarfile.open(tmp_path / sdist.name, "w:gz") as archive:
+            (tmp_path / "PKG-INFO").write_text(told)
+            archive.add(tmp_path / "PKG-INFO", f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
+        with pytest.raises(ValueError, match=message):
+            check(tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_a_workflow_runs_what_there_is(path):
+    """Nothing here runs them: what they name exists, and none can do more than it is for."""
+    from doc_commands import commands_in, faults
+
+    flow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    steps = [step for job in flow["jobs"].values() for step in job["steps"]]
+    assert all(re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v1)", step["uses"]) for step in steps if "uses" in step)
+    made = [command for step in steps for command in commands_in(step.get("run", "")) if command[0] == "make"]
+    assert made and not [fault for command in made for fault in faults(command)]
+    assert "write" not in [level for what, level in flow["permissions"].items() if what not in ("pages", "id-token")]
+    assert flow[True], "when: `on`, which YAML 1.1 reads as true"
 
 
 def _belongs(path):
@@ -165,6 +215,15 @@ def test_installed_into_an_empty_environment(installed, tmp_path):
         "from agentic_prompting.evolution import Population, SystemPrompt; assert 'showLineage' in render_page('t', '')"
     )
     ran(installed, "-c", page, cwd=tmp_path, env=clean())
+
+
+@pytest.mark.slow
+def test_a_table_is_filled_and_reported_without_a_clone(installed, tmp_path):
+    command, config = installed.parent / "agentic-prompting", "examples/configs/eval_prorefine_table1.yaml"
+    made = ran(command, "evaluate", "--config", config, "--sandbox", "--output-dir", "table", cwd=tmp_path, env=clean())
+    assert "prorefine_verifier" in made and "written to" in made
+    page = ran(command, "report", "table", "--no-pictures", cwd=tmp_path, env=clean()).strip()
+    assert page == "table/report/index.html" and (tmp_path / page).is_file()
 
 
 @pytest.mark.slow

@@ -304,6 +304,7 @@ def test_a_record_says_everything(tmp_path):
         "observations": [{"text": "fine", "error": None, "seconds": 0.5, "cached": True, "shared": False}],
         "tokens": {"agent": 5, "observation": 4},
         "cost_usd": 0.25,
+        "worth_usd": 0.25,
         "seed": 7,
     }
     what = "down (m at http://x, HTTP 503, 2 attempts)"

@@ -331,6 +331,27 @@ def test_two_runs_side_by_side(tmp_path):
     assert [row["difference [95 %]"][:6] for row in differences] == ["+0.000", "+0.000"]
 
 
+def test_score_against_dollars(tmp_path):
+    """The last steps of each run: what it answered right, and what the replies were worth, shared ones included."""
+    runs, gold = {"cheap": (0.001, 1), "dear": (0.01, 3), "wasteful": (0.02, 2)}, one()["answers"][0]
+    for name, (usd, right) in runs.items():
+        early = [one(step=step, answer=gold, worth_usd=9.0) for step in range(18)]
+        late = [one(step=19, answer=gold if i < right else "x", cost_usd=0.0, worth_usd=usd) for i in range(4)]
+        write_run(tmp_path / name, [*early, *late, one(step=19, status="failed", answer=None, worth_usd=5.0)])
+    html = write_report([tmp_path / name for name in reversed(runs)], tmp_path / "out", pictures=False).read_text()
+    points = block(html, "front")
+    found = [(point["name"], point["usd"], point["mean"], point["front"]) for point in points]
+    assert found == [
+        (str(tmp_path / "cheap"), 0.001, 0.25, True),
+        (str(tmp_path / "dear"), 0.01, 0.75, True),
+        (str(tmp_path / "wasteful"), 0.02, 0.5, False),
+    ]
+    assert all(0 <= point["low"] <= point["mean"] <= point["high"] <= 1 for point in points)
+    assert 'id="data-front"' not in write_report(tmp_path / "cheap", pictures=False).read_text(), "one is no front"
+    free = [write_run(tmp_path / f"free{n}", [one(worth_usd=0.0, cost_usd=0.0)]) for n in range(2)]
+    assert 'id="data-front"' not in write_report(free, tmp_path / "out", pictures=False).read_text()
+
+
 # --- live ------------------------------------------------------------------------------------------------------------
 
 

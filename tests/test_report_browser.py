@@ -287,3 +287,7 @@ def test_an_evaluation_and_a_comparison(browser, tmp_path, width, scheme):
     assert str(runs[1]) in section.locator(".legend").first.inner_text()
     assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0 and watched.noted == []
     pictured(watched.page, "comparison")
+    front = watched.page.locator("#front")
+    assert front.locator("circle").count() == 3 and front.locator("tr").count() == 4
+    assert str(runs[1]) in front.locator("table").inner_text() and ATTACKS[2] not in front.inner_text()
+    pictured(watched.page, "front")

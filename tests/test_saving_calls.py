@@ -3,19 +3,31 @@
 import asyncio
 import itertools
 import random
+import re
 import threading
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from agentic_prompting.llm import Reply, ScriptedChat, Usage
+from agentic_prompting import LLMEnvironment
+from agentic_prompting.llm import Reply, RoutedChat, ScriptedChat, Usage
+from agentic_prompting.report.summary import RunSummary, cost_points
 from agentic_prompting.rewards import CostReward, exact_match_reward
 from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, parse_turn, read_rollouts
 from agentic_prompting.trainers import ESPLConfig
-from agentic_prompting.trainers.saving_calls import CallSaver, Curriculum, EndsHopeless, group_weight, honest_advantages
-from test_trainer import END, arguments, one_batch, trainer_for
+from agentic_prompting.trainers.saving_calls import (
+    CallSaver,
+    Curriculum,
+    EndsHopeless,
+    Growth,
+    group_weight,
+    honest_advantages,
+)
+from test_trainer import ASK, END, arguments, one_batch, trainer_for
 
 # A policy of one decision between three actions with these chances, each with a reward of its own: everything that can
 # happen in a group of four is enumerated, with its exact probability.
@@ -67,6 +79,28 @@ def test_what_a_group_counts():
     assert [group_weight([1.0, 1.0], 0.25, draw) for draw in (0.0, 0.24, 0.25, 0.9)] == [4, 4, 0, 0]
 
 
+def test_the_chance_of_growing_has_the_least_noise_for_the_calls():
+    """By brute force, with questions of which none, many or nearly all are settled: two rollouts first, eight in all.
+    Where replies are shared the rest costs less, and is left out less often."""
+    draw, chances = np.random.default_rng(0), np.linspace(0.05, 1, 96)
+    for settled in (0.0, 0.8, 0.97):
+        p = np.where(draw.random(40_000) < settled, 1.0, draw.random(40_000))
+        right = draw.random((40_000, 8)) < p[:, None]
+        same, spread = right[:, 0] == right[:, 1], right.any(1) & ~right.all(1)
+        growth = Growth(2, 8)
+        for group in right[:2000].astype(float).tolist():
+            growth.note(group)
+        for paid in (1.0, 0.2):
+            # A group with a spread has an advantage of one size, one without has none: the mean square is the noise.
+            noise = (spread & ~same).mean() + (spread & same).mean() / chances
+            calls = 2 + 6 * paid * ((~same).mean() + same.mean() * chances)
+            best = (noise * calls).min()
+            found = np.interp(growth.chance(paid), chances, noise * calls)
+            assert found <= 1.02 * best, (settled, paid)
+            assert growth.chance(paid) <= growth.chance(0.2)
+    assert growth.chance(1.0) < 1 == growth.chance(0.2) == Growth(2, 8).chance(1.0), "nearly all settled; nothing known"
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.2])
 def test_hopeless_rollouts_left_out_by_chance_leave_the_gradient_as_it_is(share):
     """Actions 1 and 2 turn out hopeless; each of them is played on with probability `share`."""
@@ -95,6 +129,17 @@ def test_advantages_without_weights_are_those_of_the_group():
     assert torch.allclose(honest_advantages(rewards, ones, scale=True)[0, :3], scaled)
     assert honest_advantages(rewards, ones)[0, 3] == 0, "failed: no part in its group"
     assert not honest_advantages(torch.full((1, 4), torch.nan), ones).any()
+
+
+@pytest.mark.parametrize("scale", [False, True])
+def test_a_group_without_a_spread_has_no_advantages_whatever_its_weights(scale):
+    """Four of eight were left out and the others count twice, all of them wrong: there is nothing to learn, and no
+    deviation of 0 to divide by."""
+    rewards = torch.tensor([[-1.0] * 4 + [torch.nan] * 4])
+    assert not honest_advantages(rewards, torch.tensor([[2.0] * 4 + [0.0] * 4]), scale).any()
+    rewards[0, 0] = 1.0
+    known = honest_advantages(rewards, torch.tensor([[1.0] + [2.0] * 3 + [0.0] * 4]), scale)
+    assert known[0, 0] > 0 > known[0, 1] and known.abs().max() < 8 and not known[0, 4:].any()
 
 
 def test_what_cannot_be_saved_is_not_asked_for_and_a_share_is_played_on():
@@ -218,6 +263,31 @@ def test_a_group_that_grows_by_chance_counts_more(tiny_policy, rows, tmp_path):
     assert torch.allclose(scored["advantages"], full["advantages"] / 0.999)
 
 
+@pytest.mark.parametrize(("share", "paid"), [("never", 1.0), ("step", 0.25)])
+def test_where_replies_are_shared_less_is_left_out(tiny_policy, rows, tmp_path, share, paid):
+    """Further replies are nearly free then. By what was paid in the batch before: the gradient has no bias by it."""
+    chat = ScriptedChat(["ok"])
+    environment = LLMEnvironment(chat, share_replies=share)
+    settings = {"num_generations": 4, "per_device_train_batch_size": 8, "group_start": 2, "hopeless_share": 0.2}
+    trainer = trainer_for(tiny_policy, tmp_path, rows, environment=environment, group_chance=0.01, **settings)
+    asks, ends = (trainer.chat_format.turn_ids(text) for text in (ASK, END.format("x")))
+    answered = trainer.chat_format.tokenizer.convert_tokens_to_ids("<interaction_response>")
+    acts = lambda requests: [Sample(ends if answered in one.context else asks) for one in requests]  # noqa: E731
+    trainer.policy = BatchEngine(acts, lent=True)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = [rows[i] for i in (0, 1) for _ in range(4)]
+    trainer._generate_and_score_completions(batch)
+    assert (trainer._saver.paid, trainer.environment.share) == (1, 0.2)
+    trainer.load_resume_state(trainer.resume_state())
+    trainer.state.global_step = 1
+    trainer._generate_and_score_completions(batch)
+    assert (trainer._saver.paid, trainer.environment.share) == (paid, 0.2 / paid)
+    assert trainer._saver.growth.seen == {"differed": 0, "agreed": 3.6, "grown": 0, "spread": 0}, "two batches of two"
+    seen = [one for record in read_rollouts(tmp_path / "rollouts") for one in record["observations"]]
+    assert sum(not one["shared"] for one in seen) == len(chat.calls) < len(seen) + (share == "never")
+
+
 def test_a_group_that_teaches_nothing_gives_its_place_to_another(tiny_policy, rows, tmp_path):
     first = {rows[i]["question"] for i in (0, 1)}
     right = lambda question, place: question in first or place % 2 == 0  # noqa: E731
@@ -253,6 +323,43 @@ def test_a_price_in_the_reward(tiny_policy, rows, tmp_path, unit, weight, cost):
     reply = Reply("ok", saved=Usage(1, 1, 0.25), shared=True)
     rollout = Rollout([1], observations=[Observation("ok", replies=(reply,))])
     assert CostReward(2.0)([rollout]) == [-0.5], "as dear to who shares a reply as to who paid"
+
+
+def test_the_front_of_a_cheap_and_a_dear_model(tiny_policy, rows, tmp_path):
+    """The cheap model knows one question of two, the dear one both; a rule that tells them apart is as good as the dear
+    one alone, for less. The report's front has it, and not the dear one."""
+    easy, gold = rows[0]["question"], {row["question"]: row["answers"][0] for row in rows}
+
+    def model(known, usd):
+        says = lambda messages: gold[asked] if (asked := messages[-1]["content"]) in known else "no idea"  # noqa: E731
+        return ScriptedChat(lambda messages: Reply(says(messages), usage=Usage(1, 1, usd)))
+
+    def passes_on(request):
+        text = trainer.chat_format.tokenizer.decode(request.context)
+        said = re.search(r"<interaction_response>(.*?)</interaction_response>", text)
+        asked = next(question for question in gold if question in text)
+        turn = END.format(said[1].strip()) if said else f"<interaction_prompt> {asked} </interaction_prompt>"
+        return Sample(trainer.chat_format.turn_ids(turn))
+
+    rules = {
+        "cheap": lambda question, names: "small",
+        "routed": lambda question, names: "small" if question == easy else "large",
+        "dear": lambda question, names: "large",
+    }
+    for name, rule in rules.items():
+        chat = RoutedChat({"small": model({easy}, 0.01), "large": model(set(gold), 0.1)}, rule)
+        environment = LLMEnvironment(chat, share_replies="group")
+        trainer = trainer_for(tiny_policy, tmp_path / name, rows, environment=environment, cost_weight=2.0)
+        trainer.policy = BatchEngine(lambda requests: [passes_on(request) for request in requests], lent=True)
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        trainer._generate_and_score_completions([rows[i] for i in (0, 0, 1, 1)])
+    points = {Path(one.name).name: one for one in cost_points([RunSummary.read(tmp_path / name) for name in rules])}
+    assert [(name, round(one.usd, 3), one.mean, one.front) for name, one in points.items()] == [
+        ("cheap", 0.01, 0.5, True),
+        ("routed", 0.055, 1.0, True),
+        ("dear", 0.1, 1.0, False),
+    ]
 
 
 def test_what_makes_no_sense_is_refused(tiny_policy, rows, tmp_path):

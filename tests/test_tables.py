@@ -119,6 +119,22 @@ def test_a_system_that_cannot_be_made_is_left_out_with_its_reason(tmp_path, monk
     assert "gepa" not in {result.system for result in run.evaluation.results}
 
 
+def test_what_a_stand_in_cannot_answer_is_not_asked_and_says_so(asking_policy, tmp_path, monkeypatch):
+    """Prompt-R1 stood at 0.000 with p = .0001 where its policy knew none of the words."""
+    monkeypatch.setattr("paper_tables.sandbox_policies.policy_for", lambda *_: asking_policy)
+    agents = "opro: {}\n  prompt_r1: {kind: agent, folder: runs/x, environment: oracle}"
+    config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
+    run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
+    counting, countries = "gsm8k (sandbox_counting)", "prompt_r1/test/hotpot (sandbox_countries)"
+    assert [one.task for one in run.evaluation.results if one.system == "prompt_r1"] == [countries]
+    assert [one.task for one in run.comparisons if one.first == "prompt_r1"] == [countries]
+    lines = run.files["md"].read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| {counting} | prompt_r1 |")]
+    assert "| – |" in row and "0.000 [" not in row and "not asked: its policy reads countries' words alone" in row
+    status("report", tmp_path / "out", "--no-pictures")
+    assert (tmp_path / "out" / "report" / "index.html").is_file()
+
+
 def test_agents_of_a_table(asking_policy, tmp_path):
     import paper_tables.sandbox_policies
     from paper_tables.sandbox import sandbox_models
@@ -199,18 +215,21 @@ def test_the_evaluate_command(tmp_path, capsys):
     assert "| cot (a) | cot (b) | +0.000" in capsys.readouterr().out
     assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1], "--metric", "token_f1") == 0
     assert "| task | system | token_f1 | iterations | answered" in capsys.readouterr().out
+    assert status("evaluate", "--config", "eval_x.yaml", "--sandbox") == 2
+    assert "eval_x.yaml does not exist; in examples/configs/ there are eval_espl_aime25, " in capsys.readouterr().err
     assert status("evaluate") == 2 and "--config FILE, or --compare" in capsys.readouterr().err
 
 
-def test_outside_of_a_clone_the_command_says_what_to_do(tmp_path, monkeypatch, capsys):
+def test_where_there_are_no_tables_the_command_says_what_to_do(tmp_path, monkeypatch, capsys):
     from agentic_prompting.cli import commands
 
+    monkeypatch.setattr(commands, "shared", lambda: None)
     config = str(written(tmp_path, SMALL))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(commands, "__file__", str(tmp_path / "lib" / "agentic_prompting" / "cli" / "commands.py"))
+    monkeypatch.setattr(commands, "CLONE", tmp_path)
     assert status("evaluate", "--config", config, "--sandbox") == 2
     said = capsys.readouterr().err
-    assert "run this command inside a clone" in said and "evaluate_agent" in said
+    assert "run this command in a clone" in said and "evaluate_agent" in said
     monkeypatch.chdir(CONFIGS[0].parent)  # a clone, though the package is installed elsewhere
     assert status("evaluate", "--config", config, "--sandbox", "--output", str(tmp_path / "out")) == 0
 

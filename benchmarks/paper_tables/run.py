@@ -15,6 +15,7 @@ from agentic_prompting.evaluation import (
     Evaluation,
     EvaluationStopped,
     EvaluationTask,
+    Result,
     compare_systems,
     evaluate_agent,
     load_evaluation_task,
@@ -40,6 +41,8 @@ class TableRun:
         comparisons (`list[Comparison]`): With the baseline.
         skipped (`dict[str, str]`): Systems that could not be made, and why.
         left_out (`dict[str, str]`): What else of the paper's table is not there, and why.
+        not_asked (`dict[tuple[str, str], str]`): System and task that it has no way to answer, and why: a row without
+            figures.
         files (`dict[str, Path]`): The tables by kind, the pictures by name.
     """
 
@@ -47,6 +50,7 @@ class TableRun:
     comparisons: list[Comparison]
     skipped: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    not_asked: dict[tuple[str, str], str] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
 
 
@@ -112,10 +116,15 @@ def _evaluated(
     config, evaluation = shop.config, Evaluation()
     for system in config.systems:
         if sandbox:
-            from .sandbox import stand_in
+            from .sandbox import no_way_to_answer, stand_in
 
+            run.not_asked |= {
+                (system.name, task.name): why for task in tasks if (why := no_way_to_answer(system, task))
+            }
             system = stand_in(system, shop.folder if shop.seed is None else shop.folder.parent, shop.seed or 0)
         for task in tasks:
+            if (system.name, task.name) in run.not_asked:
+                continue
             try:
                 made = shop.make(system, task, lessons[task.name])
             except Unavailable as reason:
@@ -172,8 +181,15 @@ def _finish(run: TableRun, config: TableConfig, folder: Path, sandbox: bool, see
     title = f"{config.title}{' (sandbox: says nothing about real models)' if sandbox else ''}"
     if seeds:
         title += f"; means over seeds {', '.join(map(str, seeds))}, intervals over them"
-    extra = {"extra": wald_column(run.evaluation.results, marks)} if marks else {}
-    run.files = write_tables(folder, run.evaluation, run.comparisons, title, **extra)
+    wald = wald_column(run.evaluation.results, marks) if marks else lambda result: {}
+
+    def extra(result: Result) -> dict[str, str]:
+        said = run.not_asked.get((result.system, result.task), "")
+        return {**wald(result), **({"note": said} if run.not_asked else {})}
+
+    blank = [Result(*one, {}, {}, 0, 0, {}, 0, 0, 0, 0, 0) for one in run.not_asked]
+    shown = Evaluation([*run.evaluation.results, *blank])
+    run.files = write_tables(folder, shown, run.comparisons, title, extra)
     draw_figures(run, config, folder)
     if config.case is not None and config.case in made:
         run.files["case"] = write_case(run.evaluation, config.case, folder / "case.md")
@@ -184,12 +200,19 @@ Parts = tuple[list[EvaluationTask], Mapping[str, Lessons], Mapping[str, Any]]
 
 def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitStack) -> Parts:
     """Tasks, what is learned from for each, and connected models, as the configuration has them."""
-    tasks, lessons = [], {}
+    tasks, lessons, models = [], {}, connect(config.models, cache_of_replies, stack)
+    for name, (chat, _) in models.items():
+        if chat.needs_key and not chat.find_key():
+            fix = "export OPENAI_API_KEY=YOUR_KEY, give its `base_url`, or see the table run with --sandbox"
+            raise ValueError(f"no key for {name} ({chat.model}): {fix}")
 
     @cache
     def load(name: str, n: int | None, seed: int) -> EvaluationTask:
         files = {"data_files": config.data_files[name]} if name in config.data_files else {}
-        return load_evaluation_task(name, n, seed, **files)
+        try:
+            return load_evaluation_task(name, n, seed, **files)
+        except RuntimeError as error:  # no source of it could be loaded
+            raise ValueError(" ".join(str(error).split())) from error
 
     for name in config.tasks:
         task = load(name, config.n, config.seed)
@@ -201,7 +224,7 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
             load(validation, config.validation_rows, config.seed + 1).rows if validation else None,
             lambda: load(config.fit_task, config.fit_rows, config.seed + 1).rows if config.fit_task else None,
         )
-    return tasks, lessons, connect(config.models, cache_of_replies, stack)
+    return tasks, lessons, models
 
 
 def _for(named: str | Mapping[str, str] | None, task: str) -> str | None:

@@ -38,9 +38,9 @@ class Unavailable(RuntimeError):
 
 def connect(
     models: Mapping[str, Mapping[str, Any]], cache: ReplayCache, stack: ExitStack
-) -> dict[str, tuple[ChatModel, dict[str, Any]]]:
+) -> dict[str, tuple[OpenAIChat, dict[str, Any]]]:
     """A client for each model of a configuration, with the sampling that goes with it."""
-    connected: dict[str, tuple[ChatModel, dict[str, Any]]] = {}
+    connected: dict[str, tuple[OpenAIChat, dict[str, Any]]] = {}
     for role, settings in models.items():
         options = {name: value for name, value in settings.items() if name not in ("name", "sampling")}
         if "price" in options:

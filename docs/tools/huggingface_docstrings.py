@@ -16,6 +16,9 @@ ROOMS = (
     *("local", "trainers", "agent", "report", "serve"),
 )
 
+HIDDEN = {"__getstate__", "__setstate__", "__reduce__", "__del__"}
+"""What Python calls and no reader does."""
+
 _ITEMS = re.compile(r"( +)(\w+ \(.+\))(?:, \*optional\*)?:(.*)")  # "a (`int`): ..." or "a (`int`), b (`str`): ..."
 _OUTCOME = re.compile(r"^( +)((?:\[?`[^`]+`\]?(?:, | or )?)+):")
 _NAMED = re.compile(r"\[`~?([\w.]+)`\](?!\[|\()")
@@ -47,6 +50,8 @@ def _public_names(package: griffe.Module) -> dict[str, str]:
 
 
 def _rewrite(thing: griffe.Object, pages: dict[str, str]) -> None:
+    for name in HIDDEN & thing.members.keys():
+        thing.del_member(name)
     if thing.docstring is not None:
         thing.docstring.value = google(thing.docstring.value, pages)
     for member in thing.members.values():

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, option, say
+from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, hub_answers, option, say
+from .train import CLONE, example, shared
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout, Sample, SampleRequest, Turn
@@ -263,7 +264,7 @@ class _ScriptedAgent:
 
 
 def evaluate(
-    config: Annotated[Path | None, option("A table: examples/configs/eval_*.yaml, in a clone.")] = None,
+    config: Annotated[Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")] = None,
     sandbox: Annotated[bool, option("Stand-ins for its models and tasks; no key.", "--sandbox")] = False,
     metric: Annotated[
         list[str] | None,
@@ -288,10 +289,17 @@ def evaluate(
         return 0
     if config is None or compare is not None or (more_seeds and not seeds):
         raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
-    tables = paper_tables()
+    config, tables = example(config) or config, paper_tables()
+    if not config.is_file():
+        there = sorted(
+            path.stem for path in (Path(tables.__file__).parents[2] / "examples/configs").glob("eval_*.yaml")
+        )
+        raise ValueError(f"{config} does not exist; in examples/configs/ there are {', '.join(there)}")
     table = tables.load_config(config)
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
+    if not sandbox:
+        hub_answers()
     try:
         all_seeds = [*(seeds or ()), *(more_seeds or ())]
         run = tables.run_table(table, sandbox, output_dir, sys.stderr.isatty(), all_seeds)
@@ -312,23 +320,23 @@ def evaluate(
 
 
 def paper_tables() -> Any:
-    """The module `benchmarks/paper_tables`, which comes with a clone of the repository and not with the package.
+    """The module `benchmarks/paper_tables`, which is no part of the package.
 
-    Of the clone that the package is installed from (`pip install -e`), else of the one that the current folder is in.
+    Of the clone that the package is installed from (`pip install -e`) or that the current folder is in, else the copy
+    that a wheel puts beside the package.
 
     Raises:
-        `FileNotFoundError`: There is no clone; says what to do.
+        `FileNotFoundError`: It is in none of them; says what to do.
     """
     name, here = "paper_tables", Path.cwd()
-    for root in (Path(__file__).parents[3], here, *here.parents):
-        script = root / "benchmarks" / name / "__init__.py"
-        if script.is_file():
+    for root in (CLONE, here, *here.parents, shared()):
+        script = root and root / "benchmarks" / name / "__init__.py"
+        if script and script.is_file():
             break
     else:
         raise FileNotFoundError(
-            "tables from configurations are filled by benchmarks/paper_tables, which comes with a clone of the "
-            "repository and not with the package: run this command inside a clone. To compare systems of your own, "
-            "`agentic_prompting.evaluate_agent` needs no clone (docs/evaluation.md)"
+            "what fills tables, benchmarks/paper_tables, was not installed: run this command in a clone. To compare "
+            "systems of your own, `agentic_prompting.evaluate_agent` does without (docs/evaluation.md)"
         )
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, script)

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
-from .options import AsJson, EnvironmentModel, ReferenceModel, Spending, busy, setting
+from .options import AsJson, EnvironmentModel, ReferenceModel, Spending, busy, check_model, setting
 
 if TYPE_CHECKING:
     from ..llm import LLMError, OpenAIChat
@@ -474,6 +474,20 @@ def price(setup: Setup) -> Iterator[Finding]:
             yield problem(f"{role}: budget_usd can never be reached, {unknown}", fix)
         else:
             yield ok(f"{role}: {unknown}: costs are shown as $0; budget_tokens limits them all the same")
+
+
+# --- the model to be trained -----------------------------------------------------------------------------------------
+
+
+@check
+def model(setup: Setup) -> Iterator[Finding]:
+    """Whether the one that the configuration names is here or on the hub."""
+    if name := setup.values.get("model_name_or_path"):
+        try:
+            check_model(name)
+            yield ok(f"{name} is there")
+        except ValueError as error:
+            yield problem(str(error), f"model_name_or_path: FOLDER_OR_NAME in {setup.config}")
 
 
 # --- the model in a folder -------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from types import NoneType, UnionType
@@ -134,12 +135,14 @@ class TaskRows:
 
     def load(self, task: str, seed: int) -> Dataset:
         """The rows. Raises `ValueError`, in one line, for what cannot be had."""
-        from ..data import load_task
+        from ..data import is_own, load_task
 
         pairs = [pair.partition("=") for pair in (self.columns or "").split(",") if pair]
         if not all(ours and theirs for ours, _, theirs in pairs):
             raise ValueError(f"columns={self.columns} is not of the form question=q,answers=a")
         options: dict[str, Any] = {"data_files": self.data_files, "columns": {a: b for a, _, b in pairs} or None}
+        if not is_own(self.dataset or task) and not self.data_files:
+            hub_answers()
         try:
             return load_task(self.dataset or task, self.task_split, self.task_rows, seed, **options)
         except RuntimeError as error:
@@ -160,9 +163,9 @@ def check_agent(run: str | Path) -> None:
 
 
 def check_model(name: str | Path) -> None:
-    """Raise `ValueError` for what can only be a folder and is not there, or for an adapter without its base model."""
-    if not Path(name).exists() and _only_a_folder(str(name)):
-        raise ValueError(f"{name} does not exist: give the folder of a model, or its name on the hub")
+    """Raise `ValueError` for what is neither here nor on the hub, or for an adapter without its base model."""
+    if not Path(name).exists():
+        _check_on_hub(str(name))
     adapter = Path(name) / "adapter_config.json"
     if adapter.is_file():
         base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
@@ -174,7 +177,51 @@ def check_model(name: str | Path) -> None:
 
 def _only_a_folder(name: str) -> bool:
     """Whether a name can be no hub id: those have one slash, and nobody has a folder of the user's name here."""
-    return "/" in name and (name[0] in "./~" or name.count("/") > 1 or Path(name).parent.is_dir())
+    sure = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
+    return "/" in name and (sure or Path(name).parent.is_dir())
+
+
+def _check_on_hub(name: str) -> None:
+    """Raise `ValueError`, at once, for a model that is in no cache and that the hub does not give."""
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    known = "give the folder of a model, or its name on the hub"
+    if _only_a_folder(name):
+        raise ValueError(f"{name} does not exist: {known}")
+    try:
+        if any(isinstance(try_to_load_from_cache(name, one), str) for one in ("config.json", "adapter_config.json")):
+            hub_answers()
+        elif not hub_answers():
+            raise ValueError(f"{name} is no folder here, and the hub cannot be reached: {known} where it can be")
+        else:
+            HfApi().model_info(name, timeout=_HUB_SECONDS)
+    except (RepositoryNotFoundError, HFValidationError):
+        raise ValueError(
+            f"{name} is no folder here, and the hub has no such model, or not for you (a private one needs HF_TOKEN): "
+            f"{known}"
+        ) from None
+
+
+_HUB_SECONDS = 5
+
+
+@cache
+def hub_answers() -> bool:
+    """Whether the hub does; asked once. If not, its libraries go on from their caches: each tries for 40 s else."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+    except Exception:  # of whichever HTTP package it has
+        constants.HF_HUB_OFFLINE = True
+        if "datasets" in sys.modules:
+            sys.modules["datasets"].config.HF_HUB_OFFLINE = True
+        print(f"{constants.ENDPOINT} cannot be reached: what the cache has is taken", file=sys.stderr)
+    return not constants.HF_HUB_OFFLINE
 
 
 @dataclass

@@ -231,7 +231,12 @@ def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, 
     # About transformers' own renamed arguments, which TRL still sets under the old names; nothing a user can act on.
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     quiet_libraries()
-    return TrlParser(kinds).parse_args_and_config(arguments)
+    try:
+        return TrlParser(kinds).parse_args_and_config(arguments)
+    except ValueError as error:
+        if "bf16" in str(error):  # transformers' own words name one of the two options that are needed
+            raise ValueError(f"{error} On a machine without a GPU: --use_cpu true --bf16 false") from None
+        raise
 
 
 def run_training(trainer: Trainer) -> None:

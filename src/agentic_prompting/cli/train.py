@@ -18,6 +18,9 @@ from .options import option
 EXAMPLES = Path(__file__).parent / "examples"
 """Configurations of training: those of the repository's `examples/`, which no wheel has."""
 
+CLONE = Path(__file__).parents[3]
+"""The clone that the package is installed from, where it is (`pip install -e`)."""
+
 Method = Literal["prompt-r1", "espl", "prorefine"]
 Config = Annotated[Path | None, option("YAML file with options of the program; those given here win over it.")]
 AccelerateConfig = Annotated[
@@ -78,9 +81,21 @@ def _help(context: typer.Context, method: str) -> int:
 
 
 def example(file: Path | None) -> Path | None:
-    """The file; outside of a clone `examples/...` is the one in the package."""
-    packaged = EXAMPLES.parent / (file or "")
-    return packaged if file is not None and not file.is_file() and packaged.is_file() else file
+    """The file; outside of a clone `examples/...` is the one that came with the package."""
+    if file is None or file.is_file():
+        return file
+    return next((root / file for root in (EXAMPLES.parent, CLONE, shared()) if root and (root / file).is_file()), file)
+
+
+def shared() -> Path | None:
+    """Where a wheel has put what is no part of the package: tables and their configurations, as in a clone."""
+    from importlib.metadata import PackageNotFoundError, files
+
+    try:
+        found = [file for file in files("agentic-prompting") or () if file.match("benchmarks/paper_tables/__init__.py")]
+    except PackageNotFoundError:
+        return None
+    return Path(str(found[0].locate())).resolve().parents[2] if found else None
 
 
 def demo(

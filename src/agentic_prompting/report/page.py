@@ -28,7 +28,16 @@ from ..evolution.lineage import LINES, Node
 from ..records import atomic_write
 from ..refine import RefinementResult
 from .plots import PANELS, panels_in, plot_panels
-from .summary import Record, RunSummary, exact_match_of_record, first_scores, groups_of, reward_parts, total_reward
+from .summary import (
+    Record,
+    RunSummary,
+    cost_points,
+    exact_match_of_record,
+    first_scores,
+    groups_of,
+    reward_parts,
+    total_reward,
+)
 
 T = TypeVar("T")
 Change = Literal["=", "-", "+"]
@@ -59,7 +68,8 @@ def write_report(
     It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
     `population.json` (or the checkpoint of [`evolve`]) as an evolutionary tree, ProRefine's results (`*.jsonl`) as
     diffs of its prompts, `summary.json` as the held-out result, the answers of [`evaluate_agent`] (`*.jsonl`) with
-    tables, intervals and paired tests. Several runs: their curves in the same charts, their evaluations paired.
+    tables, intervals and paired tests. Several runs: their curves in the same charts, their evaluations paired, and
+    what each scores against what it costs.
 
     Args:
         run (`str`, `Path` or a list of them): A run's output folder, or a single file of results or of a population.
@@ -171,6 +181,7 @@ def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> It
     if run.refinements:
         yield from _refinements(run.refinements)
     if run.evaluation:
+        yield from _front([run])
         yield from _evaluation(run.evaluation)
 
 
@@ -213,6 +224,14 @@ def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
             "differences": differences,
         },
     )
+    yield from _front(runs)
+
+
+def _front(runs: Sequence[RunSummary]) -> Iterator[Block]:
+    """Score against dollars, where there are several points and anything costs anything."""
+    points = cost_points(runs)
+    if len(points) > 1 and any(point.usd for point in points):
+        yield "front", [point._asdict() for point in points]
 
 
 def _evaluation(evaluation: Evaluation) -> Iterator[Block]:

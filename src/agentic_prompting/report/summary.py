@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from ..evaluation import METRICS, Evaluation, find_metrics
+from ..evaluation import METRICS, Evaluation, bootstrap_interval, find_metrics
 from ..evaluation.harness import read_records
 from ..evaluation.scoring import score_records, summarise
 from ..evolution import Lineage, read_lineage
@@ -33,6 +33,18 @@ OPTIMISATION = ("loss", "kl", "grad_norm", "entropy")
 """What the trainer's log is read for."""
 
 _CLOSE = 1e-5  # rewards are recorded with six digits
+
+
+class CostPoint(NamedTuple):
+    """What a system earns for what it costs: mean score with its 95 % interval, US dollars a question, and whether no
+    other is at least as good for no more."""
+
+    name: str
+    usd: float
+    mean: float
+    low: float
+    high: float
+    front: bool
 
 
 class HeldOut(NamedTuple):
@@ -155,6 +167,44 @@ def first_scores(evaluation: Evaluation) -> list[float | None]:
         first = next(iter(result.values))
         scores |= zip(own, score_records(list(own.values()), find_metrics([first]))[first], strict=True)
     return [scores[i] for i in range(len(evaluation.records))]
+
+
+def cost_points(runs: Sequence[RunSummary]) -> list[CostPoint]:
+    """Each run, or each system of its evaluation, as a point of score against dollars, the cheapest first.
+
+    A run without an evaluation is taken at its end: exact match and cost of the training rollouts of the last tenth of
+    its steps. A shared or recorded reply costs what it was once paid with; failed answers count in neither.
+    """
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    for run in runs:
+        if run.evaluation:
+            told = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)
+            name = f"{run.folder}: " if len(runs) > 1 else ""
+            scored = [(name + str(record["system"]), record.get("cost_usd"), score) for record, score in told]
+        else:
+            trained = [one for one in run.rollouts if one.get("mode", "train") == "train"]
+            steps = max((one["step"] for one in trained), default=0) + 1
+            scored = [
+                (run.folder, one.get("worth_usd", one.get("cost_usd")), exact_match_of_record(one))
+                for one in trained
+                if one["step"] >= steps - max(1, steps // 10)
+            ]
+        for name, usd, score in scored:
+            if score is not None:
+                dollars, scores = found.setdefault(name, ([], []))
+                dollars.append(usd or 0.0)
+                scores.append(score)
+    points = [(name, fmean(usd), bootstrap_interval(scores)) for name, (usd, scores) in found.items()]
+    return [
+        CostPoint(
+            *(name, usd, score.mean, score.low, score.high),
+            front=not any(
+                dollars <= usd and other.mean >= score.mean and (dollars, other.mean) != (usd, score.mean)
+                for _, dollars, other in points
+            ),
+        )
+        for name, usd, score in sorted(points, key=lambda point: (point[1], -point[2].mean))
+    ]
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:

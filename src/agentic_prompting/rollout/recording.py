@@ -108,7 +108,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
 
     Keys: `id`, `question`, `answers`, `task` (from the row, where it has them), `status`, `error`, `answer`, `turns`
     (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`,
-    `shared`), `tokens` (`agent`, `observation`), `cost_usd`, `seed`, and whatever is passed as `extra`.
+    `shared`), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (with what others or an earlier run
+    paid for), `seed`, and whatever is passed as `extra`.
     """
     facts = RolloutFacts.of(rollout)
     return {
@@ -133,6 +134,7 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         ],
         "tokens": {"agent": facts.agent_tokens, "observation": facts.observation_tokens},
         "cost_usd": facts.cost_usd,
+        "worth_usd": sum(reply.worth.cost_usd for reply in rollout.replies),
         "seed": rollout.seed,
     }
 

@@ -77,7 +77,10 @@ class Tape:
         said = self.replies[at]
         if "text" not in said:
             return None
-        replies = tuple(Reply(**{**reply, "usage": Usage(**reply["usage"])}) for reply in said["replies"])
+        replies = tuple(
+            Reply(**{**reply, **{name: Usage(**reply[name]) for name in ("usage", "saved")}})
+            for reply in said["replies"]
+        )
         return Observation(said["text"], replies=replies, seconds=said["seconds"])
 
     def _keep(self, tape: list[dict], kind: str, record: dict[str, Any]) -> None:
@@ -143,6 +146,7 @@ class CarryOver:
         self._asking: set[Any] = set()  # tasks that the environment owes a reply
         self._clock = _Clock()
         self._order: tuple[int, list[int]] = (-1, [])
+        self._groups_a_step = trainer.args.generation_batch_size // trainer.rollouts_per_row()  # of all processes
 
     # --- starting ------------------------------------------------------------------------------------------------
 
@@ -163,8 +167,9 @@ class CarryOver:
         prompts: list[Any] = kept.get("rendered") or [trainer.prompt_messages(row, i) for i in indices]
         seeds = [rollout_seed(trainer.args.seed, "group", number, i) for i in range(len(prompts))]
         tapes = [Tape(self, (number, i), **kept.get("tapes", {}).get(i, {})) for i in range(len(prompts))]
+        batch = f"{trainer.args.seed}.lead.{number // self._groups_a_step}"  # as those that share replies know it
         rollouts = [
-            Rollout(trainer.chat_format.prompt_ids(begun["prompt"]), begun, seed, batch="lead", group=number)
+            Rollout(trainer.chat_format.prompt_ids(begun["prompt"]), begun, seed, batch=batch, group=number)
             for begun, seed in zip(trainer.begun([{**row, "prompt": prompt} for prompt in prompts]), seeds, strict=True)
         ]
         born = min(kept.get("born", self.updates), self.updates)
@@ -186,7 +191,7 @@ class CarryOver:
 
     def _row(self, number: int) -> dict[str, Any]:
         trainer, rows = self.trainer, self.trainer.train_dataset
-        batch = trainer.args.generation_batch_size // trainer.rollouts_per_row()
+        batch = self._groups_a_step
         epoch, place = divmod(number, len(rows) // batch * batch)
         if self._order[0] != epoch:
             order = list(range(len(rows)))

@@ -61,15 +61,17 @@ class MultiTurnGRPOConfig(GRPOConfig):
         group_start (`int`, *optional*): Rollouts of a group that are played first. The others follow where those earned
             different rewards, or by chance. Defaults to the whole group at once. This and the next five save calls of
             the large LLM; docs/howto/save_calls.md says what each may bias.
-        group_chance (`float`, *optional*, defaults to `0.25`): With `group_start`: how often a group grows whose first
-            rollouts earned the same. It then counts 1/`group_chance`, which keeps the gradient as it was on average.
+        group_chance (`float`, *optional*): With `group_start`: how often a group grows whose first rollouts earned the
+            same. It then counts 1/`group_chance`, which keeps the gradient as it was on average. By default the chance
+            that has the least noise for the calls, by what the groups of late have shown; see [`Growth`].
         refill_rounds (`int`, *optional*, defaults to `0`): How often a group without a spread of reward gives its place
             in the batch to another question (dynamic sampling).
         curriculum_rare (`float`, *optional*, defaults to `1.0`): With which probability a question comes back whose
             last `curriculum_patience` groups had no spread of reward; else another one comes. 1: always.
         curriculum_patience (`int`, *optional*, defaults to `2`): See `curriculum_rare`.
         hopeless_share (`float`, *optional*, defaults to `1.0`): Which share is played on of the episodes whose answer
-            can no longer count, as the reward function's `hopeless` says; the others end at once.
+            can no longer count, as the reward function's `hopeless` says; the others end at once. Where only a part of
+            the last batch's replies had to be paid for, and the rest was shared, by as much more are played on.
         cost_weight (`float`, *optional*, defaults to `0.0`): A price in the reward: what is taken off for each unit of
             `cost_unit` that a rollout's calls are worth; see [`CostReward`].
         cost_unit (`str`, *optional*, defaults to `"usd"`): `usd`, or `calls`.
@@ -95,7 +97,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
     max_staleness: int | None = _setting(None, "Updates between a group's start and its use at most.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     group_start: int | None = _setting(None, "Rollouts of a group played first; others follow if these differ.")
-    group_chance: float = _setting(0.25, "How often a group grows whose first rollouts earned the same.")
+    group_chance: float | None = _setting(None, "How often a group grows whose first rollouts earned the same.")
     refill_rounds: int = _setting(0, "How often a group without spread gives its place to another question.")
     curriculum_rare: float = _setting(1.0, "How often a settled question comes back.")
     curriculum_patience: int = _setting(2, "Groups without spread after which a question is settled.")
@@ -126,7 +128,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("group_chance", "curriculum_rare", "hopeless_share"):
-            if not 0 < getattr(self, name) <= 1:
+            if getattr(self, name) is not None and not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
         if self.refill_rounds < 0 or self.curriculum_patience < 1 or self.cost_weight < 0:
             raise ValueError("refill_rounds and cost_weight must be at least 0, curriculum_patience at least 1")

@@ -49,7 +49,7 @@ from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
-from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages
+from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages, paid_share
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
 from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
@@ -218,6 +218,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
         self._failures = FailureWatch(args.failure_window, args.max_failed_share)
         self._eval_batches = 0
+        self._paid = 1.0  # share of the last training batch's replies that nobody else's call had paid for
         self._saver: CallSaver | None = None
         if args.saves_calls:
             self._saver = CallSaver(args, self.train_dataset, self.num_generations, args.seed)
@@ -309,6 +310,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _with_fresh(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch of rollouts that begin and end in this step."""
         first = self.accelerator.process_index * len(inputs)
+        self._note_paid()
         saver = self._saver if self.model.training else None
         chosen = inputs if saver is None else saver.choose(inputs, first, self._batch())
         self._notes = [self.record_notes(first + i) for i in range(len(inputs))]
@@ -318,6 +320,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             own = slice(first, first + len(inputs))
             scored["advantages"] = counted(scored["advantages"], *(one[own] for one in self._counts))
         return scored
+
+    def _note_paid(self) -> None:
+        """Calls are saved by chance: where most replies are shared, further ones are nearly free, and what was left out
+        for them would cost more steps than it saves calls."""
+        if self._saver is not None:
+            self._saver.paid = self._paid
+        if isinstance(self.environment, EndsHopeless):
+            self.environment.share = min(1.0, self.args.hopeless_share / self._paid)
 
     def _with_carried(self, carry_over: CarryOver, wanted: int) -> dict[str, Any]:
         """A batch of so many whole groups of this process that are done, whenever they were started."""
@@ -487,11 +497,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.
         rewards[failed] = torch.nan
         self._counts = self._counted(facts, rewards) if mode == "train" else None
-        for name, value in rollout_metrics([*facts, *self._discarded_facts(mode)]).items():
+        everything = [*facts, *self._discarded_facts(mode)]
+        for name, value in rollout_metrics(everything).items():
             self._metrics[mode][name].append(value)
         self._record(mode, rollouts, rewards)
         if mode == "train":
-            self.some_failed = bool(failed.any())
+            self.some_failed, self._paid = bool(failed.any()), paid_share(everything)
         else:
             self._eval_batches += 1
         played = [fact for fact in facts if fact.status != "left_out"]
@@ -593,7 +604,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return {
             "environment": keeps() if keeps else None,
             "some_failed": self.some_failed,
+            "paid": self._paid,
             "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
+            "growth": dict(self._saver.growth.seen) if self._saver else None,
             "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
             "carried": self.carry_over.state_dict() if self.carry_over is not None else None,
         }
@@ -601,9 +614,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
         if state["environment"] is not None:
             self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
-        self.some_failed = state["some_failed"]
+        self.some_failed, self._paid = state["some_failed"], state.get("paid", 1.0)
         if self._saver is not None and state.get("curriculum"):
             self._saver.curriculum.load_state_dict(state["curriculum"])
+            self._saver.growth.seen |= state.get("growth") or {}
         if self.backend.sync and state.get("pushed"):
             self.backend.sync.load_state_dict(state["pushed"])
         if self.carry_over is not None and state.get("carried") is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..rollout import Environment, Observation, Rollout, observe, rollout_seed
+from ..rollout import Environment, Observation, Rollout, RolloutFacts, observe, rollout_seed
 
 _TRIES = 32  # questions drawn to find one that is not settled; then the last one is taken
 
@@ -26,18 +26,67 @@ def group_weight(first: Sequence[float | None], chance: float, draw: float) -> f
         chance (`float`): With which a group grows whose first rollouts all earned the same, in (0, 1].
         draw (`float`): Uniform in [0, 1), from the group's own seed.
     """
-    agree = None not in first and len(set(first)) == 1
-    return (1 / chance if draw < chance else 0.0) if agree else 1.0
+    return (1 / chance if draw < chance else 0.0) if agree(first) else 1.0
+
+
+def agree(first: Sequence[float | None]) -> bool:
+    """Whether the first rollouts of a group all earned the same; a failed one earned nothing that is known."""
+    return None not in first and len(set(first)) == 1
+
+
+class Growth:
+    """How often a group whose first rollouts agree is worth its calls, by what the groups of late have shown.
+
+    A group left out saves calls, and makes those that count instead of it count more: noise, which costs further steps.
+    The chance is the one with the least noise for the calls, p² = s·(k + d·c) / (d·c): of groups that agreed and grew,
+    s had a spread after all; d of all groups differed at once; k rollouts are played first, and the others cost c calls
+    for each of theirs. Where nearly all groups that agree are settled it is small. Where many are not, or replies are
+    shared and the rest is nearly free, it is 1. It is a function of earlier batches, so that the gradient has no bias.
+
+    Args:
+        start (`int`), n (`int`): Rollouts of a group that are played first, and of a whole group.
+    """
+
+    def __init__(self, start: int, n: int):
+        self.start, self.n = start, n
+        self.seen = {"differed": 0.0, "agreed": 0.0, "grown": 0.0, "spread": 0.0}  # groups; older ones count less
+
+    def chance(self, paid: float) -> float:
+        """With which a group grows whose first rollouts agree; 1 while nothing is known.
+
+        Args:
+            paid (`float`): The share of the last batch's replies that were paid for and not shared.
+        """
+        seen = self.seen
+        spread = (seen["spread"] + 1) / (seen["grown"] + 1)
+        differ = (seen["differed"] + 1) / (seen["differed"] + seen["agreed"] + 1)
+        rest = max(1, self.n - self.start) * paid * differ
+        return min(1.0, (spread * (self.start + rest) / rest) ** 0.5)
+
+    def fade(self) -> None:
+        """A batch begins: what the earlier ones showed counts a fifth less."""
+        self.seen = {name: 0.8 * number for name, number in self.seen.items()}
+
+    def note(self, earned: Sequence[float | None]) -> None:
+        """Note a group's rewards, those of its first rollouts first."""
+        if not agree(earned[: self.start]):
+            self.seen["differed"] += 1
+            return
+        self.seen["agreed"] += 1
+        if len(earned) > self.start:
+            self.seen["grown"] += 1
+            self.seen["spread"] += not no_spread(earned)
 
 
 def honest_advantages(rewards: torch.Tensor, weights: torch.Tensor, scale: bool = False) -> torch.Tensor:
-    """Advantages whose expectation over the weights is that of rollouts which were all played to their end.
+    """Advantages whose expected gradient is that of rollouts which were all played to their end.
 
-        A_i = w_i · (n - 1)/n · (r_i - 1/(n - 1) · sum over j ≠ i of w_j r_j)
+        A_i = w_i · (n - 1)/n · (r_i - sum over j ≠ i of w_j r_j / sum over j ≠ i of w_j)
 
     With weights of 1 it is r_i minus the group's mean. Each w is 1/p with probability p, else 0, drawn independently
-    after the rollout's fate is known, so that E[w_i] = 1 and E[w_i w_j r_j] = r_j. A weight that all of a group share
-    is applied after this, as a factor.
+    after the rollout's fate is known, so that E[w_i] = 1; and what is subtracted depends on the other rollouts alone,
+    as a baseline has to. Where no other is known it is 0. A weight that all of a group share is applied after this, as
+    a factor.
 
     Args:
         rewards (`torch.Tensor`): Of shape `(groups, n)`; NaN where there is none.
@@ -50,15 +99,22 @@ def honest_advantages(rewards: torch.Tensor, weights: torch.Tensor, scale: bool 
     """
     there = (weights == 0) | ~rewards.isnan()  # left out by the rule is there, with a weight of 0; failed is not
     worth = torch.where(rewards.isnan(), 0.0, rewards)
-    n = there.sum(1, keepdim=True).clamp(min=1)
-    weighted = weights * worth * there
-    others = (weighted.sum(1, keepdim=True) - weighted) / (n - 1).clamp(min=1)
-    advantages = weights * there * (n - 1) / n * (worth - others)
-    if scale:
-        mean = weighted.sum(1, keepdim=True) / n
-        spread = (weights * there * (worth - mean) ** 2).sum(1, keepdim=True) / (n - 1).clamp(min=1)
-        advantages = advantages / (spread.sqrt() + 1e-4)
+    n, weights = there.sum(1, keepdim=True).clamp(min=1), weights * there
+    known, total = (weights * worth).sum(1, keepdim=True), weights.sum(1, keepdim=True)
+    others = total - weights
+    baseline = torch.where(others > 0, (known - weights * worth) / others.clamp(min=1e-9), 0.0)
+    advantages = weights * (n - 1) / n * (worth - baseline)
+    if scale:  # more than one is known, or there is no deviation
+        square = (weights * (worth - known / total.clamp(min=1e-9)) ** 2).sum(1, keepdim=True) / total.clamp(min=1e-9)
+        deviation = (square * n / (n - 1).clamp(min=1)).sqrt()
+        advantages = torch.where((weights > 0).sum(1, keepdim=True) > 1, advantages / (deviation + 1e-4), 0.0)
     return advantages
+
+
+def paid_share(facts: Sequence[RolloutFacts]) -> float:
+    """The share of a batch's replies that were paid for and not shared; 1 where there were none."""
+    replies = sum(fact.calls for fact in facts)
+    return max(1, replies - sum(fact.shared for fact in facts)) / max(1, replies)
 
 
 def counted(advantages: torch.Tensor, groups: torch.Tensor, ours: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -154,11 +210,13 @@ class CallSaver:
     Attributes:
         group_weights (`dict[int, float]`): What each group of the last batch counts, all processes together.
         discarded (`list[Rollout]`): Of this process: played in the last batch for questions that taught nothing.
+        paid (`float`): The share of the last batch's replies that were paid for and not shared.
     """
 
     def __init__(self, settings: Any, rows: Sequence[Mapping[str, Any]], n: int, seed: int):
         self.settings, self.rows, self.n, self.seed = settings, rows, n, seed
-        self.start = settings.group_start or n
+        self.start, self.paid = settings.group_start or n, 1.0
+        self.growth = Growth(self.start, n)
         self.curriculum = Curriculum(settings.curriculum_patience, settings.curriculum_rare)
         self.group_weights: dict[int, float] = {}
         self.discarded: list[Rollout] = []
@@ -198,6 +256,8 @@ class CallSaver:
             gather (`Callable[[list], list]`): Puts the lists of all processes together.
         """
         self.group_weights, self.discarded = {}, []
+        self.growth.fade()
+        chance = self.settings.group_chance or self.growth.chance(self.paid)
         group_of = {i: (first + i) // self.n for i in range(len(rollouts))}
         groups = sorted(set(gather(list(group_of.values()))))
 
@@ -218,8 +278,9 @@ class CallSaver:
             begun = [i for i in mine if (first + i) % self.n < self.start]
             earned = earned_by(begun)
             for group in groups:
-                chance, luck = self.settings.group_chance, self._draw(batch, "grow", group, attempt).random()
-                self.group_weights[group] = group_weight(earned[group], chance, luck) if self.start < self.n else 1.0
+                luck = self._draw(batch, "grow", group, attempt).random()
+                grows = group_weight(earned[group], chance, luck) if self.start < self.n else 1.0
+                self.group_weights[group] = grows
             rest = [i for i in mine if i not in begun]
             if self.start < self.n:
                 for group, more in earned_by([i for i in rest if self.group_weights[group_of[i]]]).items():
@@ -229,6 +290,7 @@ class CallSaver:
                     rollouts[i].weight = 0.0
                     rollouts[i].status = "left_out" if i in rest else rollouts[i].status
             for group, question in questions.items():
+                self.growth.note(earned[group])
                 self.curriculum.observe(question, [reward for reward in earned[group] if reward is not None])
             groups = [group for group in groups if no_spread(earned[group])]
             if not groups or attempt == self.settings.refill_rounds:

@@ -28,13 +28,13 @@ function scales(xs, ys, frame = FRAME) {
   };
 }
 
-function axes(drawing, scale, frame = FRAME, label = "training step") {
+function axes(drawing, scale, frame = FRAME, label = "training step", shown = Number.isInteger) {
   for (const value of ticks(scale.low, scale.high)) {
     const y = scale.y(value);
     drawing.append(svg("line", { class: "grid-line", x1: frame.left, x2: frame.width - frame.right, y1: y, y2: y }));
     drawing.append(svg("text", { x: frame.left - 6, y: y + 4, "text-anchor": "end", text: +value.toPrecision(4) }));
   }
-  for (const value of ticks(scale.first, scale.last).filter(Number.isInteger)) {
+  for (const value of ticks(scale.first, scale.last).filter(shown)) {
     drawing.append(svg("text", { x: scale.x(value), y: frame.height - 14, "text-anchor": "middle", text: value }));
   }
   drawing.append(svg("text", { x: frame.width - frame.right, y: frame.height - 2, "text-anchor": "end", text: label }));
@@ -103,4 +103,24 @@ function addReader(drawing, scale, entries, series, read, onStep) {
     if (event.key === "Enter" && place >= 0) onStep?.(entries[place].step);
   });
   drawing.addEventListener("click", () => place >= 0 && onStep?.(entries[place].step));
+}
+
+/** Score against dollars a question: a point with its interval for each system, and a line through those that no other beats in both. */
+function showFront(points) {
+  const node = section("front", "Score against dollars", "A question's mean, with 95 % intervals. The line joins what no other beats at its price.");
+  const scale = scales(points.map((one) => one.usd), points.flatMap((one) => [one.low, one.high]));
+  const best = points.filter((one) => one.front);
+  const drawing = svg("svg", {
+    viewBox: `0 0 ${FRAME.width} ${FRAME.height}`, role: "img", "aria-label": points.map((one) => `${oneLine(one.name)}: ${number(one.mean)} for $${number(one.usd, 6)}`).join("; "),
+  });
+  axes(drawing, scale, FRAME, "US dollars a question", () => true);
+  if (best.length > 1) drawSeries(drawing, scale, { points: best.map((one) => [one.usd, one.mean]), line: lineStyle(0, []) });
+  points.forEach((one, place) => {
+    const [x, y] = [scale.x(one.usd), scale.y(one.mean)];
+    const label = { x: x + (x > FRAME.width / 2 ? -7 : 7), y: y - 6, "text-anchor": x > FRAME.width / 2 ? "end" : "start" };
+    drawing.append(svg("line", { class: "hair", x1: x, x2: x, y1: scale.y(one.low), y2: scale.y(one.high) }));
+    drawing.append(svg("circle", { class: "line line-0", cx: x, cy: y, r: one.front ? 4 : 2 }), svg("text", { ...label, text: place + 1 }));
+  });
+  const rows = points.map((one, place) => [place + 1, oneLine(one.name), number(one.usd, 6), number(one.mean), `${number(one.low)}–${number(one.high)}`, one.front ? "yes" : "no"]);
+  node.append(el("figure", {}, drawing), table(["", "system", "dollars a question", "score", "95 % interval", "on the front"], rows));
 }

@@ -1,11 +1,12 @@
 // What the page shows, in order: whatever the run has data blocks for.
 
 async function main() {
-  const [run, history, lineage, refined, index, answers, compared] = await Promise.all(["run", "history", "lineage", "refinements", "trajectories", "evaluation", "comparison"].map(unpack));
+  const [run, history, lineage, refined, index, answers, compared, front] = await Promise.all(["run", "history", "lineage", "refinements", "trajectories", "evaluation", "comparison", "front"].map(unpack));
   byId("loading").remove();
   byId("run-name").textContent = oneLine(run.name);
   const browser = {}; // filled in last, when the trajectories are there
   if (compared) showComparison(compared);
+  if (front) showFront(front);
   if (history) showCurves(run, history, index, (step) => browser.only?.({ from: String(step), to: String(step) }));
   const prompts = new Set(index?.columns.prompt.filter((prompt) => prompt !== null));
   if (lineage) showLineage(lineage, { has: (prompt) => prompts.has(prompt), only: (values) => browser.only?.(values) });

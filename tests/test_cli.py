@@ -607,7 +607,14 @@ def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
 def test_training_takes_them_too(own_rows, tmp_path):
     from agentic_prompting.cli.programs import PROGRAMS, parse
 
-    common = [*own_rows, "--output_dir", tmp_path, *ON_A_CPU, "--model_name_or_path", "x/y"]
+    common = [
+        *own_rows,
+        "--output_dir",
+        tmp_path,
+        *ON_A_CPU,
+        "--model_name_or_path",
+        tmp_path,
+    ]  # a folder: the model is looked for first
     for method, asked in (("prompt-r1", ["--environment_model", "m"]), ("espl", ["--reflector", "policy"])):
         script, args, _ = parse(PROGRAMS[method], [str(word) for word in [*common, *asked]])
         script.check(args)

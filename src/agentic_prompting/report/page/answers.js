@@ -41,15 +41,8 @@ const paired = (rows) => (rows.length ? [el("h3", { text: "Paired on the same qu
 
 /** Several runs: their curves in the same charts, a line for each. */
 function showComparison(found) {
-  const node = section("comparison", "Comparison", found.names.join(" · "));
-  node.append(el("div", { class: "charts" }, ...found.panels.map((panel) => chart(panel, found.entries, found.dashes))));
-  if (found.heldOut.length) node.append(el("h3", { text: "On held-out questions" }), table(["run", "", "exact match", "low", "high"], found.heldOut));
+  const node = section("comparison", "Comparison", `Of ${found.folders.join(" and ")}.`);
+  node.append(smoothingControl(), el("div", { class: "charts" }, ...found.panels.map((panel) => chart(panel, found.entries, found.dashes))));
+  if (found.heldOut.length) node.append(el("h3", { text: "On held-out questions" }), table(["run", "", "exact match", "95 %: from", "to"], found.heldOut));
   node.append(...paired(found.differences));
-}
-
-/** A page of a run that goes on loads itself again, unless somebody is using it. */
-function watchRun() {
-  let used = 0;
-  for (const kind of ["pointerdown", "keydown", "wheel", "input"]) addEventListener(kind, () => { used = Date.now(); }, { passive: true });
-  setInterval(() => { if (Date.now() - used > 60000) location.reload(); }, 10000);
 }

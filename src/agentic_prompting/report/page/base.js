@@ -104,7 +104,19 @@ function diffed(changes) {
 
 function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(digits);
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return Math.abs(value) < 1e-3 ? value.toExponential(1) : value.toFixed(digits);
+}
+
+/** Smallest and largest, without spreading a long array over a call. */
+const minmax = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
+/** What opens the item that an address names: `#rollout-17` is `NAMED.rollout(17)`. */
+const NAMED = {};
+
+function openNamed() {
+  const [, kind, name] = /^#(\w+)-(\d+)$/.exec(location.hash) ?? [];
+  return NAMED[kind]?.(Number(name));
 }
 
 /** A section of the page with its entry in the navigation. */
@@ -120,6 +132,7 @@ function section(id, title, note) {
 function table(heads, rows) {
   const cell = (tag) => (value) => {
     const numeric = typeof value === "number";
+    if (value instanceof Node) return el(tag, {}, value);
     return el(tag, { class: numeric ? "number" : null, text: numeric ? number(value) : value ?? "–" });
   };
   const head = el("thead", {}, el("tr", {}, ...heads.map((name) => el("th", { scope: "col", text: name }))));

@@ -77,16 +77,16 @@ function shader(nodes) {
 function whiskers(title, nodes, value, label, choose) {
   const points = nodes.map((one, place) => [place, value(one, place)]).filter(([, point]) => point);
   const ys = points.flatMap(([, [, y, half]]) => [y - half, y + half]);
-  const scale = scales(points.map(([, [x]]) => x), ys);
-  const drawing = svg("svg", { viewBox: `0 0 ${FRAME.width} ${FRAME.height}`, role: "img", "aria-label": title });
-  axes(drawing, scale, FRAME, label);
-  for (const [place, [x, y, half]] of points) {
-    const at = { x1: scale.x(x), x2: scale.x(x) };
-    drawing.append(svg("line", { class: "whisker", ...at, y1: scale.y(y - half), y2: scale.y(y + half) }));
-    const dot = { cx: scale.x(x), cy: scale.y(y), r: nodes[place].best ? 5 : 3.5, fill: nodes[place].best ? "#e69f00" : "#0072b2" };
-    drawing.append(svg("circle", { ...dot, class: "node", onclick: () => choose(place) }, svg("title", { text: `prompt ${place}` })));
-  }
-  return el("figure", {}, el("figcaption", {}, title), drawing);
+  const node = drawing(title, (node, width) => {
+    const scale = axes(node, points.map(([, [x]]) => x), ys, width, label);
+    for (const [place, [x, y, half]] of points) {
+      const at = { x1: scale.x(x), x2: scale.x(x) };
+      node.append(svg("line", { class: "whisker", ...at, y1: scale.y(y - half), y2: scale.y(y + half) }));
+      const dot = { cx: scale.x(x), cy: scale.y(y), r: nodes[place].best ? 5.5 : 4, class: `point ${nodes[place].best ? "best" : ""}` };
+      node.append(svg("circle", { ...dot, onclick: () => choose(place) }, svg("title", { text: `prompt ${place}` })));
+    }
+  });
+  return el("figure", {}, el("figcaption", {}, title), node);
 }
 
 const ratingsFigure = (nodes, choose) => whiskers("Rating μ ± σ of each prompt", nodes, (one, place) => [place, one.mu, one.sigma], "system prompt", choose);

@@ -53,13 +53,20 @@ def opened(browser: Any, page_file: Path) -> Any:
     return page
 
 
+_ROOM = """(part) => {
+  scrollTo(0, 0);
+  const { top, bottom } = document.querySelector(part).getBoundingClientRect();
+  return { x: 0, y: top, width: innerWidth, height: bottom - top + 24 };
+}"""
+
+
 def pictured(page: Any, name: str, part: str) -> None:
     """Pictures of a part of the page in light and dark, where `AGENTIC_PROMPTING_SCREENSHOTS` names a folder."""
     if folder := os.environ.get("AGENTIC_PROMPTING_SCREENSHOTS"):
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             path = Path(folder) / f"{name}-{page.viewport_size['width']}-{scheme}.png"
-            page.locator(part).screenshot(path=path)
+            page.screenshot(path=path, full_page=True, clip=page.evaluate(_ROOM, part))
 
 
 def shows(page: Any, count: int) -> None:
@@ -98,7 +105,7 @@ def record(number: int, rng: random.Random, words: int = 60, **changes: Any) -> 
 
 
 def training(folder: Path, steps: int = 24, seed: int = 0, rising: float = 0.06) -> Path:
-    """A run as one in the sandbox leaves it, whose agent learns to decompose questions: rollouts, log, held-out result."""
+    """A run as the sandbox leaves it, whose agent learns to decompose questions: rollouts, log, held-out result."""
     from agentic_prompting.records import RecordFile
     from agentic_prompting.rollout import TagGrammar
     from agentic_prompting.sandbox import Oracle, make_split
@@ -134,9 +141,11 @@ def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
     turns = [{"text": text, "kind": "act", "well_formed": True, "problem": ""} for text in trace["turns"]]
     turns[-1] |= {"kind": "answer"} if whole else {"well_formed": False, "problem": "no thought"}
     said = [{"text": t, "error": None, "seconds": rng.random(), "cached": False} for t in trace["observations"]]
-    return record(0, rng, 1, step=step, rewards={"prompt_r1_reward": reward}, reward=reward, task="sandbox", turns=turns,
-                  question=trace["question"], answers=trace["answers"], answer=answer, observations=said,
-                  status="answered" if whole else "malformed", cost_usd=3e-5 * len(said))  # fmt: skip
+    return record(
+        0, rng, 1, step=step, rewards={"prompt_r1_reward": reward}, reward=reward, task="sandbox", turns=turns,
+        question=trace["question"], answers=trace["answers"], answer=answer, observations=said,
+        status="answered" if whole else "malformed", cost_usd=3e-5 * len(said),
+    )  # fmt: skip
 
 
 def write_run(folder: Path, records: list[dict[str, Any]]) -> Path:

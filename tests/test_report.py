@@ -320,9 +320,9 @@ def test_two_runs_side_by_side(tmp_path):
     second = write_run(tmp_path / "b" / "run", [one(step=step, rewards={"r": 0.75}) for step in range(4)])
     html = write_report([first, second], tmp_path / "out", pictures=False).read_text()
     compared = block(html, "comparison")
-    assert compared["names"] == [str(first), str(second)]
+    assert compared["folders"] == [str(first), str(second)], "and what tells them apart is their name"
     panel = next(panel for panel in compared["panels"] if panel["name"] == "reward")
-    assert panel["keys"] == {"reward 0": str(first), "reward 1": str(second)}
+    assert panel["keys"] == {"reward 0": "a/run", "reward 1": "b/run"}
     assert [(e["step"], e.get("reward 0"), e.get("reward 1")) for e in compared["entries"]] == [
         (0, 0.25, 0.75), (1, 0.25, 0.75), (2, 0.25, 0.75), (3, None, 0.75),
     ]  # fmt: skip

@@ -256,7 +256,9 @@ def test_a_group_is_shown_with_its_advantages(browser, tmp_path):
 def evaluated(folder, systems, rows):
     from agentic_prompting.evaluation import evaluate_agent, save_run
 
-    save_run(folder, evaluate_agent(systems, {"sums": rows}, runs=1, output=folder, progress=False))
+    save_run(
+        folder, evaluate_agent(systems, {rows[0].get("task", "sums"): rows}, runs=1, output=folder, progress=False)
+    )
     return folder
 
 

@@ -237,10 +237,22 @@ def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
     columns["title"] = [str(record["question"])[:_TITLE] for record in records]
     columns["match"] = first_scores(evaluation)
     tables = {"results": results_table(evaluation), "differences": differences_table(compared)}
-    yield "evaluation", {**tables, "chunk": ANSWERS, "columns": columns}
+    yield "evaluation", {**tables, "intervals": _intervals(evaluation), "chunk": ANSWERS, "columns": columns}
     names = ("question", "answers", "answer", "whole", "error", "calls", "tokens", "cost_usd", "seconds")
     kept = [{name: record[name] for name in names if record.get(name) is not None} for record in records]
     yield from _chunks("answers", kept, ANSWERS)
+
+
+def _intervals(evaluation: Evaluation) -> list[dict[str, Any]]:
+    """For each task its systems with mean and interval in the metric that counts first, where that is a share."""
+    figures = []
+    for task in dict.fromkeys(result.task for result in evaluation.results):
+        own = [result for result in evaluation.results if result.task == task]
+        metric = next(iter(own[0].values))
+        found = [(result.system, result.estimates.get(metric)) for result in own]
+        systems = [(name, one.mean, one.low, one.high) for name, one in found if one and 0 <= one.low <= one.high <= 1]
+        figures += [{"task": task, "metric": metric, "systems": systems}] if systems else []
+    return figures
 
 
 def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:

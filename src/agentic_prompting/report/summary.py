@@ -141,7 +141,9 @@ def read_evaluation(folder: Path) -> Evaluation | None:
         metrics = find_metrics(named or ["exact_match", "token_f1"])
         results.append(summarise(system, task, own, metrics, saved.get("fit_calls", {}).get(system, 0)))
     order = list(saved.get("fit_calls", {}))
-    results.sort(key=lambda result: order.index(result.system) if result.system in order else len(order))
+    place = {system: number for number, system in enumerate(order)}
+    results.sort(key=lambda result: place.get(result.system, len(order)))
+    records.sort(key=lambda record: place.get(record["system"], len(order)))
     return Evaluation(results, records) if records else None
 
 

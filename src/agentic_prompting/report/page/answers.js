@@ -2,20 +2,23 @@
 
 async function showEvaluation(found) {
   const node = section("evaluation", "Evaluation", "Means with their 95 % intervals; failed answers are in no mean.");
-  node.append(printed(found.results), ...paired(found.differences));
+  node.append(el("div", { class: "charts" }, ...found.intervals.map(intervals)), printed(found.results), ...paired(found.differences));
   const { columns } = found;
+  const [tasks, runs] = [new Set(columns.task).size, new Set(columns.run).size];
   const chunks = new Chunks("answers", found.chunk);
   const same = (place) => columns.place.map((_, other) => other).filter((other) => columns.task[other] === columns.task[place] && columns.place[other] === columns.place[place]);
   const row = (place) => {
-    const right = columns.match[place] === null ? "failed" : columns.match[place] === 1 ? "✓ right" : columns.match[place] ? `scored ${number(columns.match[place])}` : "✗ wrong";
-    return [oneLine(columns.title[place]), `${columns.system[place]} · ${columns.task[place]} · run ${columns.run[place] + 1} · ${right}`];
+    const score = columns.match[place];
+    const right = score === null ? "failed" : score === 1 ? "✓ right" : score ? `scored ${number(score)}` : "✗ wrong";
+    const where = [columns.system[place], ...(tasks > 1 ? [columns.task[place]] : []), ...(runs > 1 ? [`run ${columns.run[place] + 1}`] : [])];
+    return [oneLine(columns.title[place]), [el("span", { class: score ? "good" : "bad", text: right }), ` · ${where.join(" · ")}`]];
   };
   const browser = new Browser("answers", row, async (place) => {
     const one = await chunks.item(place);
     const others = await Promise.all(same(place).map(async (other) => [other, await chunks.item(other)]));
     const said = others.map(([other, its]) => [columns.system[other], columns.run[other] + 1, its.error ? `failed: ${its.error.what ?? its.error}` : oneLine(its.answer ?? "nothing").slice(0, 300), columns.match[other]]);
     const content = [el("h3", { text: "Question" }), written(one.question), pair("accepted", one.answers.join(" / ")), pair("answered", one.answer ?? "nothing")];
-    content.push(el("p", { class: "note", text: `${columns.system[place]}: ${number(one.calls ?? 0)} calls, ${number(one.tokens ?? 0)} tokens, $${number(one.cost_usd ?? 0, 4)}, ${number(one.seconds ?? 0, 2)} s` }));
+    content.push(el("p", { class: "note", text: `${columns.system[place]}: ${number(one.calls ?? 0)} calls, ${number(one.tokens ?? 0)} tokens, ${dollars(one.cost_usd ?? 0)}, ${(one.seconds ?? 0).toFixed(2)} s` }));
     if (one.whole && one.whole !== one.answer) content.push(el("h3", { text: "The whole reply" }), written(one.whole));
     content.push(el("h3", { text: "What each system said" }), table(["system", "run", "answer", "score"], said));
     return content;
@@ -30,9 +33,29 @@ async function showEvaluation(found) {
   apply();
 }
 
-/** A table of cells that are texts already. */
+/** The systems of a task below each other, each with its interval. */
+function intervals({ task, metric, systems }) {
+  const said = systems.map(([name, mean]) => `${name} ${number(mean)}`).join("; ");
+  const node = drawing(`${metric} of ${task}: ${said}`, (node, width) => {
+    const room = FRAME.height - FRAME.bottom - FRAME.top, each = room / systems.length;
+    const x = (value) => 10 + value * (width - 40);
+    for (const value of [0, 0.25, 0.5, 0.75, 1]) {
+      node.append(svg("line", { class: "grid-line", x1: x(value), x2: x(value), y1: FRAME.top, y2: FRAME.top + room }));
+      node.append(svg("text", { x: x(value), y: FRAME.top + room + 18, "text-anchor": "middle", text: value }));
+    }
+    systems.forEach(([name, mean, low, high], place) => {
+      const y = FRAME.top + (place + 0.7) * each;
+      node.append(svg("text", { x: mean > 0.5 ? x(high) : x(low), y: y - 10, "text-anchor": mean > 0.5 ? "end" : "start", text: `${oneLine(name)} ${number(mean)}` }));
+      node.append(svg("line", { class: "whisker", x1: x(low), x2: x(high), y1: y, y2: y }), svg("circle", { class: "point", cx: x(mean), cy: y, r: 5 }));
+    });
+  });
+  return el("figure", {}, el("figcaption", {}, `${task}: ${metric.replaceAll("_", " ")}, 95 %`), node);
+}
+
+/** A table of cells that are texts already; columns of zeros are left out. */
 function printed(rows) {
-  const node = table(Object.keys(rows[0] ?? {}), rows.map(Object.values));
+  const names = Object.keys(rows[0] ?? {}).filter((name) => name === "answered" || rows.some((row) => Number(row[name]) !== 0));
+  const node = table(names, rows.map((row) => names.map((name) => row[name])));
   node.classList.add("printed");
   return node;
 }
@@ -42,7 +65,7 @@ const paired = (rows) => (rows.length ? [el("h3", { text: "Paired on the same qu
 /** Several runs: their curves in the same charts, a line for each. */
 function showComparison(found) {
   const node = section("comparison", "Comparison", `Of ${found.folders.join(" and ")}.`);
-  node.append(smoothingControl(), el("div", { class: "charts" }, ...found.panels.map((panel) => chart(panel, found.entries, found.dashes))));
   if (found.heldOut.length) node.append(el("h3", { text: "On held-out questions" }), table(["run", "", "exact match", "95 %: from", "to"], found.heldOut));
-  node.append(...paired(found.differences));
+  node.append(...paired(found.differences), el("h3", { text: "Curves" }), smoothingControl());
+  node.append(el("div", { class: "charts" }, ...found.panels.map((panel) => chart(panel, found.entries, found.dashes))));
 }

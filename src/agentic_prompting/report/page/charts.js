@@ -93,7 +93,7 @@ const lineStyle = (place, dashes) => ({ class: `line line-${place}`, "stroke-das
 function chart(panel, entries, dashes, onStep) {
   const series = Object.entries(panel.keys).map(([key, label], place) => ({
     key, label, line: lineStyle(place, dashes[place]), points: entries.filter((one) => one[key] !== undefined).map((one) => [one.step, one[key]]),
-  })).filter((one) => one.points.length);
+  })).filter((one) => one.points.length).filter((one, _, all) => one.points.some(([, y]) => y) || all.length < 3); // zeros are no news
   const all = series.flatMap((one) => one.points);
   const output = el("output", {});
   const said = series.map((one) => `${one.label} from ${number(one.points[0][1])} to ${number(one.points.at(-1)[1])}`);

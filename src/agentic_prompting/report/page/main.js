@@ -24,7 +24,11 @@ async function main() {
 function followSections() {
   const links = new Map([...byId("contents").children].map((link) => [link.hash.slice(1), link]));
   const mark = (seen) => {
-    for (const { target, isIntersecting } of seen) links.get(target.id).toggleAttribute("data-here", isIntersecting);
+    for (const { target, isIntersecting } of seen) {
+      const link = links.get(target.id);
+      link.toggleAttribute("data-here", isIntersecting);
+      if (isIntersecting) link.parentNode.scrollLeft = link.offsetLeft - 30; // where the navigation is wider than the screen
+    }
   };
   const observer = new IntersectionObserver(mark, { rootMargin: "-25% 0px -74% 0px" });
   for (const id of links.keys()) observer.observe(byId(id));
@@ -58,7 +62,7 @@ function tiles(run, entries, index) {
     if (last[key] !== undefined) shown.push([`${name}, last step`, number(last[key]), `first step ${number(first[key])}`]);
   }
   shown.push(["training steps", number(entries.length), index ? `${number(index.total)} trajectories` : ""]);
-  if (last["environment/cost_usd"]) shown.push(["spent on the large LLM", `$${number(last["environment/cost_usd"], 2)}`]);
+  if (last["environment/cost_usd"]) shown.push(["spent on the large LLM", dollars(last["environment/cost_usd"])]);
   if (run.sandbox) shown.push(["world", "sandbox", "says nothing about real models"]);
   const tile = ([name, value, small]) => el("div", {}, el("dt", { text: name }), el("dd", { text: value }), small ? el("small", { text: small }) : null);
   return el("dl", { class: "tiles" }, ...shown.map(tile));

@@ -134,7 +134,7 @@ function trajectoryRow(columns, place) {
 function trajectoryDetail(columns, place, one, group) {
   const status = columns.status[place];
   const facts = [`${columns.mode[place]}, step ${columns.step[place]}`, `${one.tokens?.agent ?? "–"} tokens of the agent, ${one.tokens?.observation ?? "–"} of replies`];
-  if (one.cost_usd) facts.push(`$${number(one.cost_usd, 4)}`);
+  if (one.cost_usd) facts.push(dollars(one.cost_usd));
   const content = [
     el("h3", { text: "Question" }), written(one.question ?? ""),
     el("p", { class: "note" }, el("span", { class: `tag ${status === "answered" ? "" : "bad"}`, text: status.replaceAll("_", " ") }),
@@ -147,7 +147,7 @@ function trajectoryDetail(columns, place, one, group) {
   return content;
 }
 
-const pair = (name, text) => el("p", { class: "note" }, `${name}: `, el("bdi", { class: "text", text: oneLine(text).slice(0, 500) }));
+const pair = (name, text) => el("p", { class: "note pair" }, `${name}: `, el("bdi", { class: "text", text: oneLine(text).slice(0, 500) }));
 
 function conversation(one) {
   const said = [];

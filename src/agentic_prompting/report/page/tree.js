@@ -8,7 +8,7 @@ function showLineage(lineage, trajectories) {
   const { nodes } = lineage;
   const window = `the latest ${lineage.window}`;
   const node = section("evolution", "Evolution of the system prompt",
-    `${nodes.length} system prompts. A line to the right is a mutation, a dashed pink one a crossover; brighter is a higher rating μ; faded is outside of the window (${window}); the orange ring is the best by μ − 2σ. Choose one to read it.`);
+    `${nodes.length} system prompts. Brighter is a higher rating μ; faded is outside of the window (${window}); the ring is the best by μ − 2σ. Choose one to read it.`);
   const detail = el("div", { class: "card", "aria-live": "polite" });
   const marks = new Map();
   const stories = lineage.chunk ? new Chunks("stories", lineage.chunk) : null;
@@ -21,7 +21,7 @@ function showLineage(lineage, trajectories) {
     if (story && chosen === place) detail.append(...storyDetail(story));
   };
   const tree = el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "evolutionary tree" }, drawTree(nodes, marks, choose));
-  node.append(tree);
+  node.append(tree, legend(["mutation", "crossover"].map((operator) => ({ label: operator, line: { class: `edge ${operator}` } }))));
   const measured = nodes.some((one) => one.heldOut);
   node.append(el("div", { class: "two" }, ratingsFigure(nodes, choose), measured ? heldOutFigure(nodes, choose) : null), detail);
   if (lineage.refused.length) node.append(refusedTable(lineage.refused));
@@ -116,11 +116,14 @@ function promptDetail(nodes, place, choose, trajectories) {
   return content;
 }
 
+const COUNTS = { calls: "calls of the reference LLM", failed_calls: "of them failed", proposed: "edits proposed for single problems", applied: "edits of the final plan applied" };
+
 /** What is known of why this prompt is as it is. */
 function evidence(nodes, place, trajectories) {
   const one = nodes[place];
   const content = [];
-  if (one.counts) content.push(el("h3", { text: "What its operator did" }), table(["", "count"], Object.entries(one.counts)));
+  const counts = Object.entries(one.counts ?? {}).map(([name, count]) => [COUNTS[name] ?? name.replaceAll("_", " ").replace("refused/", "edits refused: "), count]);
+  if (counts.length) content.push(el("h3", { text: "What its operator did" }), table(["", "count"], counts));
   if (trajectories && one.parents.length) content.push(el("p", {}, ...one.parents.filter((parent) => trajectories.has(parent)).map((parent) => el("button", {
     type: "button", text: `Trajectories under prompt ${parent} before this one was born`, onclick: () => trajectories.only({ prompt: String(parent), to: String(one.born - 1), order: "last" }),
   }))));

@@ -143,6 +143,8 @@ def test_the_tree_and_the_diffs(browser, report):
     card = page.locator("#evolution .card")
     card.locator("h3", has_text="What changed from prompt 0").wait_for()
     assert "ask for one thing at a time" in card.locator("ins").first.inner_text()
+    page.goto(f"{page.url}#prompt-7")
+    card.locator("h3", has_text="Prompt 7").wait_for()
     page.get_by_label("ended").select_option("max_steps")
     assert page.locator("#refinements .row").count() == 1
     page.locator("#refinements .detail .card ins").filter(has_text="and exact").wait_for()
@@ -218,7 +220,7 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     page.locator("#evolution summary", has_text="1 attempt without a child").click()
     page.locator("#evolution td", has_text=ATTACKS[1]).first.wait_for()
     assert ATTACKS[1] in page.locator("#trajectories .detail").inner_text(), "it is shown as it is"
-    assert page.locator("#main :is(script, img, iframe, base, a:not([href='#rollout-0']))").count() == 0
+    assert page.locator("#main :is(script, img, iframe, base, a:not([href^='#rollout-'], [href^='#prompt-']))").count() == 0
     assert page.title() == "<img src=x onerror=alert(1)> · agentic-prompting" and watched.noted == []
 
 

@@ -26,9 +26,10 @@ async function showEvaluation(found) {
   const right = columns.match.map((value) => (value === null ? "failed" : value === 1 ? "right" : value ? "partly" : "wrong"));
   const apply = () => browser.show(columns.place.map((_, place) => place).filter((place) =>
     (!filters.system.control.value || columns.system[place] === filters.system.control.value)
-    && (!filters.task.control.value || columns.task[place] === filters.task.control.value)
+    && (!filters.task?.control.value || columns.task[place] === filters.task.control.value)
     && (!filters.answer.control.value || right[place] === filters.answer.control.value)));
   const filters = { system: filter("system", counted(columns.system), apply), task: filter("task of the evaluation", counted(columns.task), apply), answer: filter("judged", counted(right), apply) };
+  if (tasks < 2) delete filters.task;
   node.append(el("div", { class: "filters" }, ...Object.values(filters).map((one) => one.wrapped)), browser.node);
   apply();
 }
@@ -43,13 +44,14 @@ function intervals({ task, metric, systems }) {
       node.append(svg("line", { class: "grid-line", x1: x(value), x2: x(value), y1: FRAME.top, y2: FRAME.top + room }));
       node.append(svg("text", { x: x(value), y: FRAME.top + room + 18, "text-anchor": "middle", text: value }));
     }
+    node.append(svg("text", { x: x(0.5), y: FRAME.height - 8, "text-anchor": "middle", text: `mean ${metric.replaceAll("_", " ")}, 95 % interval` }));
     systems.forEach(([name, mean, low, high], place) => {
       const y = FRAME.top + (place + 0.7) * each;
-      node.append(svg("text", { x: mean > 0.5 ? x(high) : x(low), y: y - 10, "text-anchor": mean > 0.5 ? "end" : "start", text: `${oneLine(name)} ${number(mean)}` }));
+      node.append(svg("text", { class: "over", x: mean > 0.5 ? x(high) : x(low), y: y - 10, "text-anchor": mean > 0.5 ? "end" : "start", text: `${oneLine(name)} ${number(mean)}` }));
       node.append(svg("line", { class: "whisker", x1: x(low), x2: x(high), y1: y, y2: y }), svg("circle", { class: "point", cx: x(mean), cy: y, r: 5 }));
     });
   });
-  return el("figure", {}, el("figcaption", {}, `${task}: ${metric.replaceAll("_", " ")}, 95 %`), node);
+  return el("figure", {}, el("figcaption", {}, oneLine(task)), node);
 }
 
 /** A table of cells that are texts already; columns of zeros are left out. */

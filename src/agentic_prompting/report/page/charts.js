@@ -45,7 +45,7 @@ function axes(node, xs, ys, width, label = "training step") {
     node.append(svg("line", { class: "grid-line", x1: left, x2: right, y1: y(value), y2: y(value) }));
     node.append(svg("text", { x: left - 7, y: y(value) + 4, "text-anchor": "end", text }));
   }
-  for (const value of ticks(first, last, Math.min(8, Math.ceil(width / 90))).filter(Number.isInteger)) {
+  for (const value of ticks(first, last, Math.min(8, Math.round(width / 60))).filter(Number.isInteger)) {
     node.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": "middle", text: value }));
   }
   node.append(svg("text", { x: (left + right) / 2, y: FRAME.height - 8, "text-anchor": "middle", text: label }));

@@ -1,6 +1,6 @@
 // E-SPL's evolutionary tree (Figure 3): descent over time, ratings with their uncertainty, and the prompt that is chosen.
 
-const TREE = { step: 44, lane: 44, left: 34, top: 34 };
+const TREE = { step: 44, lane: 44, left: 50, top: 34 };
 // Cividis: the same order of brightness for every kind of colour vision.
 const SHADES = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
 
@@ -20,6 +20,7 @@ function showLineage(lineage, trajectories) {
     const story = stories && await stories.item(place);
     if (story && chosen === place) detail.append(...storyDetail(story));
   };
+  NAMED.prompt = (place) => { if (nodes[place]) { node.scrollIntoView(); return choose(place); } };
   const tree = el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "evolutionary tree" }, drawTree(nodes, marks, choose));
   node.append(tree, legend(["mutation", "crossover"].map((operator) => ({ label: operator, line: { class: `edge ${operator}` } }))));
   const measured = nodes.some((one) => one.heldOut);
@@ -39,6 +40,7 @@ function drawTree(nodes, marks, choose) {
   const width = Math.max(320, TREE.left * 2 + (births.length - 1) * TREE.step);
   const height = TREE.top * 2 + Math.max(...nodes.map((one) => one.lane)) * TREE.lane;
   const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+  drawing.append(svg("text", { x: 4, y: height - 6, text: "step" }));
   births.forEach((born, place) => {
     if (births.length < 30 || place % 5 === 0) drawing.append(svg("text", { x: TREE.left + place * TREE.step, y: height - 6, "text-anchor": "middle", text: born }));
   });
@@ -102,7 +104,7 @@ function promptDetail(nodes, place, choose, trajectories) {
   const go = (other) => el("button", { type: "button", text: `prompt ${other}`, onclick: () => choose(other) });
   const children = nodes.map((_, other) => other).filter((other) => nodes[other].parents.includes(place));
   const content = [
-    el("h3", { text: `Prompt ${place}${one.best ? " · the best" : ""}` }),
+    el("h3", {}, `Prompt ${place}${one.best ? " · the best" : ""} `, el("a", { href: `#prompt-${place}`, text: "link" })),
     el("p", { class: "note", text: `${one.operator} at step ${one.born} · rating μ ${number(one.mu, 2)}, σ ${number(one.sigma, 2)} after ${one.games} ${one.games === 1 ? "comparison" : "comparisons"} · ${one.alive ? "in the window" : "no longer selected"}` }),
     el("p", { class: "filters" }, "parents: ", ...(one.parents.length ? one.parents.map(go) : ["none"]), " children: ", ...(children.length ? children.map(go) : ["none"])),
   ];

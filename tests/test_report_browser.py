@@ -220,7 +220,10 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     page.locator("#evolution summary", has_text="1 attempt without a child").click()
     page.locator("#evolution td", has_text=ATTACKS[1]).first.wait_for()
     assert ATTACKS[1] in page.locator("#trajectories .detail").inner_text(), "it is shown as it is"
-    assert page.locator("#main :is(script, img, iframe, base, a:not([href^='#rollout-'], [href^='#prompt-']))").count() == 0
+    assert (
+        page.locator("#main :is(script, img, iframe, base, a:not([href^='#rollout-'], [href^='#prompt-']))").count()
+        == 0
+    )
     assert page.title() == "<img src=x onerror=alert(1)> · agentic-prompting" and watched.noted == []
 
 
@@ -315,19 +318,20 @@ def test_what_it_looks_like(browser, tmp_path, width, scheme):
 
     rows = as_rows(make_split(0, 40)[1])
     answers = {row["question"]: row["answers"][0] for row in rows}
-    wrong = lambda q: "Nairobi" if "capital" in q else "Africa"  # noqa: E731
-    agents = {
-        name: lambda qs, share=share: [answers[q] if len(q) % 10 < share else wrong(q) for q in qs]
-        for name, share in (("trained agent", 9), ("untrained agent", 4), ("large LLM alone", 1))
-    }
+    right_of = lambda share: lambda qs: [answers[q] if len(q) % 10 < share else "Nairobi" for q in qs]  # noqa: E731
+    agents = {"trained agent": right_of(8), "untrained agent": right_of(4), "large LLM alone": right_of(1)}
     page = looked_at(browser, write_report(evaluated(tmp_path / "e", agents, rows), pictures=False), width, scheme)
     pictured(page, "evaluation", "#evaluation")
 
     other = training(tmp_path / "faster", steps=18, seed=1, rising=0.1)
+    evaluated(run / "evaluation", {"trained agent": right_of(8)}, rows)
+    evaluated(other / "evaluation", {"trained agent": right_of(7)}, rows)
     page = looked_at(browser, write_report([run, other], tmp_path / "both"), width, scheme)
     section = page.locator("#comparison")
-    assert section.locator("figure").count() >= 10 and section.locator("figure").first.locator("polyline").count() == 2
+    assert section.locator("polyline").count() >= 20 and section.locator(".legend").count() >= 10
     assert section.locator(".legend").first.locator("li").all_inner_texts() == ["steady", "faster"]
+    drawn, paired = section.locator("figure").first, section.locator("table").nth(1).inner_text()
+    assert "steady: trained agent" in drawn.inner_text() and "steady" in paired and "exact_match" in paired
     pictured(page, "comparison", "#comparison")
 
 

@@ -161,6 +161,7 @@ def pack(data: Any) -> str:
 def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> Iterator[Block]:
     """The data of a run's page, in the order of its sections."""
     about = {"name": run.name, "folder": run.folder, "sandbox": run.sandbox, "heldOut": run.held_out}
+    about |= {"rollouts": len(run.rollouts)}
     yield "run", {**about, "watch": watch}
     if any(run.history.values()):
         panels = [panel._asdict() for panel in PANELS if any(panel in panels_in(log) for log in run.history.values())]
@@ -212,6 +213,7 @@ def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
             "entries": [{"step": step, **entries[step]} for step in sorted(entries)],
             "dashes": [dashes for _, dashes in LINES],
             "heldOut": held_out,
+            "intervals": _intervals([(f"{name}: ", evaluation) for name, evaluation in evaluations]),
             "differences": differences,
         },
     )
@@ -237,22 +239,20 @@ def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
     columns["title"] = [str(record["question"])[:_TITLE] for record in records]
     columns["match"] = first_scores(evaluation)
     tables = {"results": results_table(evaluation), "differences": differences_table(compared)}
-    yield "evaluation", {**tables, "intervals": _intervals(evaluation), "chunk": ANSWERS, "columns": columns}
+    yield "evaluation", {**tables, "intervals": _intervals([("", evaluation)]), "chunk": ANSWERS, "columns": columns}
     names = ("question", "answers", "answer", "whole", "error", "calls", "tokens", "cost_usd", "seconds")
     kept = [{name: record[name] for name in names if record.get(name) is not None} for record in records]
     yield from _chunks("answers", kept, ANSWERS)
 
 
-def _intervals(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """For each task its systems with mean and interval in the metric that counts first, where that is a share."""
-    figures = []
-    for task in dict.fromkeys(result.task for result in evaluation.results):
-        own = [result for result in evaluation.results if result.task == task]
-        metric = next(iter(own[0].values))
-        found = [(result.system, result.estimates.get(metric)) for result in own]
-        systems = [(name, one.mean, one.low, one.high) for name, one in found if one and 0 <= one.low <= one.high <= 1]
-        figures += [{"task": task, "metric": metric, "systems": systems}] if systems else []
-    return figures
+def _intervals(evaluations: Iterable[tuple[str, Evaluation]]) -> list[dict[str, Any]]:
+    """For each task and its first metric, where that is a share, the systems with mean and interval."""
+    figures: dict[tuple[str, str], list[tuple[str, float, float, float]]] = defaultdict(list)
+    for before, result in ((before, result) for before, evaluation in evaluations for result in evaluation.results):
+        metric, found = next(iter(result.estimates.items()))
+        if found and 0 <= found.low <= found.high <= 1:
+            figures[result.task, metric].append((before + result.system, found.mean, found.low, found.high))
+    return [{"task": task, "metric": metric, "systems": systems} for (task, metric), systems in figures.items()]
 
 
 def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:

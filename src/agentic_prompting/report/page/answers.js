@@ -16,41 +16,36 @@ async function showEvaluation(found) {
   const browser = new Browser("answers", row, async (place) => {
     const one = await chunks.item(place);
     const others = await Promise.all(same(place).map(async (other) => [other, await chunks.item(other)]));
-    const said = others.map(([other, its]) => [columns.system[other], columns.run[other] + 1, its.error ? `failed: ${its.error.what ?? its.error}` : oneLine(its.answer ?? "nothing").slice(0, 300), columns.match[other]]);
+    const said = others.map(([other, its]) => [columns.system[other] + (runs > 1 ? `, run ${columns.run[other] + 1}` : ""), its.error ? `failed: ${its.error.what ?? its.error}` : oneLine(its.answer ?? "nothing").slice(0, 300), columns.match[other]]);
     const content = [el("h3", { text: "Question" }), written(one.question), pair("accepted", one.answers.join(" / ")), pair("answered", one.answer ?? "nothing")];
     content.push(el("p", { class: "note", text: `${columns.system[place]}: ${number(one.calls ?? 0)} calls, ${number(one.tokens ?? 0)} tokens, ${dollars(one.cost_usd ?? 0)}, ${(one.seconds ?? 0).toFixed(2)} s` }));
     if (one.whole && one.whole !== one.answer) content.push(el("h3", { text: "The whole reply" }), written(one.whole));
-    content.push(el("h3", { text: "What each system said" }), table(["system", "run", "answer", "score"], said));
+    content.push(el("h3", { text: "What each system said" }), table(["system", "answer", "score"], said));
     return content;
   });
-  const right = columns.match.map((value) => (value === null ? "failed" : value === 1 ? "right" : value ? "partly" : "wrong"));
-  const apply = () => browser.show(columns.place.map((_, place) => place).filter((place) =>
-    (!filters.system.control.value || columns.system[place] === filters.system.control.value)
-    && (!filters.task?.control.value || columns.task[place] === filters.task.control.value)
-    && (!filters.answer.control.value || right[place] === filters.answer.control.value)));
-  const filters = { system: filter("system", counted(columns.system), apply), task: filter("task of the evaluation", counted(columns.task), apply), answer: filter("judged", counted(right), apply) };
-  if (tasks < 2) delete filters.task;
-  node.append(el("div", { class: "filters" }, ...Object.values(filters).map((one) => one.wrapped)), browser.node);
-  apply();
+  const judged = columns.match.map((value) => (value === null ? "failed" : value === 1 ? "right" : value ? "partly" : "wrong"));
+  node.append(...listing(browser, { system: columns.system, "task of the evaluation": columns.task, judged }));
 }
 
 /** The systems of a task below each other, each with its interval. */
 function intervals({ task, metric, systems }) {
   const said = systems.map(([name, mean]) => `${name} ${number(mean)}`).join("; ");
+  const height = Math.max(FRAME.height, FRAME.top + 34 * systems.length + FRAME.bottom);
   const node = drawing(`${metric} of ${task}: ${said}`, (node, width) => {
-    const room = FRAME.height - FRAME.bottom - FRAME.top, each = room / systems.length;
+    const bottom = height - FRAME.bottom;
     const x = (value) => 10 + value * (width - 40);
     for (const value of [0, 0.25, 0.5, 0.75, 1]) {
-      node.append(svg("line", { class: "grid-line", x1: x(value), x2: x(value), y1: FRAME.top, y2: FRAME.top + room }));
-      node.append(svg("text", { x: x(value), y: FRAME.top + room + 18, "text-anchor": "middle", text: value }));
+      node.append(svg("line", { class: "grid-line", x1: x(value), x2: x(value), y1: FRAME.top, y2: bottom }));
+      node.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": "middle", text: value }));
     }
-    node.append(svg("text", { x: x(0.5), y: FRAME.height - 8, "text-anchor": "middle", text: `mean ${metric.replaceAll("_", " ")}, 95 % interval` }));
+    node.append(svg("text", { x: x(0.5), y: height - 8, "text-anchor": "middle", text: `mean ${metric.replaceAll("_", " ")}, 95 % interval` }));
     systems.forEach(([name, mean, low, high], place) => {
-      const y = FRAME.top + (place + 0.7) * each;
-      node.append(svg("text", { class: "over", x: mean > 0.5 ? x(high) : x(low), y: y - 10, "text-anchor": mean > 0.5 ? "end" : "start", text: `${oneLine(name)} ${number(mean)}` }));
+      const y = FRAME.top + (place + 0.7) * ((bottom - FRAME.top) / systems.length);
+      const at = mean > 0.5 ? { x: x(high), "text-anchor": "end" } : { x: x(low) };
+      node.append(svg("text", { ...at, class: "over", y: y - 10, text: `${oneLine(name).slice(0, 24)} ${number(mean)}` }));
       node.append(svg("line", { class: "whisker", x1: x(low), x2: x(high), y1: y, y2: y }), svg("circle", { class: "point", cx: x(mean), cy: y, r: 5 }));
     });
-  });
+  }, {}, height);
   return el("figure", {}, el("figcaption", {}, oneLine(task)), node);
 }
 
@@ -67,7 +62,8 @@ const paired = (rows) => (rows.length ? [el("h3", { text: "Paired on the same qu
 /** Several runs: their curves in the same charts, a line for each. */
 function showComparison(found) {
   const node = section("comparison", "Comparison", `Of ${found.folders.join(" and ")}.`);
+  node.append(el("div", { class: "charts" }, ...found.intervals.map(intervals)));
   if (found.heldOut.length) node.append(el("h3", { text: "On held-out questions" }), table(["run", "", "exact match", "95 %: from", "to"], found.heldOut));
-  node.append(...paired(found.differences), el("h3", { text: "Curves" }), smoothingControl());
-  node.append(el("div", { class: "charts" }, ...found.panels.map((panel) => chart(panel, found.entries, found.dashes))));
+  node.append(...paired(found.differences));
+  if (found.panels.length) node.append(el("h3", { text: "Curves" }), smoothingControl(), el("div", { class: "charts" }, ...found.panels.map((panel) => chart(panel, found.entries, found.dashes))));
 }

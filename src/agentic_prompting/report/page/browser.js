@@ -107,3 +107,13 @@ function counted(values) {
   const sorted = [...counts].filter(([value]) => value !== "" && value !== null).sort((a, b) => b[1] - a[1]);
   return [["", "all"], ...sorted.map(([value, count]) => [value, `${String(value).replaceAll("_", " ")} (${count})`])];
 }
+
+/** A browser below its filters: by label the value that each item has, to choose from where there is more than one. */
+function listing(browser, choices) {
+  const all = Object.values(choices)[0].map((_, place) => place);
+  const apply = () => browser.show(all.filter((place) => filters.every(({ control, values }) => !control.value || String(values[place]) === control.value)));
+  const varied = Object.entries(choices).filter(([, values]) => new Set(values).size > 1);
+  const filters = varied.map(([label, values]) => ({ values, ...filter(label, counted(values), apply) }));
+  apply();
+  return [el("div", { class: "filters" }, ...filters.map((one) => one.wrapped)), browser.node];
+}

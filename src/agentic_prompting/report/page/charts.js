@@ -3,11 +3,11 @@
 const FRAME = { height: 232, right: 14, top: 12, bottom: 44 };
 
 /** A drawing that is made anew when its width changes, so that its text has the same size at every width. */
-function drawing(label, draw, properties = {}) {
+function drawing(label, draw, properties = {}, height = FRAME.height) {
   const node = svg("svg", { role: "img", "aria-label": label, ...properties });
   let width = 0;
   const again = () => {
-    node.setAttribute("viewBox", `0 0 ${width} ${FRAME.height}`);
+    node.setAttribute("viewBox", `0 0 ${width} ${height}`);
     node.replaceChildren();
     draw(node, width);
   };

@@ -1,17 +1,22 @@
 // What the page shows, in order: whatever the run has data blocks for.
 
+/** A section is a block of data and the function that shows it; the second argument is what sections share. */
+const SECTIONS = [
+  ["comparison", showComparison], ["history", showCurves], ["lineage", showLineage], ["refinements", showRefinements],
+  ["evaluation", showEvaluation], ["trajectories", showTrajectories],
+];
+
 async function main() {
-  const [run, history, lineage, refined, index, answers, compared] = await Promise.all(["run", "history", "lineage", "refinements", "trajectories", "evaluation", "comparison"].map(unpack));
+  const run = await unpack("run");
   byId("loading").remove();
   byId("run-name").textContent = oneLine(run.name);
-  const browser = {}; // filled in last, when the trajectories are there
-  if (compared) showComparison(compared);
-  if (history) showCurves(run, history, index, (step) => browser.only?.({ from: String(step), to: String(step) }));
-  const prompts = new Set(index?.columns.prompt.filter((prompt) => prompt !== null));
-  if (lineage) showLineage(lineage, { has: (prompt) => prompts.has(prompt), only: (values) => browser.only?.(values) });
-  if (refined) await showRefinements(refined);
-  if (answers) await showEvaluation(answers);
-  if (index) Object.assign(browser, await showTrajectories(index));
+  const columns = (await unpack("trajectories"))?.columns ?? { prompt: [] };
+  // `only` sets filters of the trajectories; they come last, and then put their own in its place
+  const page = { run, prompts: new Set(columns.prompt), only: () => {} };
+  for (const [name, show] of SECTIONS) {
+    const data = await unpack(name);
+    if (data) await show(data, page);
+  }
   if (run.watch) watchRun();
   followSections();
   addEventListener("hashchange", openNamed);
@@ -36,10 +41,12 @@ function followSections() {
 
 const HEADINGS = { train: "Over the training steps", eval: "Evaluation during training", optimisation: "Optimisation, from the trainer's log" };
 
-function showCurves(run, history, index, onStep) {
+function showCurves(history, page) {
+  const { run } = page;
+  const onStep = (step) => page.only({ from: String(step), to: String(step) });
   const trained = history.modes.train ?? [];
   const node = section("training", "Training", `Means over the rollouts of each step, from the records in ${run.folder}/rollouts. Click on a step to read its trajectories.`);
-  node.append(tiles(run, trained, index), ...(run.heldOut.length > 2 ? heldOut(run.heldOut) : []), smoothingControl());
+  node.append(tiles(run, trained), ...(run.heldOut.length > 2 ? heldOut(run.heldOut) : []), smoothingControl());
   const panels = (entries) => history.panels.filter((panel) => entries.some((entry) => Object.keys(panel.keys).some((key) => entry[key] !== undefined)));
   for (const [mode, entries] of Object.entries(history.modes)) {
     if (!entries.length) continue;
@@ -51,7 +58,7 @@ function showCurves(run, history, index, onStep) {
   }
 }
 
-function tiles(run, entries, index) {
+function tiles(run, entries) {
   const [first, last] = [entries[0] ?? {}, entries.at(-1) ?? {}];
   const shown = [];
   if (run.heldOut.length) {
@@ -61,7 +68,7 @@ function tiles(run, entries, index) {
   for (const [key, name] of [["exact_match", "exact match"], ["reward", "reward"]]) {
     if (last[key] !== undefined) shown.push([`${name}, last step`, number(last[key]), `first step ${number(first[key])}`]);
   }
-  shown.push(["training steps", number(entries.length), index ? `${number(index.total)} trajectories` : ""]);
+  shown.push(["training steps", number(entries.length), `${number(run.rollouts)} trajectories`]);
   if (last["environment/cost_usd"]) shown.push(["spent on the large LLM", dollars(last["environment/cost_usd"])]);
   if (run.sandbox) shown.push(["world", "sandbox", "says nothing about real models"]);
   const tile = ([name, value, small]) => el("div", {}, el("dt", { text: name }), el("dd", { text: value }), small ? el("small", { text: small }) : null);

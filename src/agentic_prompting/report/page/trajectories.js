@@ -1,6 +1,6 @@
 // The browser of trajectories: filters over the index, texts unpacked when one is opened or searched for.
 
-async function showTrajectories(index) {
+async function showTrajectories(index, page) {
   const { columns, total } = index;
   const count = columns.step.length;
   const shown = count < total ? `${count.toLocaleString("en")} of ${total.toLocaleString("en")}, drawn over the whole run` : `${count.toLocaleString("en")}`;
@@ -38,7 +38,7 @@ async function showTrajectories(index) {
     if (browser.places.includes(place)) { node.scrollIntoView(); await browser.move(browser.places.indexOf(place)); }
     else if (place >= 0) await only({}, place);
   };
-  return { only }; // to set some filters from elsewhere on the page, for example a step that was clicked on
+  page.only = only; // to set some filters from elsewhere on the page, for example a step that was clicked on
 }
 
 /** The rollouts of the same question in the same step, which GRPO compares with each other. */

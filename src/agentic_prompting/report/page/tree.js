@@ -4,7 +4,7 @@ const TREE = { step: 44, lane: 44, left: 50, top: 34 };
 // Cividis: the same order of brightness for every kind of colour vision.
 const SHADES = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
 
-function showLineage(lineage, trajectories) {
+function showLineage(lineage, page) {
   const { nodes } = lineage;
   const window = `the latest ${lineage.window}`;
   const node = section("evolution", "Evolution of the system prompt",
@@ -16,7 +16,7 @@ function showLineage(lineage, trajectories) {
   const choose = async (place) => {
     chosen = place;
     for (const [other, mark] of marks) mark.classList.toggle("chosen", other === place);
-    detail.replaceChildren(...promptDetail(nodes, place, choose, trajectories));
+    detail.replaceChildren(...promptDetail(nodes, place, choose, page));
     const story = stories && await stories.item(place);
     if (story && chosen === place) detail.append(...storyDetail(story));
   };
@@ -67,7 +67,7 @@ function treeNode(one, place, [x, y], colour, choose) {
     onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(place); } },
   },
     svg("title", { text: label }), svg("circle", { class: "halo", cx: x, cy: y, r: 13, fill: "none" }),
-    svg("circle", { class: "dot", cx: x, cy: y, r: 9, fill: colour }), svg("text", { x, y: y - 16, "text-anchor": "middle", text: place }));
+    svg("circle", { class: "under", cx: x, cy: y, r: 9 }), svg("circle", { class: "dot", cx: x, cy: y, r: 9, fill: colour }), svg("text", { class: "over", x, y: y - 16, "text-anchor": "middle", text: place }));
 }
 
 function shader(nodes) {
@@ -99,13 +99,13 @@ const heldOutFigure = (nodes, choose) => whiskers("Mean reward on held-out probl
 /** Where only a mean is known, as of rewards of 0 and 1. */
 const deviation = (measured) => measured.deviation ?? Math.sqrt(Math.max(0, measured.mean * (1 - measured.mean)));
 
-function promptDetail(nodes, place, choose, trajectories) {
+function promptDetail(nodes, place, choose, page) {
   const one = nodes[place];
   const go = (other) => el("button", { type: "button", text: `prompt ${other}`, onclick: () => choose(other) });
   const children = nodes.map((_, other) => other).filter((other) => nodes[other].parents.includes(place));
   const content = [
-    el("h3", {}, `Prompt ${place}${one.best ? " · the best" : ""} `, el("a", { href: `#prompt-${place}`, text: "link" })),
-    el("p", { class: "note", text: `${one.operator} at step ${one.born} · rating μ ${number(one.mu, 2)}, σ ${number(one.sigma, 2)} after ${one.games} ${one.games === 1 ? "comparison" : "comparisons"} · ${one.alive ? "in the window" : "no longer selected"}` }),
+    el("h3", {}, `Prompt ${place}${one.best ? " · the best" : ""}`),
+    el("p", { class: "note" }, `${one.operator} at step ${one.born} · rating μ ${number(one.mu, 2)}, σ ${number(one.sigma, 2)} after ${one.games} ${one.games === 1 ? "comparison" : "comparisons"} · ${one.alive ? "in the window" : "no longer selected"} · `, el("a", { href: `#prompt-${place}`, text: "link to this one" })),
     el("p", { class: "filters" }, "parents: ", ...(one.parents.length ? one.parents.map(go) : ["none"]), " children: ", ...(children.length ? children.map(go) : ["none"])),
   ];
   one.diffs.forEach((changes, number) => {
@@ -114,20 +114,20 @@ function promptDetail(nodes, place, choose, trajectories) {
   });
   if (!one.diffs.length) content.push(el("h3", { text: "Text" }), one.text ? written(one.text) : el("p", { class: "note", text: "(empty)" }));
   else content.push(el("details", {}, el("summary", { text: "The whole text" }), written(one.text)));
-  content.push(...evidence(nodes, place, trajectories));
+  content.push(...evidence(nodes, place, page));
   return content;
 }
 
 const COUNTS = { calls: "calls of the reference LLM", failed_calls: "of them failed", proposed: "edits proposed for single problems", applied: "edits of the final plan applied" };
 
 /** What is known of why this prompt is as it is. */
-function evidence(nodes, place, trajectories) {
+function evidence(nodes, place, page) {
   const one = nodes[place];
   const content = [];
   const counts = Object.entries(one.counts ?? {}).map(([name, count]) => [COUNTS[name] ?? name.replaceAll("_", " ").replace("refused/", "edits refused: "), count]);
   if (counts.length) content.push(el("h3", { text: "What its operator did" }), table(["", "count"], counts));
-  if (trajectories && one.parents.length) content.push(el("p", {}, ...one.parents.filter((parent) => trajectories.has(parent)).map((parent) => el("button", {
-    type: "button", text: `Trajectories under prompt ${parent} before this one was born`, onclick: () => trajectories.only({ prompt: String(parent), to: String(one.born - 1), order: "last" }),
-  }))));
+  content.push(...one.parents.filter((parent) => page.prompts.has(parent)).map((parent) => el("button", {
+    type: "button", text: `Trajectories under prompt ${parent} before this one was born`, onclick: () => page.only({ prompt: String(parent), to: String(one.born - 1), order: "last" }),
+  })));
   return content;
 }

@@ -33,7 +33,7 @@ function intervals({ task, metric, systems }) {
   const height = Math.max(FRAME.height, FRAME.top + 34 * systems.length + FRAME.bottom);
   const node = drawing(`${metric} of ${task}: ${said}`, (node, width) => {
     const bottom = height - FRAME.bottom;
-    const x = (value) => 10 + value * (width - 40);
+    const x = (value) => 10 + value * (width - 20);
     for (const value of [0, 0.25, 0.5, 0.75, 1]) {
       node.append(svg("line", { class: "grid-line", x1: x(value), x2: x(value), y1: FRAME.top, y2: bottom }));
       node.append(svg("text", { x: x(value), y: bottom + 18, "text-anchor": "middle", text: value }));
@@ -41,8 +41,8 @@ function intervals({ task, metric, systems }) {
     node.append(svg("text", { x: x(0.5), y: height - 8, "text-anchor": "middle", text: `mean ${metric.replaceAll("_", " ")}, 95 % interval` }));
     systems.forEach(([name, mean, low, high], place) => {
       const y = FRAME.top + (place + 0.7) * ((bottom - FRAME.top) / systems.length);
-      const at = mean > 0.5 ? { x: x(high), "text-anchor": "end" } : { x: x(low) };
-      node.append(svg("text", { ...at, class: "over", y: y - 10, text: `${oneLine(name).slice(0, 24)} ${number(mean)}` }));
+      node.append(svg("text", { class: "over", x: x(0), y: y - 10, text: oneLine(name).slice(0, 40) }));
+      node.append(svg("text", { class: "over", x: x(1), y: y - 10, "text-anchor": "end", text: number(mean) }));
       node.append(svg("line", { class: "whisker", x1: x(low), x2: x(high), y1: y, y2: y }), svg("circle", { class: "point", cx: x(mean), cy: y, r: 5 }));
     });
   }, {}, height);
@@ -62,7 +62,7 @@ const paired = (rows) => (rows.length ? [el("h3", { text: "Paired on the same qu
 /** Several runs: their curves in the same charts, a line for each. */
 function showComparison(found) {
   const node = section("comparison", "Comparison", `Of ${found.folders.join(" and ")}.`);
-  node.append(el("div", { class: "charts" }, ...found.intervals.map(intervals)));
+  if (found.intervals.length) node.append(el("div", { class: "charts" }, ...found.intervals.map(intervals)));
   if (found.heldOut.length) node.append(el("h3", { text: "On held-out questions" }), table(["run", "", "exact match", "95 %: from", "to"], found.heldOut));
   node.append(...paired(found.differences));
   if (found.panels.length) node.append(el("h3", { text: "Curves" }), smoothingControl(), el("div", { class: "charts" }, ...found.panels.map((panel) => chart(panel, found.entries, found.dashes))));

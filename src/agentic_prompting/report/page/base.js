@@ -129,6 +129,7 @@ function section(id, title, note) {
   return node;
 }
 
+const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 const dollars = (value) => `$${value < 0.01 ? +value.toPrecision(2) : value.toFixed(2)}`;
 
 /** Cells are texts, numbers or elements; in a column all numbers have a fraction if one has. */

@@ -10,13 +10,10 @@ async function main() {
   const run = await unpack("run");
   byId("loading").remove();
   byId("run-name").textContent = oneLine(run.name);
-  const columns = (await unpack("trajectories"))?.columns ?? { prompt: [] };
+  const found = await Promise.all(SECTIONS.map(([name]) => unpack(name)));
   // `only` sets filters of the trajectories; they come last, and then put their own in its place
-  const page = { run, prompts: new Set(columns.prompt), only: () => {} };
-  for (const [name, show] of SECTIONS) {
-    const data = await unpack(name);
-    if (data) await show(data, page);
-  }
+  const page = { run, prompts: new Set(found.at(-1)?.columns.prompt), only: () => {} };
+  for (const [place, [, show]] of SECTIONS.entries()) if (found[place]) await show(found[place], page);
   if (run.watch) watchRun();
   followSections();
   addEventListener("hashchange", openNamed);
@@ -68,7 +65,7 @@ function tiles(run, entries) {
   for (const [key, name] of [["exact_match", "exact match"], ["reward", "reward"]]) {
     if (last[key] !== undefined) shown.push([`${name}, last step`, number(last[key]), `first step ${number(first[key])}`]);
   }
-  shown.push(["training steps", number(entries.length), `${number(run.rollouts)} trajectories`]);
+  shown.push(["training steps", number(entries.length), `of ${plural(run.rollouts, "rollout")}`]);
   if (last["environment/cost_usd"]) shown.push(["spent on the large LLM", dollars(last["environment/cost_usd"])]);
   if (run.sandbox) shown.push(["world", "sandbox", "says nothing about real models"]);
   const tile = ([name, value, small]) => el("div", {}, el("dt", { text: name }), el("dd", { text: value }), small ? el("small", { text: small }) : null);

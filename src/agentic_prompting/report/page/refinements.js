@@ -11,7 +11,7 @@ async function showRefinements(index) {
 
 function refinementRow(columns, place) {
   const verdict = columns.verdict[place] ? ` · first answer judged ${columns.verdict[place]}` : "";
-  return [oneLine(columns.title[place]), `${columns.stop[place].replaceAll("_", " ")}${verdict} · ${columns.steps[place]} steps · ${columns.changed[place]} changes`];
+  return [oneLine(columns.title[place]), `${columns.stop[place].replaceAll("_", " ")}${verdict} · ${plural(columns.steps[place], "step")} · ${plural(columns.changed[place], "change")}`];
 }
 
 function refinementDetail(columns, place, one) {

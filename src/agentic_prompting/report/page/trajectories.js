@@ -126,8 +126,7 @@ function trajectoryRow(columns, place) {
   const outcome = answered ? (columns.match[place] ? "✓ right" : "✗ wrong") : status.replaceAll("_", " ");
   const good = answered ? columns.match[place] : status === "answered";
   const apart = advantage ? ` (${advantage > 0 ? "+" : ""}${advantage.toFixed(2)})` : "";
-  const turns = columns.turns[place] === 1 ? "1 turn" : `${columns.turns[place]} turns`;
-  const meta = [`step ${columns.step[place]} · `, el("span", { class: good ? "good" : "bad", text: outcome }), ` · reward ${number(columns.reward[place])}${apart} · ${turns}`];
+  const meta = [`step ${columns.step[place]} · `, el("span", { class: good ? "good" : "bad", text: outcome }), ` · reward ${number(columns.reward[place])}${apart} · ${plural(columns.turns[place], "turn")}`];
   return [oneLine(columns.title[place]) || "(no question)", meta];
 }
 

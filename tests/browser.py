@@ -53,13 +53,20 @@ def opened(browser: Any, page_file: Path) -> Any:
     return page
 
 
-def pictured(page: Any, name: str) -> None:
-    """Screenshots in light and dark, where `AGENTIC_PROMPTING_SCREENSHOTS` names a folder for them."""
+_ROOM = """(part) => {
+  scrollTo(0, 0);
+  const { top, bottom } = document.querySelector(part).getBoundingClientRect();
+  return { x: 0, y: top, width: innerWidth, height: bottom - top + 24 };
+}"""
+
+
+def pictured(page: Any, name: str, part: str) -> None:
+    """Pictures of a part of the page in light and dark, where `AGENTIC_PROMPTING_SCREENSHOTS` names a folder."""
     if folder := os.environ.get("AGENTIC_PROMPTING_SCREENSHOTS"):
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             path = Path(folder) / f"{name}-{page.viewport_size['width']}-{scheme}.png"
-            page.screenshot(path=path, full_page=True)
+            page.screenshot(path=path, full_page=True, clip=page.evaluate(_ROOM, part))
 
 
 def shows(page: Any, count: int) -> None:
@@ -95,6 +102,50 @@ def record(number: int, rng: random.Random, words: int = 60, **changes: Any) -> 
         "seed": 2**62 + number,
         **changes,
     }
+
+
+def training(folder: Path, steps: int = 24, seed: int = 0, rising: float = 0.06) -> Path:
+    """A run as the sandbox leaves it, whose agent learns to decompose questions: rollouts, log, held-out result."""
+    from agentic_prompting.records import RecordFile
+    from agentic_prompting.rollout import TagGrammar
+    from agentic_prompting.sandbox import Oracle, make_split
+    from agentic_prompting.sandbox.traces import Episode, load_world, write_trace
+
+    rng, world, records = random.Random(seed), load_world(), []
+    questions, _ = make_split(0)
+    for step in range(steps):
+        good = min(0.95, 0.15 + rising * step)
+        mix = {"decompose": good, "pass_on": 0.8 - 0.8 * good, "bare": 0.15 - 0.15 * good, "impatient": 0.05}
+        for question in rng.sample(questions, 3):
+            for kind in rng.choices(list(mix), weights=list(mix.values()), k=8):
+                trace = write_trace(kind, question, Episode(Oracle(), TagGrammar()), world, rng)
+                records.append(_played(trace, step, rng))
+    log = RecordFile(folder / "rollouts" / "log.jsonl")
+    for step in range(1, steps + 1):
+        fades, noise = 1 / (1 + step / 6), rng.random()
+        entry = {"loss": 3e-4 * noise, "kl": 0.004 * step * (0.5 + noise), "grad_norm": 0.2 + fades * noise}
+        entry |= {"entropy": 0.8 * fades + 0.05 * noise, "learning_rate": 1e-6 * (1 - step / steps)}
+        entry |= {"async/token_age": min(step, 10) / 10 + noise / 9, "async/token_age_max": float(min(step, 3))}
+        log.append([{"run": 1, "step": step, **entry}])
+    held_out = {"exact_match_before": 0.3555, "interval_before": [0.2994, 0.4158]}
+    held_out |= {"exact_match_after": 0.957, "interval_after": [0.9247, 0.9758]}
+    (folder / "summary.json").write_text(json.dumps({"sandbox": True, **held_out}), encoding="utf-8")
+    return write_run(folder, records)
+
+
+def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
+    """A trace as a rollout's record."""
+    answer = re.search(r"<answer> (.*) </answer>", trace["turns"][-1])[1]
+    whole = trace["turns"][-1].startswith("<think>")
+    reward = (1.0 if answer == trace["answers"][0] else 0.0) if whole else -0.4
+    turns = [{"text": text, "kind": "act", "well_formed": True, "problem": ""} for text in trace["turns"]]
+    turns[-1] |= {"kind": "answer"} if whole else {"well_formed": False, "problem": "no thought"}
+    said = [{"text": t, "error": None, "seconds": rng.random(), "cached": False} for t in trace["observations"]]
+    return record(
+        0, rng, 1, step=step, rewards={"prompt_r1_reward": reward}, reward=reward, task="sandbox", turns=turns,
+        question=trace["question"], answers=trace["answers"], answer=answer, observations=said,
+        status="answered" if whole else "malformed", cost_usd=3e-5 * len(said),
+    )  # fmt: skip
 
 
 def write_run(folder: Path, records: list[dict[str, Any]]) -> Path:

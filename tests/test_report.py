@@ -95,6 +95,11 @@ def test_a_diff_reads_well():
     ]
 
 
+def test_the_line_before_a_new_one_has_not_changed():
+    """Though a line's end was put behind it."""
+    assert word_diff("a\nb c", "a\nb c\nd e") == [("=", "a\nb c"), ("+", "\nd e")]
+
+
 def test_a_diff_of_long_texts_does_not_take_long():
     old = "\n".join(f"line {number}" for number in range(1000))
     assert word_diff(old, old + "\nmore")[0][0] == "=" and len(word_diff(old, old.replace("500", "x"))) == 4
@@ -238,6 +243,23 @@ def test_the_trainers_log_is_drawn(tmp_path):
     assert block(write_report(tmp_path, pictures=False).read_text(), "history") == history
 
 
+def test_the_log_that_grows_is_read_before_a_checkpoints(tmp_path):
+    """What a resumed run did over is left out, half a line passed over; the ages of tokens are of runs with a lead."""
+    run = write_run(tmp_path, [one()])
+    (run / "trainer_state.json").write_text(json.dumps({"global_step": 9, "log_history": [{"step": 9, "loss": 9.0}]}))
+    lines = [{"run": 1, "step": step, "loss": 0.5, "async/token_age": 0.25} for step in (1, 2, 3)]
+    lines += [{"run": 2, "step": step, "loss": 0.25, "learning_rate": 1e-6} for step in (2, 3)]
+    lines += [{"run": 2, "step": 3, "train_runtime": 1.0}]
+    log = run / "rollouts" / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, lines)) + '\n{"run": 2, "st')
+    history = block(write_report(run, pictures=False).read_text(), "history")
+    assert history["modes"]["optimisation"] == [
+        {"step": 1, "loss": 0.5, "async/token_age": 0.25},
+        *({"step": step, "loss": 0.25, "learning_rate": 1e-6} for step in (2, 3)),
+    ]
+    assert {"learning_rate", "token_age"} < {panel["name"] for panel in history["panels"]}
+
+
 @pytest.mark.parametrize(
     ("summary", "shown"),
     [
@@ -299,6 +321,10 @@ def test_an_evaluations_folder_is_opened(tmp_path, saved):
     assert difference["better / worse / same"] in ("0 / 4 / 4", "4 / 0 / 4") and difference["p (McNemar)"] == "0.125"
     assert sorted(set(shown["columns"]["system"])) == ["half", "right"] and len(shown["columns"]["match"]) == 16
     assert sum(shown["columns"]["match"]) == 12
+    (figure,) = shown["intervals"]
+    assert (figure["task"], figure["metric"]) == ("sums", "exact_match")
+    assert {name: mean for name, mean, *_ in figure["systems"]} == {"right": 1.0, "half": 0.5}
+    assert all(0 < low <= mean <= high <= 1 for _, mean, low, high in figure["systems"])
     first = block(html, "answers-0")[0]
     assert first["question"] == "q0" and first["answers"] == ["0"] and first["answer"] in ("0", "no")
 
@@ -320,9 +346,9 @@ def test_two_runs_side_by_side(tmp_path):
     second = write_run(tmp_path / "b" / "run", [one(step=step, rewards={"r": 0.75}) for step in range(4)])
     html = write_report([first, second], tmp_path / "out", pictures=False).read_text()
     compared = block(html, "comparison")
-    assert compared["names"] == [str(first), str(second)]
+    assert compared["folders"] == [str(first), str(second)], "and what tells them apart is their name"
     panel = next(panel for panel in compared["panels"] if panel["name"] == "reward")
-    assert panel["keys"] == {"reward 0": str(first), "reward 1": str(second)}
+    assert panel["keys"] == {"reward 0": "a/run", "reward 1": "b/run"}
     assert [(e["step"], e.get("reward 0"), e.get("reward 1")) for e in compared["entries"]] == [
         (0, 0.25, 0.75), (1, 0.25, 0.75), (2, 0.25, 0.75), (3, None, 0.75),
     ]  # fmt: skip

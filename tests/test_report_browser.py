@@ -10,7 +10,8 @@ from agentic_prompting.evolution import EvolutionJournal
 from agentic_prompting.refine import RefinementResult, RefinementStep
 from agentic_prompting.refine.refiner import ResultsFile
 from agentic_prompting.report import write_report
-from browser import chromium, evolved, opened, pictured, record, shows, why_not, write_run
+from agentic_prompting.sandbox import as_rows, make_split
+from browser import chromium, evolved, opened, pictured, record, shows, training, why_not, write_run
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
@@ -68,7 +69,7 @@ def test_it_draws_everything_without_an_error(browser, report, width, scheme):
     ]  # fmt: skip
     assert page.locator("#training figure").count() == 5 and page.locator("#evolution .node[role=button]").count() > 20
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "nothing sticks out at the side"
-    pictured(page, "training-groups-evolution")
+    pictured(page, "evolution", "#evolution")
     assert watched.noted == []
 
 
@@ -142,6 +143,8 @@ def test_the_tree_and_the_diffs(browser, report):
     card = page.locator("#evolution .card")
     card.locator("h3", has_text="What changed from prompt 0").wait_for()
     assert "ask for one thing at a time" in card.locator("ins").first.inner_text()
+    page.goto(f"{page.url}#prompt-7")
+    card.locator("h3", has_text="Prompt 7").wait_for()
     page.get_by_label("ended").select_option("max_steps")
     assert page.locator("#refinements .row").count() == 1
     page.locator("#refinements .detail .card ins").filter(has_text="and exact").wait_for()
@@ -217,7 +220,10 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     page.locator("#evolution summary", has_text="1 attempt without a child").click()
     page.locator("#evolution td", has_text=ATTACKS[1]).first.wait_for()
     assert ATTACKS[1] in page.locator("#trajectories .detail").inner_text(), "it is shown as it is"
-    assert page.locator("#main :is(script, img, iframe, base, a)").count() == 0
+    assert (
+        page.locator("#main :is(script, img, iframe, base, a:not([href^='#rollout-'], [href^='#prompt-']))").count()
+        == 0
+    )
     assert page.title() == "<img src=x onerror=alert(1)> · agentic-prompting" and watched.noted == []
 
 
@@ -252,42 +258,130 @@ def test_a_group_is_shown_with_its_advantages(browser, tmp_path):
     assert all("q1" in text for text in page.locator("#trajectories .row").all_text_contents())
 
 
-def evaluated(folder, name="right"):
+def evaluated(folder, systems, rows):
     from agentic_prompting.evaluation import evaluate_agent, save_run
 
-    rows = [{"question": f"{ATTACKS[0]} q{i}", "answers": [str(i)]} for i in range(6)]
-    systems = {name: lambda qs: [q.split("q")[-1] for q in qs], ATTACKS[1]: lambda qs: [ATTACKS[2] for _ in qs]}
-    save_run(folder, evaluate_agent(systems, {"sums": rows}, runs=1, output=folder, progress=False))
+    save_run(
+        folder, evaluate_agent(systems, {rows[0].get("task", "sums"): rows}, runs=1, output=folder, progress=False)
+    )
     return folder
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_an_evaluation_and_a_comparison(browser, tmp_path, width, scheme):
-    look = {"viewport": {"width": width, "height": 850}, "color_scheme": scheme}
-    watched = Watched(browser, write_report(evaluated(tmp_path / "e"), pictures=False), **look)
-    section = watched.page.locator("#evaluation")
+HOSTILE = {
+    "systems": {"right": lambda qs: [q.split("q")[-1] for q in qs], ATTACKS[1]: lambda qs: [ATTACKS[2] for _ in qs]},
+    "rows": [{"question": f"{ATTACKS[0]} q{i}", "answers": [str(i)]} for i in range(6)],
+}
+WIDTHS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+
+
+def looked_at(browser, page_file, width, scheme):
+    """A page at this width, without errors, with nothing that sticks out and no text too small to be read."""
+    watched = Watched(browser, page_file, viewport={"width": width, "height": 850}, color_scheme=scheme)
+    assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0 and watched.noted == []
+    for drawn in watched.page.locator("figure > svg").all():
+        box = drawn.bounding_box()
+        assert drawn.get_attribute("viewBox") == f"0 0 {round(box['width'])} 232", "a chart's text has its own size"
+        for text in drawn.locator("text").all():
+            its = text.bounding_box()
+            assert its["x"] >= box["x"] and its["x"] + its["width"] <= box["x"] + box["width"] + 1, text.text_content()
+            assert its["y"] + its["height"] <= box["y"] + box["height"] + 1, text.text_content()
+    return watched.page
+
+
+@WIDTHS
+def test_a_hostile_evaluation(browser, tmp_path, width, scheme):
+    page = looked_at(browser, write_report(evaluated(tmp_path, **HOSTILE), pictures=False), width, scheme)
+    section = page.locator("#evaluation")
     assert "1.000 [0.610, 1.000]" in section.locator("table").first.inner_text()
-    assert "6 / 0 / 0" in section.locator("table").nth(1).inner_text().replace("\n", " ") or "0 / 6 / 0" in (
-        section.locator("table").nth(1).inner_text()
-    )
-    watched.page.get_by_label("judged").select_option("wrong")
-    watched.page.locator("#evaluation .detail").scroll_into_view_if_needed()
-    assert watched.page.locator("#contents a").bounding_box()["y"] >= 0, "the navigation stays in sight"
+    paired = section.locator("table").nth(1).inner_text().replace("\n", " ")
+    assert "6 / 0 / 0" in paired or "0 / 6 / 0" in paired
+    page.get_by_label("judged").select_option("wrong")
+    page.locator("#evaluation .detail").scroll_into_view_if_needed()
+    assert page.locator("#contents a").bounding_box()["y"] >= 0, "the navigation stays in sight"
+    assert page.locator("#contents a[data-here]").all_inner_texts() == ["Evaluation"], "and says where one is"
     section.locator(".detail", has_text="What each system said").wait_for()
     assert section.locator(".row").count() == 6 and ATTACKS[2] in section.locator(".detail").inner_text()
-    assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    assert watched.noted == [] and watched.page.locator("#main :is(script, img, iframe, base, a)").count() == 0
-    pictured(watched.page, "evaluation")
+    assert page.locator("#main :is(script, img, iframe, base, a)").count() == 0
 
+
+@WIDTHS
+def test_score_against_dollars(browser, tmp_path, width, scheme):
     runs = [write_run(tmp_path / name, [record(n, random.Random(n), 3) for n in range(200)]) for name in "ab"]
-    runs[0] = evaluated(runs[0] / "evaluation").parent
-    watched = Watched(browser, write_report(runs, tmp_path / "both"), **look)
-    section = watched.page.locator("#comparison")
-    assert section.locator("figure").count() >= 5 and section.locator("figure").first.locator("polyline").count() == 2
-    assert str(runs[1]) in section.locator(".legend").first.inner_text()
-    assert watched.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0 and watched.noted == []
-    pictured(watched.page, "comparison")
-    front = watched.page.locator("#front")
+    runs[0] = evaluated(runs[0] / "evaluation", **HOSTILE).parent
+    page = looked_at(browser, write_report(runs, tmp_path / "both"), width, scheme)
+    front = page.locator("#front")
     assert front.locator("circle").count() == 3 and front.locator("tr").count() == 4
-    assert str(runs[1]) in front.locator("table").inner_text() and ATTACKS[2] not in front.inner_text()
-    pictured(watched.page, "front")
+    assert "b" in front.locator("table").inner_text() and ATTACKS[2] not in front.inner_text()
+    pictured(page, "front", "#front")
+
+
+@WIDTHS
+def test_what_it_looks_like(browser, tmp_path, width, scheme):
+    """Also makes the pictures: training, groups, evaluation, comparison, evolution; wide and narrow, light and dark."""
+    run = training(tmp_path / "steady")
+    page = looked_at(browser, write_report(run, pictures=False), width, scheme)
+    titles = page.locator("#training figcaption span").all_text_contents()
+    assert titles[-6:] == [
+        "loss", "KL divergence", "gradient norm", "entropy", "learning rate", "age of tokens (updates)",
+    ]  # fmt: skip
+    pictured(page, "training", "#training")
+    pictured(page, "groups", "#trajectories")
+
+    rows = as_rows(make_split(0, 40)[1])
+    answers = {row["question"]: row["answers"][0] for row in rows}
+    right_of = lambda share: lambda qs: [answers[q] if len(q) % 10 < share else "Nairobi" for q in qs]  # noqa: E731
+    agents = {"trained agent": right_of(8), "untrained agent": right_of(4), "large LLM alone": right_of(1)}
+    page = looked_at(browser, write_report(evaluated(tmp_path / "e", agents, rows), pictures=False), width, scheme)
+    pictured(page, "evaluation", "#evaluation")
+
+    other = training(tmp_path / "faster", steps=18, seed=1, rising=0.1)
+    evaluated(run / "evaluation", {"trained agent": right_of(8)}, rows)
+    evaluated(other / "evaluation", {"trained agent": right_of(7)}, rows)
+    page = looked_at(browser, write_report([run, other], tmp_path / "both"), width, scheme)
+    section = page.locator("#comparison")
+    assert section.locator("polyline").count() >= 20 and section.locator(".legend").count() >= 10
+    assert section.locator(".legend").first.locator("li").all_inner_texts() == ["steady", "faster"]
+    drawn, paired = section.locator("figure").first, section.locator("table").nth(1).inner_text()
+    assert "steady: trained agent" in drawn.inner_text() and "steady" in paired and "exact_match" in paired
+    pictured(page, "comparison", "#comparison")
+
+
+def test_smoothing(browser, tmp_path):
+    page = opened(browser, write_report(training(tmp_path, steps=6), pictures=False))
+    lines = page.locator("#training figure").first.locator("polyline")
+    before = lines.get_attribute("points")
+    page.get_by_label("smoothing").fill("0.9")
+    assert lines.count() == 2 and lines.first.get_attribute("points") == before, "what was measured stays, faint"
+    ends = [float(points.split()[-1].split(",")[1]) for points in (before, lines.last.get_attribute("points"))]
+    assert ends[1] > ends[0] + 5, "a mean of a rising curve lags behind it"
+
+
+# --- from one thing to another ---------------------------------------------------------------------------------------
+
+
+def test_a_rollout_has_an_address(browser, tmp_path):
+    """Which opens it whatever the filters are; the rollouts of its group are a click away."""
+    report = write_report(training(tmp_path, steps=4), pictures=False)
+    page = Watched(browser, report).page
+    page.get_by_label("to step").fill("0")
+    shows(page, 24)
+    page.goto(f"{report.as_uri()}#rollout-90")
+    chosen = page.locator("#trajectories .row[aria-selected=true]")
+    page.locator("#trajectories .row[aria-posinset='91'][aria-selected=true]").wait_for()
+    assert "step 3" in chosen.inner_text() and page.get_by_label("to step").input_value() == ""
+    page.locator("#trajectories .group a").first.click()
+    page.locator("#trajectories .row[aria-posinset='89'][aria-selected=true]").wait_for()
+    assert page.url.endswith("#rollout-88")
+    again = browser.new_context().new_page()
+    again.goto(page.url)
+    again.locator("#trajectories .row[aria-posinset='89'][aria-selected=true]").wait_for()
+
+
+def test_keys_from_anywhere(browser, tmp_path):
+    page = opened(browser, write_report(training(tmp_path, steps=2), pictures=False))
+    for key, place in (("j", 2), ("j", 3), ("k", 2)):
+        page.keyboard.press(key)
+        page.locator(f"#trajectories .row[aria-posinset='{place}'][aria-selected=true]").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("jk")
+    assert page.get_by_label("text in question").input_value() == "jk", "letters where one writes"

@@ -9,10 +9,12 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import pytest
+from transformers import TrainerCallback
 
 from agentic_prompting import ESPLConfig, ESPLTrainer, Observation, Rollout, TagGrammar, parse_turn
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.llm import ServerFailed
+from agentic_prompting.report import RunSummary
 from agentic_prompting.rewards import PromptR1Reward
 from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.trainers.callbacks import MAX_CHARS, MEMBERS, TRAJECTORIES, LiveView, TensorBoard
@@ -224,3 +226,20 @@ def test_trackio(tiny_policy, rows, tmp_path, monkeypatch):
     assert not trainer.live._broken
     found = b"".join(path.read_bytes() for path in (tmp_path / "trackio").rglob("*") if path.is_file())
     assert b"train/trajectories" in found and b"evolution/members" in found and b"evolution/tree" in found
+
+
+def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):
+    """Without a tracker and a checkpoint, however the run ends; the report has its curves."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, "none", save_strategy="no", max_steps=2)
+    seen = []
+
+    class Watching(TrainerCallback):
+        def on_log(self, args, state, control, **kwargs):
+            seen.append([entry["step"] for entry in RunSummary.read(tmp_path).history["optimisation"]])
+
+    trainer.add_callback(Watching())
+    trainer.train()
+    assert seen[:2] == [[1], [1, 2]] and not list(tmp_path.glob("**/trainer_state.json"))
+    first, last = RunSummary.read(tmp_path).history["optimisation"]
+    assert {"loss", "grad_norm", "entropy", "learning_rate"} < set(first)
+    assert last["loss"] == trainer.state.log_history[1]["loss"]

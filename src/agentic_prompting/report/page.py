@@ -51,7 +51,8 @@ _TITLE = 140  # characters of a question in a list
 _PAGE = Path(__file__).parent / "page"
 # In the order in which they need each other.
 _SCRIPTS = ("base", "charts", "browser", "trajectories", "stories", "tree", "refinements", "answers", "main")
-_WORDS = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")  # with the space behind them: unchanged space parts no changes
+# With the blanks behind them, so that unchanged blanks part no changes; a line's end is none: the last line has none.
+_WORDS = re.compile(r"\w+[^\S\n]*|[^\w\s][^\S\n]*|\s+")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _MOST_WORDS = 3000  # the comparison is quadratic: longer texts are compared by lines, then as wholes
 
@@ -170,6 +171,7 @@ def pack(data: Any) -> str:
 def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> Iterator[Block]:
     """The data of a run's page, in the order of its sections."""
     about = {"name": run.name, "folder": run.folder, "sandbox": run.sandbox, "heldOut": run.held_out}
+    about |= {"rollouts": len(run.rollouts)}
     yield "run", {**about, "watch": watch}
     if any(run.history.values()):
         panels = [panel._asdict() for panel in PANELS if any(panel in panels_in(log) for log in run.history.values())]
@@ -189,7 +191,7 @@ def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
     """The data of a page of several runs: every curve that any of them has, a line for each."""
     if len(runs) > len(LINES):
         raise ValueError(f"at most {len(LINES)} runs can be told apart in a chart, got {len(runs)}")
-    names = [run.folder for run in runs]
+    names = short_names([run.folder for run in runs])
     panels, entries = [], defaultdict[float, dict[str, float]](dict)
     for mode, of_mode in (("train", ""), ("optimisation", ""), ("eval", "evaluation: ")):
         for panel, key, label in ((one, *pair) for one in PANELS for pair in one.keys.items()):
@@ -205,22 +207,24 @@ def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
             if any(value for *_, value in points):
                 title = panel.title if len(panel.keys) == 1 else f"{panel.title}: {label}"
                 panels.append({"name": panel.name, "title": of_mode + title, "keys": keys})
-    evaluations = [(run.folder, run.evaluation) for run in runs if run.evaluation]
+    evaluations = [(name, run.evaluation) for name, run in zip(names, runs, strict=True) if run.evaluation]
     differences = [
         row
         for (first, one), (second, other) in combinations(evaluations, 2)
         for row in differences_table(compare_runs(one, other, (first, second)))
     ]
-    held_out = [[run.folder, *row] for run in runs for row in run.held_out]
-    yield "run", {"name": ", ".join(run.name for run in runs), "folder": names[0], "sandbox": False, "heldOut": []}
+    held_out = [[name, *row] for name, run in zip(names, runs, strict=True) for row in run.held_out]
+    about = {"folder": runs[0].folder, "sandbox": any(run.sandbox for run in runs), "heldOut": []}
+    yield "run", {"name": " · ".join(names), **about}
     yield (
         "comparison",
         {
-            "names": names,
+            "folders": [run.folder for run in runs],
             "panels": panels,
             "entries": [{"step": step, **entries[step]} for step in sorted(entries)],
             "dashes": [dashes for _, dashes in LINES],
             "heldOut": held_out,
+            "intervals": _intervals([(f"{name}: ", evaluation) for name, evaluation in evaluations]),
             "differences": differences,
         },
     )
@@ -232,6 +236,14 @@ def _front(runs: Sequence[RunSummary]) -> Iterator[Block]:
     points = cost_points(runs)
     if len(points) > 1 and any(point.usd for point in points):
         yield "front", [point._asdict() for point in points]
+
+
+def short_names(folders: Sequence[str]) -> list[str]:
+    """What tells these folders apart: the paths without the folders that all of them are in."""
+    parts = [Path(folder).parts for folder in folders]
+    while min(map(len, parts)) > 1 and len({path[0] for path in parts}) == 1:
+        parts = [path[1:] for path in parts]
+    return ["/".join(path) for path in parts]
 
 
 def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
@@ -246,10 +258,20 @@ def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
     columns["title"] = [str(record["question"])[:_TITLE] for record in records]
     columns["match"] = first_scores(evaluation)
     tables = {"results": results_table(evaluation), "differences": differences_table(compared)}
-    yield "evaluation", {**tables, "chunk": ANSWERS, "columns": columns}
+    yield "evaluation", {**tables, "intervals": _intervals([("", evaluation)]), "chunk": ANSWERS, "columns": columns}
     names = ("question", "answers", "answer", "whole", "error", "calls", "tokens", "cost_usd", "seconds")
     kept = [{name: record[name] for name in names if record.get(name) is not None} for record in records]
     yield from _chunks("answers", kept, ANSWERS)
+
+
+def _intervals(evaluations: Iterable[tuple[str, Evaluation]]) -> list[dict[str, Any]]:
+    """For each task and its first metric, where that is a share, the systems with mean and interval."""
+    figures: dict[tuple[str, str], list[tuple[str, float, float, float]]] = defaultdict(list)
+    for before, result in ((before, result) for before, evaluation in evaluations for result in evaluation.results):
+        metric, found = next(iter(result.estimates.items()))
+        if found and 0 <= found.low <= found.high <= 1:
+            figures[result.task, metric].append((before + result.system, found.mean, found.low, found.high))
+    return [{"task": task, "metric": metric, "systems": systems} for (task, metric), systems in figures.items()]
 
 
 def _chunks(name: str, items: Sequence[Any], size: int) -> Iterator[Block]:
@@ -270,6 +292,7 @@ def _trajectories(all_records: Sequence[Record], most: int) -> Iterator[Block]:
     places = sample_evenly(range(len(all_records)), most)
     records = [all_records[place] for place in places]
     columns: dict[str, Any] = {
+        "number": places,
         "group": [groups[place] for place in places],
         "advantage": [advantages[place] for place in places],
         "step": [record["step"] for record in records],

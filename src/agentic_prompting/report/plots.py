@@ -37,8 +37,14 @@ PANELS = (
     Panel("kl", "KL divergence", {"kl": "from the reference policy, nats a token"}),
     Panel("grad_norm", "gradient norm", {"grad_norm": "before clipping"}),
     Panel("entropy", "entropy", {"entropy": "of the policy, nats a token"}),
+    Panel("learning_rate", "learning rate", {"learning_rate": "learning rate"}),
+    Panel("token_age", "age of tokens (updates)", {"async/token_age": "mean", "async/token_age_max": "of the oldest"}),
 )
-"""What is drawn, top to bottom. The page draws the same ones."""
+"""What is drawn, top to bottom. The page draws the same ones. The first five are of the rollouts, the others of the
+trainer's log."""
+
+OPTIMISATION = tuple(key for panel in PANELS[5:] for key in panel.keys)
+"""What the trainer's log is read for."""
 
 
 def panels_in(log: Log) -> list[Panel]:

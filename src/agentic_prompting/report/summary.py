@@ -22,16 +22,15 @@ from ..evaluation.harness import read_records
 from ..evaluation.scoring import score_records, summarise
 from ..evolution import Lineage, read_lineage
 from ..evolution.lineage import JOURNAL_FILE
+from ..records import RecordFile
 from ..refine import RefinementResult
 from ..rewards import exact_match, prompt_r1_score, token_f1
 from ..rollout import STATUSES, read_rollouts
+from .plots import OPTIMISATION
 
 Record = Mapping[str, Any]
 
-POPULATION, STATE = "population.json", "trainer_state.json"
-OPTIMISATION = ("loss", "kl", "grad_norm", "entropy")
-"""What the trainer's log is read for."""
-
+POPULATION, STATE, LOG = "population.json", "trainer_state.json", "rollouts/log.jsonl"
 _CLOSE = 1e-5  # rewards are recorded with six digits
 
 
@@ -154,7 +153,9 @@ def read_evaluation(folder: Path) -> Evaluation | None:
         metrics = find_metrics(named or ["exact_match", "token_f1"])
         results.append(summarise(system, task, own, metrics, saved.get("fit_calls", {}).get(system, 0)))
     order = list(saved.get("fit_calls", {}))
-    results.sort(key=lambda result: order.index(result.system) if result.system in order else len(order))
+    place = {system: number for number, system in enumerate(order)}
+    results.sort(key=lambda result: place.get(result.system, len(order)))
+    records.sort(key=lambda record: place.get(record["system"], len(order)))
     return Evaluation(results, records) if records else None
 
 
@@ -208,9 +209,11 @@ def cost_points(runs: Sequence[RunSummary]) -> list[CostPoint]:
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:
-    """The trainer's log of the longest training in the folder: its own state, or that of the newest checkpoint."""
+    """The trainer's log, which is there while a run goes on. Of a run of before there was one, or by another trainer:
+    its state's, or that of the newest checkpoint, of the longest training in the folder."""
     states = [_json(path) for path in (run / STATE, *run.glob(f"checkpoint-*/{STATE}"))]
-    log = max(states, key=lambda state: state.get("global_step") or 0).get("log_history") or []
+    log: Iterable[Record] = current_records(RecordFile(run / LOG))
+    log = log or max(states, key=lambda state: state.get("global_step") or 0).get("log_history") or []
     entries = ({name: one[name] for name in ("step", *OPTIMISATION) if _finite(one.get(name))} for one in log)
     return [entry for entry in entries if len(entry) > 1 and "step" in entry]
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCall
 from transformers.utils import logging as transformers_logging
 
 from ..evolution import Population, lineage_of, plot_lineage
+from ..records import RecordFile
 from ..rollout import Rollout
 from ..rollout.progress import Lines, Seldom, watched
 from .reflecting import transcript
@@ -143,6 +145,23 @@ class OneLineProgress(ProgressCallback):
         if self.training_bar is not None:
             super().on_train_end(args, state, control, **kwargs)
         self._lines = None
+
+
+class LogFile(TrainerCallback):
+    """Each log as a line of `log.jsonl`, at once: its curves are there while a run goes on, and however it ends.
+
+    Args:
+        folder (`Path`): Where the file goes.
+        run (`int`): Tells apart the lines of several runs in one folder.
+    """
+
+    def __init__(self, folder: Path, run: int):
+        self.file, self.run = RecordFile(folder / "log.jsonl"), run
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            with suppress(OSError):  # a full disk; the trainer's state has it all
+                self.file.append([{"run": self.run, "step": state.global_step, **(logs or {})}])
 
 
 # --- tables for trackers ---------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from ..rollout import (
     template_for,
 )
 from ..rollout.progress import progress
-from .callbacks import LiveView, one_line_progress
+from .callbacks import LiveView, LogFile, one_line_progress
 from .carry_over import CarryOver, count_clipped
 from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
@@ -227,6 +227,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         one_line_progress(self)
         self.live = LiveView(self)
         self.add_callback(self.live)
+        if args.rollouts_max_mb:
+            self.add_callback(LogFile(self.rollout_log.folder, self._started))
 
     @staticmethod
     def _ending_hopeless(environment: Any, functions: list[Any], args: MultiTurnGRPOConfig) -> Any:

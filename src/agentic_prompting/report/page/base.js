@@ -104,7 +104,19 @@ function diffed(changes) {
 
 function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
-  return Number.isInteger(value) ? value.toLocaleString("en") : value.toFixed(digits);
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  return Math.abs(value) < 1e-3 ? value.toExponential(1) : value.toFixed(digits);
+}
+
+/** Smallest and largest, without spreading a long array over a call. */
+const minmax = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+
+/** What opens the item that an address names: `#rollout-17` is `NAMED.rollout(17)`. */
+const NAMED = {};
+
+function openNamed() {
+  const [, kind, name] = /^#(\w+)-(\d+)$/.exec(location.hash) ?? [];
+  return NAMED[kind]?.(Number(name));
 }
 
 /** A section of the page with its entry in the navigation. */
@@ -117,12 +129,19 @@ function section(id, title, note) {
   return node;
 }
 
+const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
+const dollars = (value) => `$${value < 0.01 ? +value.toPrecision(2) : value.toFixed(2)}`;
+
+/** Cells are texts, numbers or elements; in a column all numbers have a fraction if one has. */
 function table(heads, rows) {
-  const cell = (tag) => (value) => {
-    const numeric = typeof value === "number";
-    return el(tag, { class: numeric ? "number" : null, text: numeric ? number(value) : value ?? "–" });
+  const whole = heads.map((_, column) => rows.every((row) => typeof row[column] !== "number" || Number.isInteger(row[column])));
+  const cell = (value, column) => {
+    if (value instanceof Node) return el("td", {}, value);
+    if (typeof value !== "number") return el("td", { text: value ?? "–" });
+    return el("td", { class: "number", text: whole[column] || Math.abs(value) < 1e-3 && value ? number(value) : value.toFixed(3) });
   };
-  const head = el("thead", {}, el("tr", {}, ...heads.map((name) => el("th", { scope: "col", text: name }))));
-  const body = el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map(cell("td")))));
+  const numeric = (column) => rows.some((row) => typeof row[column] === "number");
+  const head = el("thead", {}, el("tr", {}, ...heads.map((name, column) => el("th", { scope: "col", class: numeric(column) ? "number" : null, text: name }))));
+  const body = el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map(cell))));
   return el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "table" }, el("table", {}, head, body));
 }

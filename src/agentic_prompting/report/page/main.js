@@ -1,28 +1,49 @@
 // What the page shows, in order: whatever the run has data blocks for.
 
+/** A section is a block of data and the function that shows it; the second argument is what sections share. */
+const SECTIONS = [
+  ["comparison", showComparison], ["front", showFront], ["history", showCurves], ["lineage", showLineage], ["refinements", showRefinements],
+  ["evaluation", showEvaluation], ["trajectories", showTrajectories],
+];
+
 async function main() {
-  const [run, history, lineage, refined, index, answers, compared, front] = await Promise.all(["run", "history", "lineage", "refinements", "trajectories", "evaluation", "comparison", "front"].map(unpack));
+  const run = await unpack("run");
   byId("loading").remove();
   byId("run-name").textContent = oneLine(run.name);
-  const browser = {}; // filled in last, when the trajectories are there
-  if (compared) showComparison(compared);
-  if (front) showFront(front);
-  if (history) showCurves(run, history, index, (step) => browser.only?.({ from: String(step), to: String(step) }));
-  const prompts = new Set(index?.columns.prompt.filter((prompt) => prompt !== null));
-  if (lineage) showLineage(lineage, { has: (prompt) => prompts.has(prompt), only: (values) => browser.only?.(values) });
-  if (refined) await showRefinements(refined);
-  if (answers) await showEvaluation(answers);
-  if (index) Object.assign(browser, await showTrajectories(index));
+  const found = await Promise.all(SECTIONS.map(([name]) => unpack(name)));
+  // `only` sets filters of the trajectories; they come last, and then put their own in its place
+  const page = { run, prompts: new Set(found.at(-1)?.columns.prompt), only: () => {} };
+  for (const [place, [, show]] of SECTIONS.entries()) if (found[place]) await show(found[place], page);
   if (run.watch) watchRun();
+  followSections();
+  addEventListener("hashchange", openNamed);
+  await openNamed();
+  for (let frame = 0; frame < 2; frame++) await new Promise(requestAnimationFrame); // the drawings know their width
   document.documentElement.dataset.ready = "yes";
+}
+
+/** The entry of the section in sight is marked in the navigation. */
+function followSections() {
+  const links = new Map([...byId("contents").children].map((link) => [link.hash.slice(1), link]));
+  const mark = (seen) => {
+    for (const { target, isIntersecting } of seen) {
+      const link = links.get(target.id);
+      link.toggleAttribute("data-here", isIntersecting);
+      if (isIntersecting) link.parentNode.scrollLeft = link.offsetLeft - 30; // where the navigation is wider than the screen
+    }
+  };
+  const observer = new IntersectionObserver(mark, { rootMargin: "-25% 0px -74% 0px" });
+  for (const id of links.keys()) observer.observe(byId(id));
 }
 
 const HEADINGS = { train: "Over the training steps", eval: "Evaluation during training", optimisation: "Optimisation, from the trainer's log" };
 
-function showCurves(run, history, index, onStep) {
+function showCurves(history, page) {
+  const { run } = page;
+  const onStep = (step) => page.only({ from: String(step), to: String(step) });
   const trained = history.modes.train ?? [];
   const node = section("training", "Training", `Means over the rollouts of each step, from the records in ${run.folder}/rollouts. Click on a step to read its trajectories.`);
-  node.append(tiles(run, trained, index), ...(run.heldOut.length > 2 ? heldOut(run.heldOut) : []));
+  node.append(tiles(run, trained), ...(run.heldOut.length > 2 ? heldOut(run.heldOut) : []), smoothingControl());
   const panels = (entries) => history.panels.filter((panel) => entries.some((entry) => Object.keys(panel.keys).some((key) => entry[key] !== undefined)));
   for (const [mode, entries] of Object.entries(history.modes)) {
     if (!entries.length) continue;
@@ -34,19 +55,20 @@ function showCurves(run, history, index, onStep) {
   }
 }
 
-function tiles(run, entries, index) {
-  const last = entries.at(-1) ?? {};
-  const first = entries[0] ?? {};
-  const shown = [["training steps", entries.length], ["trajectories", index?.total]];
-  if (last.reward !== undefined) shown.push(["reward, last step", number(last.reward), `from ${number(first.reward)}`]);
-  if (last.exact_match !== undefined) shown.push(["exact match, last step", number(last.exact_match), `from ${number(first.exact_match)}`]);
+function tiles(run, entries) {
+  const [first, last] = [entries[0] ?? {}, entries.at(-1) ?? {}];
+  const shown = [];
   if (run.heldOut.length) {
     const [[, before], [, after, low, high]] = [run.heldOut[0], run.heldOut.at(-1)];
-    shown.push(["held-out exact match", number(after), `95 % ${number(low)}–${number(high)}, before ${number(before)}`]);
+    shown.push(["held-out exact match", number(after), `95 %: ${number(low)} to ${number(high)}; before ${number(before)}`]);
   }
-  shown.push(["spent on the large LLM", `$${number(last["environment/cost_usd"] ?? 0, 2)}`]);
+  for (const [key, name] of [["exact_match", "exact match"], ["reward", "reward"]]) {
+    if (last[key] !== undefined) shown.push([`${name}, last step`, number(last[key]), `first step ${number(first[key])}`]);
+  }
+  shown.push(["training steps", number(entries.length), `of ${plural(run.rollouts, "rollout")}`]);
+  if (last["environment/cost_usd"]) shown.push(["spent on the large LLM", dollars(last["environment/cost_usd"])]);
   if (run.sandbox) shown.push(["world", "sandbox", "says nothing about real models"]);
-  const tile = ([name, value, small]) => el("div", {}, el("dt", { text: name }), el("dd", { text: typeof value === "number" ? number(value) : value ?? "–" }, ), small ? el("small", { text: small }) : null);
+  const tile = ([name, value, small]) => el("div", {}, el("dt", { text: name }), el("dd", { text: value }), small ? el("small", { text: small }) : null);
   return el("dl", { class: "tiles" }, ...shown.map(tile));
 }
 
@@ -62,6 +84,13 @@ function values(entries) {
   // Drawn when it is opened: a long run has thousands of rows.
   details.addEventListener("toggle", () => details.children.length < 2 && details.append(table(names, entries.map((entry) => names.map((name) => entry[name] ?? null)))));
   return details;
+}
+
+/** A page of a run that goes on loads itself again, unless somebody is using it. */
+function watchRun() {
+  let used = 0;
+  for (const kind of ["pointerdown", "keydown", "wheel", "input"]) addEventListener(kind, () => { used = Date.now(); }, { passive: true });
+  setInterval(() => { if (Date.now() - used > 60000) location.reload(); }, 10000);
 }
 
 main().catch((error) => {

@@ -5,18 +5,13 @@ async function showRefinements(index) {
   const node = section("refinements", "Refined prompts", `${columns.title.length} queries. In each step the critic comments on an unfinished answer and the optimizer rewrites the prompt.`);
   const chunks = new Chunks("refinements", index.chunk);
   const browser = new Browser("refined queries", (place) => refinementRow(columns, place), async (place) => refinementDetail(columns, place, await chunks.item(place)));
-  const apply = () => browser.show(columns.title.map((_, place) => place).filter((place) =>
-    (!stop.control.value || columns.stop[place] === stop.control.value)
-    && (changed.control.value === "" || (columns.changed[place] > 0) === (changed.control.value === "yes"))));
-  const stop = filter("ended", counted(columns.stop), apply);
-  const changed = filter("prompt changed", [["", "all"], ["yes", "yes"], ["no", "no"]], apply);
-  node.append(el("div", { class: "filters" }, stop.wrapped, changed.wrapped), browser.node);
-  apply();
+  const changed = columns.changed.map((count) => (count ? "yes" : "no"));
+  node.append(...listing(browser, { ended: columns.stop, "prompt changed": changed }));
 }
 
 function refinementRow(columns, place) {
   const verdict = columns.verdict[place] ? ` · first answer judged ${columns.verdict[place]}` : "";
-  return [oneLine(columns.title[place]), `${columns.stop[place].replaceAll("_", " ")}${verdict} · ${columns.steps[place]} steps · ${columns.changed[place]} changes`];
+  return [oneLine(columns.title[place]), `${columns.stop[place].replaceAll("_", " ")}${verdict} · ${plural(columns.steps[place], "step")} · ${plural(columns.changed[place], "change")}`];
 }
 
 function refinementDetail(columns, place, one) {

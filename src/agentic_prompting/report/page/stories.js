@@ -33,7 +33,7 @@ const prompts = (ids) => ids.join(", ");
 
 function refusedTable(refused) {
   const rows = refused.map(([step, operator, reason, parents]) => [step, operator, reason.replaceAll("_", " "), parents.join(", ")]);
-  const details = el("details", {}, el("summary", { text: `${refused.length} ${refused.length === 1 ? "attempt" : "attempts"} without a child` }));
+  const details = el("details", {}, el("summary", { text: `${plural(refused.length, "attempt")} without a child` }));
   details.addEventListener("toggle", () => details.children.length < 2 && details.append(table(["batch", "operator", "why", "parents"], rows)));
   return details;
 }

@@ -1,22 +1,22 @@
 // The browser of trajectories: filters over the index, texts unpacked when one is opened or searched for.
 
-async function showTrajectories(index) {
+async function showTrajectories(index, page) {
   const { columns, total } = index;
   const count = columns.step.length;
   const shown = count < total ? `${count.toLocaleString("en")} of ${total.toLocaleString("en")}, drawn over the whole run` : `${count.toLocaleString("en")}`;
-  const node = section("trajectories", "Trajectories", `${shown}. Arrow keys move through the list.`);
+  const node = section("trajectories", "Trajectories", `${shown}. In brackets the advantage in the group. Keys: j and k for the next and the one before, / to search.`);
   const chunks = new Chunks("trajectories", index.chunk);
-  const only = (values) => {
+  const only = (values, place) => {
     for (const [name, { control }] of Object.entries(filters)) control.value = values[name] ?? (name === "order" ? "first" : "");
     node.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-    return apply();
+    return apply(place);
   };
-  const open = async (place) => [...trajectoryDetail(columns, place, await chunks.item(place)), ...groupOf(columns, place, only)];
+  const open = async (place) => trajectoryDetail(columns, place, await chunks.item(place), groupOf(columns, place, only));
   const browser = new Browser("trajectories", (place) => trajectoryRow(columns, place), open);
   const status = el("p", { class: "note", role: "status" });
   const texts = new Texts(chunks, Math.ceil(count / index.chunk));
   let latest = 0;
-  const apply = async () => {
+  const apply = async (opened) => {
     const turn = ++latest;
     const wanted = read(filters);
     let places = columns.step.map((_, place) => place).filter((place) => fits(columns, place, wanted));
@@ -28,22 +28,30 @@ async function showTrajectories(index) {
     }
     places.sort(ORDERS[wanted.order](columns));
     status.textContent = `${places.length.toLocaleString("en")} ${places.length === 1 ? "fits" : "fit"}`;
-    browser.show(places);
+    await browser.show(places, opened);
   };
   const filters = trajectoryFilters(columns, apply);
   node.append(el("div", { class: "filters" }, ...Object.values(filters).map((one) => one.wrapped)), status, browser.node);
   await apply();
-  return { only }; // to set some filters from elsewhere on the page, for example a step that was clicked on
+  NAMED.rollout = async (number) => {
+    const place = columns.number.indexOf(number);
+    if (browser.places.includes(place)) { node.scrollIntoView(); await browser.move(browser.places.indexOf(place)); }
+    else if (place >= 0) await only({}, place);
+  };
+  page.only = only; // to set some filters from elsewhere on the page, for example a step that was clicked on
 }
 
 /** The rollouts of the same question in the same step, which GRPO compares with each other. */
 function groupOf(columns, place, only) {
   const group = columns.group[place];
   const places = columns.group.map((_, other) => other).filter((other) => columns.group[other] === group);
-  if (places.length < 2) return [];
-  const rows = places.map((other) => [other === place ? "this one" : "", columns.reward[other], columns.advantage[other], columns.status[other].replaceAll("_", " "), columns.turns[other]]);
+  if (places.length < 2) return null;
+  const link = (other) => (other === place ? "this one" : el("a", { href: `#rollout-${columns.number[other]}`, text: "read" }));
+  const rows = places.map((other) => [link(other), columns.reward[other], columns.advantage[other], columns.status[other].replaceAll("_", " ")]);
   const show = el("button", { type: "button", text: `Show these ${places.length} alone`, onclick: () => only({ group: String(group) }) });
-  return [el("h3", { text: "Its group" }), el("p", { class: "note", text: "Advantage: above the group's mean, over its deviation." }), table(["", "reward", "advantage", "outcome", "turns"], rows), show];
+  const rollouts = table(["", "reward", "advantage", "outcome"], rows);
+  rollouts.classList.add("short");
+  return el("div", { class: "group" }, el("h3", { text: "Its group" }), rollouts, show);
 }
 
 const ORDERS = {
@@ -57,7 +65,7 @@ const ORDERS = {
 function trajectoryFilters(columns, apply) {
   let waiting;
   const soon = () => { clearTimeout(waiting); waiting = setTimeout(apply, 150); };
-  const first = Math.min(...minmax(columns.step)), last = Math.max(...minmax(columns.step));
+  const [first, last] = minmax(columns.step);
   const step = { type: "number", min: first, max: last };
   const right = columns.match.map((value) => (value === null ? "" : value ? "right" : "wrong"));
   const filters = {
@@ -76,9 +84,6 @@ function trajectoryFilters(columns, apply) {
   for (const name of ["answer", "task", "mode", "prompt"]) if (filters[name].control.options.length < 3) delete filters[name];
   return filters;
 }
-
-/** Smallest and largest, without spreading a long array over a call. */
-const minmax = (values) => values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 
 const read = (filters) => Object.fromEntries(Object.entries(filters).map(([name, { control }]) => [name, control.value.trim()]));
 
@@ -116,26 +121,32 @@ class Texts {
 }
 
 function trajectoryRow(columns, place) {
-  const right = columns.match[place] === null ? "" : columns.match[place] ? " · ✓ right" : " · ✗ wrong";
-  const meta = `step ${columns.step[place]} · ${columns.status[place].replaceAll("_", " ")}${right} · reward ${number(columns.reward[place])}${columns.advantage[place] ? ` (${columns.advantage[place] > 0 ? "+" : ""}${number(columns.advantage[place], 2)} in its group)` : ""} · ${columns.turns[place]} turns`;
+  const status = columns.status[place], advantage = columns.advantage[place];
+  const answered = status === "answered" && columns.match[place] !== null;
+  const outcome = answered ? (columns.match[place] ? "✓ right" : "✗ wrong") : status.replaceAll("_", " ");
+  const good = answered ? columns.match[place] : status === "answered";
+  const apart = advantage ? ` (${advantage > 0 ? "+" : ""}${advantage.toFixed(2)})` : "";
+  const meta = [`step ${columns.step[place]} · `, el("span", { class: good ? "good" : "bad", text: outcome }), ` · reward ${number(columns.reward[place])}${apart} · ${plural(columns.turns[place], "turn")}`];
   return [oneLine(columns.title[place]) || "(no question)", meta];
 }
 
-function trajectoryDetail(columns, place, one) {
+function trajectoryDetail(columns, place, one, group) {
   const status = columns.status[place];
+  const facts = [`${columns.mode[place]}, step ${columns.step[place]}`, `${one.tokens?.agent ?? "–"} tokens of the agent, ${one.tokens?.observation ?? "–"} of replies`];
+  if (one.cost_usd) facts.push(dollars(one.cost_usd));
   const content = [
     el("h3", { text: "Question" }), written(one.question ?? ""),
-    el("p", { class: "note" }, `${columns.mode[place]}, step ${columns.step[place]} · `, el("span", { class: `tag ${status === "answered" ? "" : "bad"}`, text: status.replaceAll("_", " ") }),
-      ` · ${one.tokens?.agent ?? "–"} tokens of the agent, ${one.tokens?.observation ?? "–"} of replies · $${number(one.cost_usd ?? 0, 4)} · seed ${one.seed ?? "–"}`),
+    el("p", { class: "note" }, el("span", { class: `tag ${status === "answered" ? "" : "bad"}`, text: status.replaceAll("_", " ") }),
+      ` · ${facts.join(" · ")} · seed ${one.seed ?? "–"} · `, el("a", { href: `#rollout-${columns.number[place]}`, text: "link to this one" })),
   ];
   if (one.answers) content.push(pair("accepted", one.answers.join(" / ")), pair("answered", one.answer ?? "nothing"));
   if (one.error) content.push(el("p", { class: "bad" }, "Failed, and left out of training: "), written(`${one.error.kind}: ${one.error.what}`));
-  if (one.parts.length) content.push(el("h3", { text: "Reward" }), table(["part", "value"], one.parts));
-  content.push(el("h3", { text: "Conversation" }), ...conversation(one));
+  const reward = one.parts.length ? el("div", {}, el("h3", { text: "Reward" }), table(["part", "value"], one.parts)) : null;
+  content.push(el("div", { class: "beside" }, reward, group), el("h3", { text: "Conversation" }), ...conversation(one));
   return content;
 }
 
-const pair = (name, text) => el("p", { class: "note" }, `${name}: `, el("bdi", { class: "text", text: oneLine(text).slice(0, 500) }));
+const pair = (name, text) => el("p", { class: "note pair" }, `${name}: `, el("bdi", { class: "text", text: oneLine(text).slice(0, 500) }));
 
 function conversation(one) {
   const said = [];

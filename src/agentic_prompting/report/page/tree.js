@@ -1,14 +1,14 @@
 // E-SPL's evolutionary tree (Figure 3): descent over time, ratings with their uncertainty, and the prompt that is chosen.
 
-const TREE = { step: 44, lane: 44, left: 34, top: 34 };
+const TREE = { step: 44, lane: 44, left: 50, top: 34 };
 // Cividis: the same order of brightness for every kind of colour vision.
 const SHADES = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"];
 
-function showLineage(lineage, trajectories) {
+function showLineage(lineage, page) {
   const { nodes } = lineage;
   const window = `the latest ${lineage.window}`;
   const node = section("evolution", "Evolution of the system prompt",
-    `${nodes.length} system prompts. A line to the right is a mutation, a dashed pink one a crossover; brighter is a higher rating μ; faded is outside of the window (${window}); the orange ring is the best by μ − 2σ. Choose one to read it.`);
+    `${nodes.length} system prompts. Brighter is a higher rating μ; faded is outside of the window (${window}); the ring is the best by μ − 2σ. Choose one to read it.`);
   const detail = el("div", { class: "card", "aria-live": "polite" });
   const marks = new Map();
   const stories = lineage.chunk ? new Chunks("stories", lineage.chunk) : null;
@@ -16,12 +16,13 @@ function showLineage(lineage, trajectories) {
   const choose = async (place) => {
     chosen = place;
     for (const [other, mark] of marks) mark.classList.toggle("chosen", other === place);
-    detail.replaceChildren(...promptDetail(nodes, place, choose, trajectories));
+    detail.replaceChildren(...promptDetail(nodes, place, choose, page));
     const story = stories && await stories.item(place);
     if (story && chosen === place) detail.append(...storyDetail(story));
   };
+  NAMED.prompt = (place) => { if (nodes[place]) { node.scrollIntoView(); return choose(place); } };
   const tree = el("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "evolutionary tree" }, drawTree(nodes, marks, choose));
-  node.append(tree);
+  node.append(tree, legend(["mutation", "crossover"].map((operator) => ({ label: operator, line: { class: `edge ${operator}` } }))));
   const measured = nodes.some((one) => one.heldOut);
   node.append(el("div", { class: "two" }, ratingsFigure(nodes, choose), measured ? heldOutFigure(nodes, choose) : null), detail);
   if (lineage.refused.length) node.append(refusedTable(lineage.refused));
@@ -39,6 +40,7 @@ function drawTree(nodes, marks, choose) {
   const width = Math.max(320, TREE.left * 2 + (births.length - 1) * TREE.step);
   const height = TREE.top * 2 + Math.max(...nodes.map((one) => one.lane)) * TREE.lane;
   const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+  drawing.append(svg("text", { x: 4, y: height - 6, text: "step" }));
   births.forEach((born, place) => {
     if (births.length < 30 || place % 5 === 0) drawing.append(svg("text", { x: TREE.left + place * TREE.step, y: height - 6, "text-anchor": "middle", text: born }));
   });
@@ -65,7 +67,7 @@ function treeNode(one, place, [x, y], colour, choose) {
     onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(place); } },
   },
     svg("title", { text: label }), svg("circle", { class: "halo", cx: x, cy: y, r: 13, fill: "none" }),
-    svg("circle", { class: "dot", cx: x, cy: y, r: 9, fill: colour }), svg("text", { x, y: y - 16, "text-anchor": "middle", text: place }));
+    svg("circle", { class: "under", cx: x, cy: y, r: 9 }), svg("circle", { class: "dot", cx: x, cy: y, r: 9, fill: colour }), svg("text", { class: "over", x, y: y - 16, "text-anchor": "middle", text: place }));
 }
 
 function shader(nodes) {
@@ -77,16 +79,16 @@ function shader(nodes) {
 function whiskers(title, nodes, value, label, choose) {
   const points = nodes.map((one, place) => [place, value(one, place)]).filter(([, point]) => point);
   const ys = points.flatMap(([, [, y, half]]) => [y - half, y + half]);
-  const scale = scales(points.map(([, [x]]) => x), ys);
-  const drawing = svg("svg", { viewBox: `0 0 ${FRAME.width} ${FRAME.height}`, role: "img", "aria-label": title });
-  axes(drawing, scale, FRAME, label);
-  for (const [place, [x, y, half]] of points) {
-    const at = { x1: scale.x(x), x2: scale.x(x) };
-    drawing.append(svg("line", { class: "whisker", ...at, y1: scale.y(y - half), y2: scale.y(y + half) }));
-    const dot = { cx: scale.x(x), cy: scale.y(y), r: nodes[place].best ? 5 : 3.5, fill: nodes[place].best ? "#e69f00" : "#0072b2" };
-    drawing.append(svg("circle", { ...dot, class: "node", onclick: () => choose(place) }, svg("title", { text: `prompt ${place}` })));
-  }
-  return el("figure", {}, el("figcaption", {}, title), drawing);
+  const node = drawing(title, (node, width) => {
+    const scale = axes(node, points.map(([, [x]]) => x), ys, width, label);
+    for (const [place, [x, y, half]] of points) {
+      const at = { x1: scale.x(x), x2: scale.x(x) };
+      node.append(svg("line", { class: "whisker", ...at, y1: scale.y(y - half), y2: scale.y(y + half) }));
+      const dot = { cx: scale.x(x), cy: scale.y(y), r: nodes[place].best ? 5.5 : 4, class: `point ${nodes[place].best ? "best" : ""}` };
+      node.append(svg("circle", { ...dot, onclick: () => choose(place) }, svg("title", { text: `prompt ${place}` })));
+    }
+  });
+  return el("figure", {}, el("figcaption", {}, title), node);
 }
 
 const ratingsFigure = (nodes, choose) => whiskers("Rating μ ± σ of each prompt", nodes, (one, place) => [place, one.mu, one.sigma], "system prompt", choose);
@@ -97,13 +99,13 @@ const heldOutFigure = (nodes, choose) => whiskers("Mean reward on held-out probl
 /** Where only a mean is known, as of rewards of 0 and 1. */
 const deviation = (measured) => measured.deviation ?? Math.sqrt(Math.max(0, measured.mean * (1 - measured.mean)));
 
-function promptDetail(nodes, place, choose, trajectories) {
+function promptDetail(nodes, place, choose, page) {
   const one = nodes[place];
   const go = (other) => el("button", { type: "button", text: `prompt ${other}`, onclick: () => choose(other) });
   const children = nodes.map((_, other) => other).filter((other) => nodes[other].parents.includes(place));
   const content = [
-    el("h3", { text: `Prompt ${place}${one.best ? " · the best" : ""}` }),
-    el("p", { class: "note", text: `${one.operator} at step ${one.born} · rating μ ${number(one.mu, 2)}, σ ${number(one.sigma, 2)} after ${one.games} ${one.games === 1 ? "comparison" : "comparisons"} · ${one.alive ? "in the window" : "no longer selected"}` }),
+    el("h3", {}, `Prompt ${place}${one.best ? " · the best" : ""}`),
+    el("p", { class: "note" }, `${one.operator} at step ${one.born} · rating μ ${number(one.mu, 2)}, σ ${number(one.sigma, 2)} after ${plural(one.games, "comparison")} · ${one.alive ? "in the window" : "no longer selected"} · `, el("a", { href: `#prompt-${place}`, text: "link to this one" })),
     el("p", { class: "filters" }, "parents: ", ...(one.parents.length ? one.parents.map(go) : ["none"]), " children: ", ...(children.length ? children.map(go) : ["none"])),
   ];
   one.diffs.forEach((changes, number) => {
@@ -112,17 +114,20 @@ function promptDetail(nodes, place, choose, trajectories) {
   });
   if (!one.diffs.length) content.push(el("h3", { text: "Text" }), one.text ? written(one.text) : el("p", { class: "note", text: "(empty)" }));
   else content.push(el("details", {}, el("summary", { text: "The whole text" }), written(one.text)));
-  content.push(...evidence(nodes, place, trajectories));
+  content.push(...evidence(nodes, place, page));
   return content;
 }
 
+const COUNTS = { calls: "calls of the reference LLM", failed_calls: "of them failed", proposed: "edits proposed for single problems", applied: "edits of the final plan applied" };
+
 /** What is known of why this prompt is as it is. */
-function evidence(nodes, place, trajectories) {
+function evidence(nodes, place, page) {
   const one = nodes[place];
   const content = [];
-  if (one.counts) content.push(el("h3", { text: "What its operator did" }), table(["", "count"], Object.entries(one.counts)));
-  if (trajectories && one.parents.length) content.push(el("p", {}, ...one.parents.filter((parent) => trajectories.has(parent)).map((parent) => el("button", {
-    type: "button", text: `Trajectories under prompt ${parent} before this one was born`, onclick: () => trajectories.only({ prompt: String(parent), to: String(one.born - 1), order: "last" }),
-  }))));
+  const counts = Object.entries(one.counts ?? {}).map(([name, count]) => [COUNTS[name] ?? name.replaceAll("_", " ").replace("refused/", "edits refused: "), count]);
+  if (counts.length) content.push(el("h3", { text: "What its operator did" }), table(["", "count"], counts));
+  content.push(...one.parents.filter((parent) => page.prompts.has(parent)).map((parent) => el("button", {
+    type: "button", text: `Trajectories under prompt ${parent} before this one was born`, onclick: () => page.only({ prompt: String(parent), to: String(one.born - 1), order: "last" }),
+  })));
   return content;
 }

@@ -113,8 +113,8 @@ def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
             cells = [
                 world,
                 method,
-                _shown(row),
-                _shown(row["minus_joint"], "+"),
+                shown(row),
+                shown(row["minus_joint"], "+"),
                 f"{row['rollouts']:,}",
                 f"{row['calls']:,}",
             ]
@@ -123,7 +123,8 @@ def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def _shown(row: Mapping[str, Any] | None, sign: str = "") -> str:
+def shown(row: Mapping[str, Any] | None, sign: str = "") -> str:
+    """A mean with its interval."""
     if row is None:
         return ""
     ends = "one seed" if row["low"] is None else f"{row['low']:{sign}.3f}, {row['high']:{sign}.3f}"
@@ -132,14 +133,15 @@ def _shown(row: Mapping[str, Any] | None, sign: str = "") -> str:
 
 def protocol_first(commits: Iterable[str]) -> bool:
     """Whether the protocol was committed before everything that these commits ran."""
-    added = _git("log", "--format=%H", "--diff-filter=A", "--", "docs/evidence.md").split()
+    added = git("log", "--format=%H", "--diff-filter=A", "--", "docs/evidence.md").split()
     return bool(added) and all(
         subprocess.run(["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY).returncode == 0
         for commit in set(commits)
     )
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
+    """What git prints about this repository."""
     return subprocess.run(
         ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -208,7 +210,7 @@ def run(world: str, seed: int, method: str, folder: Path, steps: int) -> dict[st
         model, prompt = output, trainer.population.best()
         rollouts += args.max_steps * args.generation_batch_size
     return {
-        **{"world": world, "seed": seed, "method": method, "commit": _git("rev-parse", "HEAD")},
+        **{"world": world, "seed": seed, "method": method, "commit": git("rev-parse", "HEAD")},
         **{"correct": answers(sandbox, model, prompt), "rollouts": rollouts, "calls": min(reflector.calls, MAX_CALLS)},
         **{"steps": steps, "prompt": prompt.text, "seconds": round(time.perf_counter() - started)},
     }

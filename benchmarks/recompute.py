@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import async_training
 from league import read_records, share, summarise, t_interval, table
 
 REPOSITORY = Path(__file__).parents[1]
@@ -40,6 +41,7 @@ def _interval(values: Sequence[float]) -> str:
 
 
 TEXTS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
+    "lead": async_training.table,
     "league": lambda records: table(summarise(records)),
     "splits": splits,
 }

@@ -19,6 +19,7 @@ from agentic_prompting.llm import Reply, Usage
 from agentic_prompting.rollout import AgentSpec, BatchEngine, ChatFormat, Observation, Sample
 from agentic_prompting.trainers.carry_over import CarryOver
 from agentic_prompting.trainers.rollout_worker import RolloutWorker
+from test_espl_benchmark import loaded
 from test_espl_trainer import Reference
 from test_trainer import arguments, trainer_for, vars_for
 
@@ -172,6 +173,20 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_p
         ratio = torch.full_like(batch["importance_sampling_ratio"], factor)
         losses.append(trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": ratio}))
     assert abs(losses[0]) > 1e-4 and losses[1] == 0
+
+
+def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
+    """What benchmarks/async_training.py compares with: the same loss, as if each ratio were 1."""
+    trainer = build(tiny_policy, tmp_path, rows, max_steps=1)
+    kept, compute = [], trainer._compute_loss
+    monkeypatch.setattr(trainer, "_compute_loss", lambda model, inputs: kept.append(inputs) or compute(model, inputs))
+    trainer.train()
+    inputs = {**kept[0], "advantages": torch.ones(4)}
+    as_if = compute(trainer.model, {**inputs, "importance_sampling_ratio": torch.ones(inputs["tool_mask"].shape)})
+    with_ratio = compute(trainer.model, inputs)
+    monkeypatch.undo()
+    loaded("async_training", monkeypatch).uncorrect(trainer)
+    assert trainer._compute_loss(trainer.model, inputs) == as_if and abs(with_ratio - as_if) > 1e-3
 
 
 def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp_path, steps):

@@ -201,6 +201,24 @@ def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp
     assert trainer.policy.updates == 2
 
 
+def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp_path):
+    """One that is asked for in the first step and given when two updates have been."""
+    trainer = build(tiny_policy, tmp_path, rows)
+    policy, free, slow = Policy(trainer.chat_format), threading.Event(), []
+
+    async def sampled(request):
+        if not slow:
+            slow.append(request)
+            await asyncio.to_thread(free.wait, 60)
+        return await policy(request)
+
+    trainer.policy = sampled
+    trainer.add_callback(OnStep(lambda step: step == 2 and free.set()))
+    trainer.train()
+    ages = [entry["async/turn_age"] for entry in log_of(trainer)]
+    assert ages[:2] == [0, 0] and ages[2] > 0 and ages[3] == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -210,6 +228,7 @@ def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp
         ({"full_determinism": True}, "lead > 0 cannot be had with full_determinism=True"),
         ({"group_start": 2}, "lead > 0 cannot be had with group_start"),
         ({"use_transformers_continuous_batching": True}, "cannot be had with use_transformers_continuous_batching"),
+        ({"use_vllm": True, "vllm_mode": "colocate"}, "lead > 0 cannot be had with vllm_mode='colocate'"),
     ],
 )
 def test_settings_that_cannot_go_with_lead(tmp_path, changes, message):

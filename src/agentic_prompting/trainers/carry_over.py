@@ -59,6 +59,7 @@ class Tape:
         if at == len(self.turns):
             asked = self.carry_over.updates
             sample = await self.carry_over.ask_policy(request)
+            self.carry_over.lasted.append(self.carry_over.updates - asked)
             if sample.logprobs is None:
                 raise ValueError("lead > 0 needs a policy that gives the log-probability of each token it samples")
             # Where the policy does not say, as of the moment when it was asked: rather too old than too young.
@@ -141,6 +142,7 @@ class CarryOver:
             self.file.path.unlink(missing_ok=True)
         self._landing = False
         self._asking: set[Any] = set()  # tasks that the environment owes a reply
+        self.lasted: list[int] = []  # updates that came while a turn was sampled, of each turn since the last step
         self._clock = _Clock()
         self._order: tuple[int, list[int]] = (-1, [])
 
@@ -265,10 +267,14 @@ class CarryOver:
         turns = [turn for group in taken for tape in group.tapes for turn in tape.turns]
         ages = [max(self.updates - updates, 0) for turn in turns for updates in turn["updates"]]
         waiting, idle = self._clock.shares()
-        facts = gather_object([(sum(ages), len(ages), max(ages), len(self.groups), waiting, idle)])
-        sums, tokens, oldest, flying, waited, idled = zip(*facts, strict=True)
+        lasted, self.lasted = self.lasted, []
+        facts = gather_object(
+            [(sum(ages), len(ages), max(ages), sum(lasted), len(lasted), len(self.groups), waiting, idle)]
+        )
+        sums, tokens, oldest, lasting, ended, flying, waited, idled = zip(*facts, strict=True)
         for name, value in {
-            "token_age": sum(sums) / sum(tokens), "token_age_max": max(oldest), "groups_in_flight": sum(flying),
+            "token_age": sum(sums) / sum(tokens), "token_age_max": max(oldest),
+            "turn_age": sum(lasting) / max(sum(ended), 1), "groups_in_flight": sum(flying),
             "trainer_idle": sum(waited) / len(facts), "policy_idle": sum(idled) / len(facts),
         }.items():  # fmt: skip
             self.trainer._metrics["train"][f"async/{name}"].append(float(value))

@@ -51,7 +51,7 @@ from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
 from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
-from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
+from .trl_batch import ScoredTokens, padded_mask, reward_columns, scored_only, to_trl_batch
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -300,9 +300,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._reach_server()
         try:
-            if self.carry_over is not None and self.model.training:
-                return self._with_carried(self.carry_over, len(inputs) // self.rollouts_per_row())
-            return self._with_fresh(inputs)
+            if self.carry_over is None:
+                return self._with_fresh(inputs)
+            self._push_weights()
+            if not self.model.training:
+                return self._with_fresh(inputs)
+            return self._with_carried(self.carry_over, len(inputs) // self.rollouts_per_row())
         except PolicyUnreachable as error:  # of pushing the weights; on every process
             stop(self, str(error))
 
@@ -321,9 +324,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _with_carried(self, carry_over: CarryOver, wanted: int) -> dict[str, Any]:
         """A batch of so many whole groups of this process that are done, whenever they were started."""
-        if self.use_vllm and self.state.global_step != self._last_loaded_step:
-            self.vllm_generation.sync_weights()
-        self._last_loaded_step = self.state.global_step
         groups = carry_over.take(wanted)
         self._taken = [rollout for group in groups for rollout in group.rollouts]
         self._notes = [note for group in groups for note in group.notes]
@@ -336,6 +336,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         clipped, tokens = self.accelerator.reduce(count_clipped(batch, self.args)).tolist()
         self._metrics["train"]["async/clipped"].append(clipped / max(tokens, 1.0))
         return batch
+
+    def _push_weights(self) -> None:
+        """To a server where turns are under way; TRL does so by itself where none are."""
+        updates = self.state.global_step
+        if self.use_vllm and updates != self._last_loaded_step:
+            with self.policy.changing(updates, self.accelerator.wait_for_everyone):
+                self.vllm_generation.sync_weights()
+        self._last_loaded_step = updates
 
     def _reach_server(self) -> None:
         """Before TRL pushes the weights: that gives up after a minute, on the first process alone."""
@@ -428,11 +436,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """What rollouts have earned, as far as it can be asked at no cost; `None` for failed ones."""
         if not rollouts:
             return []
-        rows = [rollout.row for rollout in rollouts]
-        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-        texts = ["".join(rollout.texts) for rollout in rollouts]
-        columns |= {"prompts": [row["prompt"] for row in rows], "completions": texts, "rollout": rollouts}
-        columns["completion_ids"] = [rollout.ids for rollout in rollouts]
+        columns = reward_columns(rollouts)
         given = [(function(**columns), weight) for function, weight in self._free_rewards()]
         totals = [sum(weight * (rewards[i] or 0.0) for rewards, weight in given) for i in range(len(rollouts))]
         return [None if one.status == "failed" else total for one, total in zip(rollouts, totals, strict=True)]

@@ -65,7 +65,8 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
     if args.vllm_mode == "server":
         servers, reach = servers_of(args), partial(servers_of, args)
         sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
-        policy = VLLMServerPolicy(servers, args, sampling_of(args), getattr(sync, "adapters", None))
+        adapters, tell = getattr(sync, "adapters", None), getattr(sync, "tell", None)
+        policy = VLLMServerPolicy(servers, args, sampling_of(args), adapters, tell)
         if args.vllm_server_calls == "direct":
             # The first process pushes the weights; the others must not sample from the old ones in the meantime.
             synced = partial(_after, trainer.accelerator.wait_for_everyone)

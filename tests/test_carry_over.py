@@ -146,11 +146,13 @@ def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):
 # --- what is learnt from ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("clip_max", [3.0, 0.01])
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
-def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_path, mode):
+def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_path, mode, clip_max):
     """TRL's ratio, bounded, without vLLM: of the agent's tokens now and when they were sampled."""
-    trainer = build(tiny_policy, tmp_path, rows, vllm_importance_sampling_mode=mode, max_steps=2)
-    batches, generate, losses = [], trainer._generate_and_score_completions, []
+    ratio = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": clip_max}
+    trainer = build(tiny_policy, tmp_path, rows, max_steps=2, **ratio)
+    batches, generate, losses, clipped = [], trainer._generate_and_score_completions, [], []
 
     def watched(inputs):
         batches.append(generate(inputs))
@@ -162,10 +164,16 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_p
         mask = batch["completion_mask"] * batch["tool_mask"]
         diff = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * mask
         assert torch.all(batch["sampling_per_token_logps"][mask.bool()] == -0.5)
-        expected = (diff if mode.startswith("token") else diff.sum(1, keepdim=True)).exp().clamp(max=3.0)
+        whole = (diff if mode.startswith("token") else diff.sum(1, keepdim=True)).exp()
+        expected = whole.clamp(max=clip_max)
         assert torch.allclose(batch["importance_sampling_ratio"], expected) and expected.min() < 0.5
-    entry = log_of(trainer)[0]
-    assert entry["async/clipped"] == 0 and entry["sampling/importance_sampling_ratio/mean"] < 0.5
+        counted = whole[mask.bool()] if mode.startswith("token") else whole[:, 0]
+        clipped.append((counted > clip_max).double().mean().item())
+    for entry, share in zip(log_of(trainer), clipped, strict=True):
+        assert entry["async/clipped"] == pytest.approx(share) and (share == 0 or clip_max < 1)
+        least, mean, most = (entry[f"sampling/importance_sampling_ratio/{which}"] for which in ("min", "mean", "max"))
+        assert 0 <= least <= mean <= most <= clip_max
+    assert any(clipped) == (clip_max < 1 and mode.startswith("token"))
     assert trainer.use_vllm is False
     batch = {name: value[:2] if value.dim() else value for name, value in batches[-1].items()}
     batch["advantages"] = torch.ones(2)
@@ -173,6 +181,16 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_p
         ratio = torch.full_like(batch["importance_sampling_ratio"], factor)
         losses.append(trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": ratio}))
     assert abs(losses[0]) > 1e-4 and losses[1] == 0
+
+
+def test_updates_that_share_a_batch_are_clipped_as_ppo_does(tiny_policy, rows, tmp_path):
+    """The second of two, against the weights of the first: what the ratio of the sampler says is another matter."""
+    reward = {"reward_funcs": lambda rollout, **columns: [float(i % 2) for i, _ in enumerate(rollout)]}
+    two = {"num_iterations": 2, "max_steps": 4, "max_staleness": 4, "epsilon": 1e-6, "options": reward}
+    trainer = build(tiny_policy, tmp_path, rows, **two)
+    trainer.train()
+    shares = [entry["clip_ratio/region_mean"] for entry in log_of(trainer)]
+    assert shares[0] == shares[2] == 0 and min(shares[1], shares[3]) > 0
 
 
 def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):

@@ -119,11 +119,12 @@ def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backe
             assert (first["type"], first["sharded"]) == (TYPES[backend], backend in SHARDED)
 
 
-@pytest.mark.parametrize("backend", ["ddp", "zero3"])
-def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backend):
+@pytest.mark.parametrize(("backend", "lead"), [("ddp", 0), ("zero3", 0), ("ddp", 1)])
+def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backend, lead):
     """An exception in a rollout on one of two processes: both end, and both say where and what."""
     settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}
-    done = launch("distributed_runs.py", 2, {**settings, "planted": True}, check=False, timeout=120)
+    planted = {"lead": lead, "full_determinism": not lead}
+    done = launch("distributed_runs.py", 2, {**settings, "planted": planted}, check=False, timeout=120)
     assert done.returncode != 0
     assert "[rank1]: ArithmeticError: planted in the sampler" in done.stderr
     assert "process 1 of 2" in done.stderr and "failed in the rollouts of step 1; the other processes" in done.stderr

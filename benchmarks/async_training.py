@@ -290,6 +290,7 @@ def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps
         args=SimpleNamespace(
             output_dir=str(folder / f"{layout} {lead}"), lead=lead, max_staleness=2 * lead, seed=0,
             steps_per_generation=1, gradient_accumulation_steps=1, generation_batch_size=GROUPS * ROLLOUTS,
+            per_device_train_batch_size=GROUPS * ROLLOUTS,
         ),
         accelerator=SimpleNamespace(process_index=0, num_processes=1),
         state=SimpleNamespace(global_step=0, max_steps=10**6),

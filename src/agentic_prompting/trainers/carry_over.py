@@ -123,9 +123,20 @@ class CarryOver:
     Args:
         trainer ([`MultiTurnGRPOTrainer`]): Whose policy, environment, rows and settings.
         resumes (`bool`): Whether what an earlier life wrote down is to be used.
+
+    Raises:
+        `ValueError`: A process would not hold whole groups, or the rows cannot be counted.
     """
 
     def __init__(self, trainer: MultiTurnGRPOTrainer, resumes: bool):
+        args, repeats = trainer.args, trainer.rollouts_per_row()
+        own = args.per_device_train_batch_size * args.steps_per_generation
+        if own % repeats or not hasattr(trainer.train_dataset, "__len__"):
+            raise ValueError(
+                f"with lead > 0 each process must hold whole groups of rows that can be counted: make "
+                f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
+                "stream train_dataset"
+            )
         self.trainer = trainer
         self.updates = 0  # of the weights so far
         self.groups: list[Group] = []  # started and not used yet, by number

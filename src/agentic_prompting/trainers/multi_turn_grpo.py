@@ -574,13 +574,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """
         if not self.args.lead:
             return super().train(resume_from_checkpoint, *args, **kwargs)
-        own, repeats = self.args.per_device_train_batch_size * self.args.steps_per_generation, self.rollouts_per_row()
-        if own % repeats or not hasattr(self.train_dataset, "__len__"):
-            raise ValueError(
-                f"with lead > 0 each process must hold whole groups of rows that can be counted: make "
-                f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
-                "stream train_dataset"
-            )
         self.carry_over = CarryOver(self, resumes=bool(resume_from_checkpoint))
         try:
             with self.carry_over.flying():
@@ -592,26 +585,25 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._eval_batches = 0
         return super().evaluate(*args, **kwargs)
 
-    def resume_state(self) -> dict[str, Any]:
-        keeps = getattr(self.environment, "state_dict", None)
-        return {
-            "environment": keeps() if keeps else None,
-            "some_failed": self.some_failed,
-            "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
-            "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
-            "carried": self.carry_over.state_dict() if self.carry_over is not None else None,
+    def _keepers(self) -> dict[str, Any]:
+        """Who has a state beside the weights, by its name in a checkpoint."""
+        keepers = {
+            "environment": self.environment if hasattr(self.environment, "state_dict") else None,
+            "curriculum": self._saver.curriculum if self._saver else None,
+            "pushed": self.backend.sync,
+            "carried": self.carry_over,
         }
+        return {name: keeper for name, keeper in keepers.items() if keeper is not None}
+
+    def resume_state(self) -> dict[str, Any]:
+        states = {name: keeper.state_dict() for name, keeper in self._keepers().items()}
+        return {"some_failed": self.some_failed, **states}
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
-        if state["environment"] is not None:
-            self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
         self.some_failed = state["some_failed"]
-        if self._saver is not None and state.get("curriculum"):
-            self._saver.curriculum.load_state_dict(state["curriculum"])
-        if self.backend.sync and state.get("pushed"):
-            self.backend.sync.load_state_dict(state["pushed"])
-        if self.carry_over is not None and state.get("carried") is not None:
-            self.carry_over.load_state_dict(state["carried"])
+        for name, keeper in self._keepers().items():
+            if state.get(name) is not None:
+                keeper.load_state_dict(state[name])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

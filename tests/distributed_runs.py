@@ -170,7 +170,7 @@ def planted(settings):
     step = trainer.policy.step
 
     def failing(arrived):
-        if trainer.accelerator.process_index == settings["processes"] - 1 and trainer.state.global_step == 1:
+        if trainer.accelerator.process_index == settings["processes"] - 1 and trainer.state.global_step >= 1:
             raise ArithmeticError("planted in the sampler")
         step(arrived)
 

@@ -246,11 +246,13 @@ class CarryOver:
                 for rollout, tape in zip(group.rollouts, group.tapes, strict=True)
             ]
         due = [group for group in self.groups if self.updates - group.born >= trainer.args.max_staleness]
-        while not (all(group.done for group in due) and sum(group.done for group in self.groups) >= wanted):
-            tasks = [task for group in self.groups for task in group.tasks]
+        tasks = [task for group in self.groups for task in group.tasks]
+        while True:
             for task in tasks:
                 if task.done():
                     task.result()  # an engine that fails is everybody's failure
+            if all(group.done for group in due) and sum(group.done for group in self.groups) >= wanted:
+                return
             await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
 
     async def ask_policy(self, request: SampleRequest) -> Sample:

@@ -289,11 +289,12 @@ def test_a_server_that_comes_back_is_told_before_it_is_asked(train_from_disk, un
 
 @pytest.mark.parametrize("way", ["adapter", "disk"])
 @torch.no_grad()
-def test_each_token_is_as_old_as_it_says(way, train, train_from_disk, untied, tiny_policy):
+def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
     """With a lead: turns under way while the weights are pushed. Each was sampled by the weights of the update that it
     names, and most are older than those they are learnt from with."""
     settings = {"lead": 1, "max_steps": 5, "max_turn_tokens": 24, "max_completion_length": 200}
-    trainer = (train if way == "adapter" else train_from_disk)(**settings)
+    policy = tiny_policy if way == "adapter" else request.getfixturevalue("untied")[0]
+    trainer = request.getfixturevalue("train" if way == "adapter" else "train_from_disk")(**settings)
     written, seen = {}, []
 
     class Watched(VLLMServerPolicy):
@@ -314,7 +315,7 @@ def test_each_token_is_as_old_as_it_says(way, train, train_from_disk, untied, ti
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert log[0]["async/token_age"] == 0 and max(entry["async/token_age"] for entry in log) >= 0.5
     assert all(entry["async/turn_age"] >= 0 for entry in log) and list(written) == [0, 1, 2, 3, 4]
-    model = AutoModelForCausalLM.from_pretrained(tiny_policy if way == "adapter" else untied[0])
+    model = AutoModelForCausalLM.from_pretrained(policy)
     model = (get_peft_model(model, LORA_CONFIG) if way == "adapter" else model).eval()
     for updates, weights in written.items():
         assert not model.load_state_dict(weights, strict=False).unexpected_keys

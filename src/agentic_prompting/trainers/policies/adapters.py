@@ -2,7 +2,7 @@
 them from a shared disk.
 
 TRL's push takes a GPU and vLLM's code on the trainer's side. Here the trainer writes files and speaks HTTP. After each
-push a text is scored on every server, which must find the log-probabilities that the trainer finds.
+push every server says what it expects at places of a text, which must be what the trainer expects there.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ FOLDER = "vllm_weights"  # in output_dir
 # Mean difference of a log-probability. The first push tells how far the two differ by arithmetic alone; 16 bits: ~0.01.
 _MOST, _TIMES_THE_FIRST, _LEAST = 0.05, 5.0, 1e-3
 _NO_START = 2.0  # seconds in which no server can be started anew
+_PLAINLY = {
+    **{"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
+    **{"logprobs": 5, "return_tokens_as_token_ids": True},
+}
 _PROBE = (
     "Nairobi is the capital of Kenya, a country in Africa. The shilling is its currency, and Swahili and English are "
     "its languages. Which currency is used in the country whose capital is Lima? First find the country: Lima is the "
@@ -135,6 +139,7 @@ class WeightSync(VLLMGeneration):
         self.vllm_client = self  # TRL asks it for `get_server_info`
         longest = min(server.max_context or 1024 for server in self.servers)
         self.probe = self.processing_class(_PROBE, add_special_tokens=False)["input_ids"][: longest - 1]
+        self.places = range(4, len(self.probe), 4)
 
     def get_server_info(self) -> dict[str, Any]:
         """What TRL asks: of which distribution log-probabilities are. Where only the likeliest token may be drawn, its
@@ -185,27 +190,35 @@ class WeightSync(VLLMGeneration):
 
     @torch.no_grad()
     def _score(self) -> Tensor:
-        """The probe's log-probabilities by the trainer, from its second token on."""
+        """What the trainer expects at some places of the probe: log-probabilities, places x vocabulary."""
         ids = torch.tensor([self.probe], device=self.accelerator.device)
         training = self.model.training
         self.model.eval()
         try:
             with self.accelerator.autocast():
-                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, :-1]
+                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
         finally:
             self.model.train(training)
-        return logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].cpu()
+        return logits[[place - 1 for place in self.places]].float().log_softmax(-1).cpu()
 
     async def _difference(self, server: Server, model: str, expected: Tensor) -> float:
-        """Between a server's log-probabilities of the probe and the trainer's.
+        """Between the log-probabilities of a server's likeliest tokens and the trainer's, on average.
 
         Raises:
             [`PolicyUnreachable`]: It is more than arithmetic accounts for, or another model has answered.
         """
-        choice = await server.complete(model, prompt=self.probe, max_tokens=1, prompt_logprobs=0)
-        scored = choice["prompt_logprobs"][1:]
-        found = torch.tensor([at[str(token)]["logprob"] for token, at in zip(self.probe[1:], scored, strict=True)])
-        difference = (found - expected).abs().mean().item()
+        # A request for each place. One for the probe's own log-probabilities would do, but vLLM 0.30 ends when it is
+        # asked for those of an adapter while other turns are under way.
+        choices = await gather(
+            server.complete(model, prompt=self.probe[:place], max_tokens=1, **_PLAINLY) for place in self.places
+        )
+        scored = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
+        apart = [
+            abs(logprob - row[int(token.removeprefix("token_id:"))].item())
+            for likeliest, row in zip(scored, expected, strict=True)
+            for token, logprob in likeliest.items()
+        ]
+        difference = sum(apart) / len(apart)
         limit = _MOST if self.first_difference is None else _TIMES_THE_FIRST * self.first_difference + _LEAST
         if not difference <= min(limit, _MOST):  # NaN, too
             raise PolicyUnreachable(

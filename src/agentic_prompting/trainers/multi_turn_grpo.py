@@ -341,7 +341,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """To a server where turns are under way; TRL does so by itself where none are."""
         updates = self.state.global_step
         if self.use_vllm and updates != self._last_loaded_step:
-            with self.policy.changing(updates, self.accelerator.wait_for_everyone):
+            with self.backend.changing(updates, self.accelerator.wait_for_everyone):
                 self.vllm_generation.sync_weights()
         self._last_loaded_step = updates
 

@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/all.py --json --quick     # about ten minutes on two free cores
     OMP_NUM_THREADS=1 python benchmarks/all.py --json             # everything in full: about an hour and a half
     python benchmarks/all.py --only rollout.py --json --quick     # one of them
-    python benchmarks/all.py --write docs/performance.md --quick  # puts the table between the page's two markers
+    python benchmarks/all.py --record --quick                     # keeps what each printed in records/speed.jsonl.gz,
+    python benchmarks/recompute.py --write                        # of which this makes the tables in the pages
 
 Each script runs by itself, one after another, in a fresh process; what it prints last is read. A script that fails is
 a row that does not hold. The last line of `--json` holds `rows: [{name, value, target, holds}]`.
@@ -16,13 +17,15 @@ import json
 import operator
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from records import RECORDS, record
+
 HERE = Path(__file__).parent
-BEGIN, END = "<!-- table of benchmarks/all.py: begin -->", "<!-- table of benchmarks/all.py: end -->"
 COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
@@ -35,24 +38,31 @@ class Figure:
         name (`str`): What it is called in the table.
         value (`Callable`): Finds it in the script's last line.
         target (`str`): `<=` or `>=` and a number.
+        why (`str`, *optional*): Said beside it where it misses the target.
     """
 
     script: str
     name: str
-    value: Callable[[dict[str, Any]], float | None]
+    value: Callable[[Mapping[str, Any]], float | None]
     target: str
+    why: str = ""
 
-    def row(self, printed: dict[str, Any] | None) -> dict[str, Any]:
+    def row(self, run: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Of what a run of the script left: what it `printed`, whether it was `quick`, and the `date`. One that is
+        `copied` left only what a table said of it."""
         sign, number = self.target.split()
         try:
-            value = None if printed is None else self.value(printed)
-        except (KeyError, IndexError, TypeError):  # a quick run may leave something out
+            value = self.value(run["printed"]) if run else None
+        except (KeyError, IndexError, TypeError):  # it failed, or a quick run leaves something out
             value = None
         holds = value is not None and COMPARE[sign](value, float(number))
-        return {"name": self.name, "value": value, "target": self.target, "holds": holds, "script": self.script}
+        kept = "copied" if run and "copied" in run else "quick" if run and run["quick"] else "full"
+        when = f"{kept}, {run['date'][5:]}" if run else ""
+        row = {"name": self.name, "value": value, "target": self.target, "holds": holds, "script": self.script}
+        return {**row, "why": self.why, "run": when}
 
 
-def key(*path: str | int) -> Callable[[dict[str, Any]], Any]:
+def key(*path: str | int) -> Callable[[Mapping[str, Any]], Any]:
     """Looks up a path of names and places."""
 
     def find(printed: Any) -> Any:
@@ -102,7 +112,13 @@ FIGURES = [
     Figure("growth.py", "cost of a turn: turns 5-8 / turn 2", key("growth_turns"), "<= 1.5"),
     Figure("growth.py", "memory of a rollout: many / 64", key("growth_memory"), "<= 1.25"),
     Figure("growth.py", "10,000 living prompts: select 3 and rate, ms", key("population_ms"), "<= 5"),
-    Figure("growth.py", "10,000 living prompts, slowest rule: the same, ms", key("population_worst_ms"), "<= 5"),
+    Figure(
+        "growth.py",
+        "10,000 living prompts, slowest rule: the same, ms",
+        key("population_worst_ms"),
+        "<= 5",
+        "it weighs each of them; a window of 10, the default, takes .3 ms",
+    ),
     Figure("growth.py", "replay cache: lookup, ms", key("lookup_ms"), "<= 0.2"),
     Figure("growth.py", "replay cache: opening, s", key("opening_s"), "<= 0.2"),
     Figure("growth.py", "import agentic_prompting, s", key("import_s"), "<= 0.3"),
@@ -110,38 +126,27 @@ FIGURES = [
 ]
 
 
-def run(script: str, quick: bool) -> dict[str, Any] | None:
-    """What the script's last line says; `None` if it failed."""
+def run(script: str, quick: bool) -> dict[str, Any]:
+    """What the script's last line says, as `printed`; `None` if it failed."""
     command = [sys.executable, str(HERE / script), "--json", *(["--quick"] if quick else [])]
     print(f"running {' '.join(command[1:])}", file=sys.stderr, flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     try:
-        return json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else None
+        printed = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else None
     except (IndexError, ValueError):
-        return None
+        printed = None
+    return {"script": script, "quick": quick, "date": date.today().isoformat(), "printed": printed}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["| figure | measured | target | holds |", "|---|---|---|---|"]
+    """The rows as a Markdown table, with the reason beside a target that was missed."""
+    lines = ["| figure | measured | target | holds | run |", "|---|---|---|---|---|"]
     for row in rows:
-        value = "failed" if row["value"] is None else f"{row['value']:.3g}"
-        lines.append(
-            f"| {row['name']} (`{row['script']}`) | {value} | {row['target']} | {'yes' if row['holds'] else 'no'} |"
-        )
+        value = "" if row["value"] is None else f"{row['value']:.3g}"
+        no = ": ".join(filter(None, ("no", row["why"])))
+        holds = "yes" if row["holds"] else no if value else "no record"
+        lines.append(f"| {row['name']} (`{row['script']}`) | {value} | {row['target']} | {holds} | {row['run']} |")
     return "\n".join(lines)
-
-
-def write(path: Path, text: str) -> None:
-    """Replace what stands between the markers.
-
-    Raises:
-        `ValueError`: The page has no markers.
-    """
-    page = path.read_text(encoding="utf-8")
-    if BEGIN not in page or END not in page:
-        raise ValueError(f"{path} has no lines {BEGIN!r} and {END!r}")
-    before, after = page[: page.index(BEGIN)], page[page.index(END) :]
-    path.write_text(f"{before}{BEGIN}\n{text}\n{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -149,14 +154,16 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="pass --quick on")
     parser.add_argument("--only", action="append", help="these scripts only")
-    parser.add_argument("--write", type=Path, action="append", default=[], help="pages whose table to replace")
+    parser.add_argument("--record", action="store_true", help="keep what they print in records/speed.jsonl.gz")
     arguments = parser.parse_args()
     scripts = [s for s in dict.fromkeys(f.script for f in FIGURES) if not arguments.only or s in arguments.only]
-    printed = {script: run(script, arguments.quick) for script in scripts}
-    rows = [figure.row(printed[figure.script]) for figure in FIGURES if figure.script in printed]
+    runs = {}
+    for script in scripts:
+        runs[script] = run(script, arguments.quick)
+        if arguments.record and runs[script]["printed"] is not None:
+            record(RECORDS / "speed.jsonl.gz", runs[script])
+    rows = [figure.row(runs[figure.script]) for figure in FIGURES if figure.script in runs]
     print(table(rows))
-    for path in arguments.write:
-        write(path, table(rows))
     if arguments.json:
         print(json.dumps({"quick": arguments.quick, "rows": rows}))
 

@@ -44,7 +44,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from league import git, read_records, share, shown, t_interval
+from league import git, read_records, share, t_interval, with_interval
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 TESTS = Path(__file__).parents[1] / "tests"
@@ -202,7 +202,7 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for name, row in summarise(records).items():
-        cells = [name, shown(row), shown(row["minus_lead_0"], "+") if name != "0" else ""]
+        cells = [name, with_interval(row), with_interval(row["minus_lead_0"], "+") if name != "0" else ""]
         lines.append(f"| {' | '.join(cells)} | {row['age']:.1f} | {len(row['seeds'])} |")
     return "\n".join(lines)
 

@@ -3,8 +3,9 @@
     python benchmarks/league.py --json            # hours: three worlds, five reported seeds
     python benchmarks/league.py --json --quick    # ten minutes: one world, two of the seeds for tuning, fewer steps
 
-Writes a record for each world, seed and method to `--records`, from which `benchmarks/recompute.py` makes every figure;
-what is recorded already is not run again. Two workers of one thread each.
+Writes a record for each world, seed and method to `--records` as it comes, from which `benchmarks/recompute.py` makes
+every figure. What is recorded already is not run again: the same command goes on where it was stopped. All methods of a
+seed come before the next seed, all seeds of a world before the next world.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +36,36 @@ CONFIG = REPOSITORY / "examples" / "configs" / "espl" / "sandbox.yaml"
 WORLDS, SEEDS, TUNING_SEEDS = ("rules", "habits", "misleading"), (501, 502, 503, 504, 505), (1, 2, 3)
 STEPS, QUICK_STEPS, MAX_CALLS, TEMPERATURE = 30, 6, 3000, 0.7
 
-# Phases: the trainer's mode, its share of the steps, and what differs from the configuration file.
+# Phases: a mode of the trainer, `gepa` or `distill`; its share of the rollouts; what differs from the configuration.
 METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "joint": [("joint", 1.0, {})],
-    "joint, mutation only": [("joint", 1.0, {"p_crossover": 0.0})],
     "rl": [("rl", 1.0, {})],
     "evolution": [("evolution", 1.0, {})],
+    "GEPA, then GRPO": [("gepa", 0.5, {}), ("rl", 0.5, {})],
+    "warm start": [],  # under its first prompt, trained no further
+    "GRPO, then GEPA": [("rl", 0.5, {}), ("gepa", 0.5, {})],
+    "alternating": [("alternating", 1.0, {"phase_steps": 5})],
+    "joint, then distillation": [("joint", 0.5, {}), ("distill", 0.5, {})],
+    "joint, mutation only": [("joint", 1.0, {"p_crossover": 0.0})],
     "reflection": [("reflection", 1.0, {})],
-    "prompts, then weights": [("evolution", 0.5, {}), ("rl", 0.5, {})],
-    "weights, then prompts": [("rl", 0.5, {}), ("evolution", 0.5, {})],
-    "alternating": [("rl", 0.25, {}), ("evolution", 0.25, {})] * 2,
 }
-MISSING = ("GEPA, then GRPO", "GRPO, then GEPA", "joint, then distillation")  # of the protocol's methods
+CORE = tuple(METHODS)[:5]  # in the worlds after the first
 QUICK = ("joint", "rl", "evolution")
+GEPA_VALIDATION, DISTILLATION_EPOCHS = 64, 3
+
+# What the protocol counts against us: in which world, in words, and by what differences from `joint`.
+AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], bool]]] = [
+    ("rules", "joint training is not above RL and evolution alone", ("rl", "evolution"), lambda row: row["high"] >= 0),
+    (
+        "rules",
+        "GEPA and then GRPO, or phases in turn, are as good",
+        ("GEPA, then GRPO", "alternating"),
+        lambda row: row["high"] >= 0,
+    ),
+    ("habits", "joint training is more than .05 below RL", ("rl",), lambda row: row["mean"] > 0.05),
+    ("misleading", "joint training ends below its warm start", ("warm start",), lambda row: row["mean"] > 0),
+    ("rules", "without crossover it is as good", ("joint, mutation only",), lambda row: row["high"] >= 0),
+]
 
 
 # --- pure: records and what they say ------------------------------------------------------------------------------
@@ -89,14 +107,12 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def _row(of_seed: Mapping[int, Mapping[str, Any]], joint: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
-    share = {seed: record["correct"].count("1") / len(record["correct"]) for seed, record in of_seed.items()}
-    pairs = [
-        share[seed] - joint[seed]["correct"].count("1") / len(joint[seed]["correct"]) for seed in share if seed in joint
-    ]
+    shares = {seed: share(record["correct"]) for seed, record in of_seed.items()}
+    pairs = [value - share(joint[seed]["correct"]) for seed, value in shares.items() if seed in joint]
     return {
-        **t_interval(list(share.values())),
+        **t_interval(list(shares.values())),
         "minus_joint": t_interval(pairs) if pairs else None,
-        "seeds": sorted(share),
+        "seeds": sorted(shares),
         "rollouts": round(statistics.fmean(record["rollouts"] for record in of_seed.values())),
         "calls": round(statistics.fmean(record["calls"] for record in of_seed.values())),
     }
@@ -109,22 +125,48 @@ def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for world, methods in worlds.items():
-        for method, row in methods.items():
+        for method in sorted(methods, key=list(METHODS).index):
+            row = methods[method]
             cells = [
                 world,
                 method,
-                shown(row),
-                shown(row["minus_joint"], "+"),
+                with_interval(row),
+                with_interval(row["minus_joint"], "+"),
                 f"{row['rollouts']:,}",
                 f"{row['calls']:,}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
-        lines += [f"| {world} | {method} | not run | | | |" for method in (*METHODS, *MISSING) if method not in methods]
+        lines += [f"| {world} | {method} | not run | | | |" for method in missing(world, methods)]
     return "\n".join(lines)
 
 
-def shown(row: Mapping[str, Any] | None, sign: str = "") -> str:
-    """A mean with its interval."""
+def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """What the protocol said beforehand would count against us, and whether it came out so; and who is first."""
+    lines = []
+    for world, methods in worlds.items():
+        order = sorted(methods, key=lambda method: -methods[method]["mean"])
+        if "joint" in methods:
+            place = order.index("joint") + 1
+            other = f"not first but number {place} of {len(order)}; first is {order[0]}"
+            lines.append(f"- *{world}*: joint training is {other if place > 1 else f'first of {len(order)}'}.")
+    for world, what, others, counts in AGAINST:
+        rows = {other: worlds.get(world, {}).get(other) for other in others}
+        if any(row is None or row["minus_joint"] is None or row["minus_joint"]["low"] is None for row in rows.values()):
+            lines.append(f"- Not decided yet: {what}.")
+            continue
+        shown = ", ".join(f"{other} {with_interval(row['minus_joint'], '+')}" for other, row in rows.items() if row)
+        said = "**Against us**" if any(counts(row["minus_joint"]) for row in rows.values() if row) else "Not so"
+        lines.append(f"- {said}: {what}. Minus joint: {shown}.")
+    return "\n".join(lines)
+
+
+def missing(world: str, methods: Iterable[str]) -> list[str]:
+    """The protocol's methods for a world that are not among these."""
+    return [method for method in (METHODS if world == WORLDS[0] else CORE) if method not in methods]
+
+
+def with_interval(row: Mapping[str, Any] | None, sign: str = "") -> str:
+    """A mean and its interval."""
     if row is None:
         return ""
     ends = "one seed" if row["low"] is None else f"{row['low']:{sign}.3f}, {row['high']:{sign}.3f}"
@@ -166,7 +208,7 @@ class Counted:
 
 
 def prepare(world: str, seed: int, folder: Path) -> Any:
-    """The sandbox with its warm start, quietly."""
+    """The sandbox with its warm start, quietly. Where words are to be learned the warm start is one and the same."""
     import datasets
     import transformers
 
@@ -177,43 +219,103 @@ def prepare(world: str, seed: int, folder: Path) -> Any:
     transformers.utils.logging.disable_progress_bar()
     datasets.disable_progress_bars()
     with redirect_stdout(io.StringIO()):
-        return prepare_guarded(folder / world / str(seed), seed, world=world)
+        return prepare_guarded(folder / ("habits" if world == "habits" else "words") / str(seed), seed, world=world)
 
 
 def run(world: str, seed: int, method: str, folder: Path, steps: int) -> dict[str, Any]:
     """Train a method and ask it the held-out questions."""
-    from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
     from agentic_prompting.sandbox import GuardedReflector
 
     started, sandbox = time.perf_counter(), prepare(world, seed, folder)
-    model, prompt, rollouts = Path(sandbox.model), sandbox.root, 0
     reflector = Counted(GuardedReflector(sandbox.mistakes, seed), MAX_CALLS)
-    shared = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"}
-    for number, (mode, portion, changes) in enumerate(METHODS[method]):
-        output = folder / world / str(seed) / f"{method.replace(', ', '-').replace(' ', '-')}-{number}"
-        values = {"mode": mode, "max_steps": max(1, round(steps * portion)), "seed": seed, **changes}
-        values |= {"output_dir": str(output), "disable_tqdm": True, "rollouts_max_mb": 0}
-        args = ESPLConfig(**{**shared, **values})
-        trainer = ESPLTrainer(
-            str(model),
+    agent = Agent(sandbox, seed, Path(sandbox.model), sandbox.root, reflector)
+    name = method.replace(", ", "-").replace(" ", "-")
+    for number, (kind, portion, changes) in enumerate(METHODS[method]):
+        phase = {"gepa": agent.gepa, "distill": agent.distill}.get(kind, agent.train)
+        agent.output = folder / world / str(seed) / f"{name}-{number}"
+        with redirect_stdout(io.StringIO()):
+            phase(max(1, round(steps * portion)), mode=kind, **changes)
+    return {
+        **{"world": world, "seed": seed, "method": method},
+        **{"correct": answers(sandbox, agent.model, agent.prompt), "rollouts": agent.rollouts},
+        **{"calls": min(reflector.calls, MAX_CALLS), "steps": steps, "prompt": agent.prompt.text},
+        **{"seconds": round(time.perf_counter() - started)},
+    }
+
+
+@dataclass
+class Agent:
+    """What the phases of a method hand on: weights, the prompt they are used under, and what was spent."""
+
+    sandbox: Any
+    seed: int
+    model: Path
+    prompt: Any
+    reflector: Counted
+    output: Path = Path()
+    rollouts: int = 0
+    trainer: Any = None
+
+    def train(self, steps: int, **changes: Any) -> None:
+        """By E-SPL's trainer, in one of its modes."""
+        from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
+
+        args = ESPLConfig(
+            **{
+                **{key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"},
+                **{"max_steps": steps, "seed": self.seed, "output_dir": str(self.output), "disable_tqdm": True},
+                **{"rollouts_max_mb": 0, "per_device_eval_batch_size": 96, **changes},
+            }
+        )
+        self.trainer = ESPLTrainer(
+            str(self.model),
             PromptR1Reward(),
             args,
-            sandbox.train,
-            reference=reflector if args.evolves else None,
-            initial_prompt=prompt,
-            environment=LLMEnvironment(sandbox.oracle),
-            prompt_template=sandbox.spec.prompt_template,
+            self.sandbox.train,
+            reference=self.reflector if args.evolves else None,
+            initial_prompt=self.prompt,
+            environment=LLMEnvironment(self.sandbox.oracle),
+            prompt_template=self.sandbox.spec.prompt_template,
         )
-        with redirect_stdout(io.StringIO()):
-            trainer.train()
-        trainer.save_model(str(output))
-        model, prompt = output, trainer.population.best()
-        rollouts += args.max_steps * args.generation_batch_size
-    return {
-        **{"world": world, "seed": seed, "method": method, "commit": git("rev-parse", "HEAD")},
-        **{"correct": answers(sandbox, model, prompt), "rollouts": rollouts, "calls": min(reflector.calls, MAX_CALLS)},
-        **{"steps": steps, "prompt": prompt.text, "seconds": round(time.perf_counter() - started)},
-    }
+        self.trainer.train()
+        self._learned(steps * args.generation_batch_size)
+
+    def distill(self, steps: int, mode: str) -> None:
+        """As many rollouts as so many steps have, imitated without the prompt."""
+        args = self.trainer.args
+        rows = self.sandbox.train.select(range(steps * args.generation_batch_size // args.num_generations))
+        batch = {"per_device_train_batch_size": 32}
+        self.trainer.distill(rows, num_train_epochs=DISTILLATION_EPOCHS, **batch)
+        self._learned(len(rows) * args.num_generations)
+
+    def _learned(self, rollouts: int) -> None:
+        self.trainer.save_model(str(self.output))
+        self.model, self.prompt = self.output, self.trainer.final_prompt()
+        self.rollouts += rollouts
+
+    def gepa(self, steps: int, mode: str) -> None:
+        """The prompt by the authors' package, with as many rollouts as so many steps have, and one iteration's more."""
+        import gepa
+
+        from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent, PromptR1Reward, SystemPrompt
+        from agentic_prompting.interop.gepa import AgentAdapter
+        from agentic_prompting.llm import complete
+
+        batch = yaml.safe_load(CONFIG.read_text())["per_device_train_batch_size"]
+        spec = replace(AgentSpec.load(self.model), sampling={"temperature": TEMPERATURE})
+        agent = PromptAgent.from_pretrained(self.model, LLMEnvironment(self.sandbox.oracle), spec, max_batch_size=256)
+        rows = list(self.sandbox.train)
+        found = gepa.optimize(
+            {"system_prompt": self.prompt.text},
+            trainset=rows[GEPA_VALIDATION:],
+            valset=rows[:GEPA_VALIDATION],
+            adapter=AgentAdapter(agent, PromptR1Reward()),
+            reflection_lm=lambda asked: complete(self.reflector, asked).text,
+            max_metric_calls=steps * batch,
+            seed=self.seed,
+        )
+        self.prompt = SystemPrompt.of(found.best_candidate["system_prompt"])
+        self.rollouts += found.total_metric_calls
 
 
 def answers(sandbox: Any, model: Path, prompt: Any) -> str:
@@ -233,44 +335,43 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The league table of docs/evidence.md.")
     parser.add_argument("--quick", action="store_true", help="one world, two seeds that are not reported, fewer steps")
     parser.add_argument("--worlds", nargs="+", choices=WORLDS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all in the first world, else the core")
     parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}")
+    parser.add_argument("--processes", type=int, default=2, help="of one thread each")
     parser.add_argument("--folder", type=Path, default=Path("runs/league"), help="models")
     parser.add_argument("--records", type=Path, help="default: records/league.jsonl.gz; with --quick in the folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
-    records = options.records or (
-        options.folder / "quick.jsonl.gz" if options.quick else REPOSITORY / "records/league.jsonl.gz"
-    )
+    records = options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS)
     worlds = options.worlds or (WORLDS[:1] if options.quick else WORLDS)
     seeds = options.seeds or (TUNING_SEEDS[:2] if options.quick else SEEDS)
-    methods = options.methods or (QUICK if options.quick else tuple(METHODS))
     steps, started = QUICK_STEPS if options.quick else STEPS, time.perf_counter()
+    commit = git("rev-parse", "HEAD")
     records.parent.mkdir(parents=True, exist_ok=True)
     options.folder.mkdir(parents=True, exist_ok=True)
     known = {(one["world"], one["seed"], one["method"]) for one in read_records(records)}
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the children as they start
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        places = [(world, seed) for world in worlds for seed in seeds]
-        list(pool.map(prepare, *zip(*places, strict=True), [options.folder] * len(places)))
-        jobs = [
-            pool.submit(run, world, seed, method, options.folder, steps)
-            for world, seed in places
-            for method in methods
-            if (world, seed, method) not in known
-        ]
-        for job in jobs:
-            with gzip.open(records, "at", encoding="utf-8") as file:
-                file.write(json.dumps(job.result()) + "\n")
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+        for world, seed in ((world, seed) for world in worlds for seed in seeds):
+            methods = options.methods or (QUICK if options.quick else METHODS if world == WORLDS[0] else CORE)
+            todo = [method for method in methods if (world, seed, method) not in known]
+            if todo:
+                pool.submit(prepare, world, seed, options.folder).result()
+            for job in as_completed(pool.submit(run, world, seed, one, options.folder, steps) for one in todo):
+                record = {**job.result(), "commit": commit}
+                with gzip.open(records, "at", encoding="utf-8") as file:
+                    file.write(json.dumps(record) + "\n")
+                print(*(record[key] for key in ("world", "seed", "method", "seconds")), file=sys.stderr, flush=True)
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from leaks import leaks
 
     found = read_records(records)
+    table_of = summarise(found)
     result = {
-        "worlds": summarise(found),
+        "worlds": table_of,
         "leaks": sum(len(leaks(name, seed)) for name in ("prompt-r1", *worlds) for seed in seeds),
         "protocol_first": protocol_first(one["commit"] for one in found),
-        "missing": list(MISSING),
+        "missing": {world: missing(world, methods) for world, methods in table_of.items()},
         "seconds": round(time.perf_counter() - started),
     }
     print(table(result["worlds"]))

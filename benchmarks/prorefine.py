@@ -181,6 +181,7 @@ def accuracy(size: Size, picture: Path) -> tuple[dict[str, Any], str]:
     table: dict[str, dict[str, dict[str, Estimate]]] = {}
     shown: dict[str, dict[str, list[RefinementResult]]] = {}
     pooled: dict[str, list[float]] = {name: [] for name in METHODS}
+    correct: dict[str, dict[str, dict[str, str]]] = {}
     for title, kind in SETS.items():
         rows = make_puzzles(size.queries, SEED, (kind,))
         for task_model in size.task_models:
@@ -188,12 +189,15 @@ def accuracy(size: Size, picture: Path) -> tuple[dict[str, Any], str]:
             right = right_ones(results, rows)
             for name, values in right.items():
                 table.setdefault(title, {}).setdefault(METHODS[name], {})[task_model] = share(values)
+                ones = "".join(str(int(value)) for value in values)
+                correct.setdefault(title, {}).setdefault(METHODS[name], {})[task_model] = ones
             if task_model == "middling":
                 shown[title] = {METHODS[name]: of_method for name, of_method in results.items()}
                 pooled = {name: pooled[name] + right[name] for name in METHODS}
             log(f"{title}, {task_model}: " + ", ".join(f"{name} {share(right[name])}" for name in METHODS))
     plot_iterations(shown, picture, "ProRefine in the sandbox (scripted models)")
     return {
+        "correct": correct,
         "accuracy": {name: numbers(share(values)) for name, values in pooled.items()},
         "differences": {
             f"{better} - {worse}": numbers(difference(pooled[better], pooled[worse]))

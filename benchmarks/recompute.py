@@ -3,8 +3,11 @@
     python benchmarks/recompute.py            # ends with an error if a page says something else
     python benchmarks/recompute.py --write    # put the figures into the pages
 
-A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`; NAME is a file of
-`records/` without its suffix, and for each there is a function here that makes text of records.
+A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or
+within one. For each NAME there is a function in `TEXTS` that makes text of records: of the file in `records/` that the
+name begins with (`speed.engine`: of `speed.jsonl.gz`). Figures of which there are no records stand between
+`<!-- not recomputed: COMMAND -->` and `<!-- /not recomputed -->`, and are listed at the end with what makes them.
+A score with an interval anywhere else is an error.
 """
 
 from __future__ import annotations
@@ -17,34 +20,160 @@ from pathlib import Path
 from typing import Any
 
 import async_training
-from league import read_records, share, summarise, t_interval, table
+import espl_sandbox
+import prompt_r1_tables
+import prorefine
+import prorefine_budget
+from league import read_records, summarise, table, verdicts
+
+from agentic_prompting.evaluation import Estimate, wilson_interval
+from agentic_prompting.report.plots import accuracy_table
 
 REPOSITORY = Path(__file__).parents[1]
-BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->\n)(.*?)(<!-- /recomputed -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->)(.*?)(<!-- /recomputed -->)", re.DOTALL)
+BY_HAND = re.compile(r"<!-- not recomputed: (.+?) -->(.*?)<!-- /not recomputed -->", re.DOTALL)
+INTERVAL = re.compile(r"\d*\.\d+\W*\s\[[-+]?\d*\.\d+,\s+[-+]?\d*\.\d+\]|interval\s+\d*\.\d+\s+to\s+\d*\.\d+")
+NUMBER = re.compile(r"\d*\.?\d+")
+Records = Sequence[Mapping[str, Any]]
 
 
-def splits(records: Sequence[Mapping[str, Any]]) -> str:
-    """Prompt-R1's demo before and after GRPO, by split."""
-    lines = ["| split | held out | before [95 %] | after [95 %] | seeds |", "|---|---|---|---|---|"]
-    for split in dict.fromkeys(record["split"] for record in records):
-        of_split = [record for record in records if record["split"] == split]
-        cells = [_interval([share(record[when]) for record in of_split]) for when in ("before", "after")]
-        seeds = ", ".join(str(record["seed"]) for record in of_split)
-        lines.append(f"| by {split} | {len(of_split[0]['after'])} questions | {' | '.join(cells)} | {seeds} |")
+# --- texts: of records, one function each --------------------------------------------------------------------------
+
+
+def speed(records: Records) -> str:
+    """The table of all.py, of the latest run of each script."""
+    import all as every
+
+    latest = {record["script"]: record for record in records}
+    return every.table([figure.row(latest.get(figure.script)) for figure in every.FIGURES])
+
+
+def rollout_grid(records: Records) -> str:
+    """Four loops over turns of different length, of the latest full run."""
+    full = latest_full(records, "rollout.py")
+    titles = "rollouts,tokens a turn,replies,limit,ours,lock-step,TRL's async loop,TRL's tool loop"
+    titles += ",ours / limit,lock-step / ours,async loop / ours"
+    lines = [titles.replace(",", " | "), " | ".join("---" for _ in titles.split(","))]
+    for row in full["settings"]:
+        seconds = [row[f"{name}_s"] for name in ("limit", "ours", "lockstep", "async_loop", "trl")]
+        others = [one / row["ours_s"] for one in (row["lockstep_s"], row["async_loop_s"])]
+        ratios = [row["ours_s"] / row["limit_s"], *others]
+        cells = [str(row["n"]), row["tokens"], row["replies"]]
+        cells += ["" if one is None else f"{one:.2f} s" for one in seconds]
+        lines.append(" | ".join([*cells, *(f"{ratio:.2f}" for ratio in ratios)]))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def engine(records: Records) -> str:
+    """The engine against batches, of the latest full run."""
+    full = latest_full(records, "engine.py")
+    lines = ["| setting | engine, tokens/s | batches, tokens/s | ratio | identical |", "|---|---|---|---|---|"]
+    for name, row in full["settings"].items():
+        cells = [name, *(str(row[key]) for key in ("engine_tokens_per_s", "batches_tokens_per_s"))]
+        lines.append(f"| {' | '.join(cells)} | {row['speedup']:.2f} | {row['identical']:.2f} |")
     return "\n".join(lines)
 
 
-def _interval(values: Sequence[float]) -> str:
-    row = t_interval(values)
-    ends = "one seed" if row["low"] is None else f"{row['low']:.3f}, {row['high']:.3f}"
-    return f"{row['mean']:.3f} [{ends}]"
+def demo(records: Records) -> str:
+    """What `make demo` printed: the latest, its intervals made anew."""
+    summary, examples = records[-1]["summary"], records[-1]["trajectories"]
+    n = summary["questions"]
+    lines = ["Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)", ""]
+    for when in ("before", "after"):
+        found = wilson_interval(round(summary[f"exact_match_{when}"] * n), n)
+        interval = f"95 % interval {found.low:.3f} to {found.high:.3f}"
+        lines.append(f"exact match {when:6}  {found.mean:.3f}   {interval}, {n} held-out questions")
+    turns, failed = summary["mean_turns"], summary["failed_rollouts"]
+    time = f"{summary['steps']} steps, {summary['seconds']:.0f} s with the warm start"
+    lines.append(f"{time}, {turns:.1f} turns a question, {failed} failed rollouts")
+    for when, said in examples.items():
+        lines += ["", f"--- {when} training", *said]
+    return "\n".join(["```", *lines, "```"])
 
 
-TEXTS: dict[str, Callable[[Sequence[Mapping[str, Any]]], str]] = {
+def broken(records: Records) -> str:
+    """What learning.py found in runs with one thing broken; the latest run of each."""
+    lines = ["| broken | Prompt-R1 | E-SPL | its first prompt | ratings agree | noticed |", "|---|---|---|---|---|---|"]
+    for what, one in {record["what"]: record for record in records}.items():
+        demo, espl = one["demo"], one["espl"]["exact_match"]
+        start, first, end = (
+            espl[f"policy {row} prompt"][0] for row in ("before, initial", "after, initial", "after, best")
+        )
+        cells = [what.partition("-")[0], f"{demo['exact_match_before']:.3f} → {demo['exact_match_after']:.3f}"]
+        cells += [f"{start:.3f} → {end:.3f}", f"{first:.3f}", f"{one['agreement']:.2f}"]
+        cells.append(f"yes, in {len(one['found'])} ways" if one["found"] else "nothing found")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def prorefine_accuracy(records: Records) -> str:
+    """ProRefine's verifier settings on the sandbox's puzzles, Wilson's intervals over the puzzles."""
+    sets = latest_full(records, "prorefine.py")["correct"]
+    return accuracy_table(
+        {
+            title: {method: {model: _wilson(ones) for model, ones in row.items()} for method, row in methods.items()}
+            for title, methods in sets.items()
+        }
+    )
+
+
+def _wilson(correct: str) -> Estimate:
+    return wilson_interval(correct.count("1"), len(correct))
+
+
+def printed(script: str, form: str, *path: str | int) -> Callable[[Records], str]:
+    """One figure of a script's latest full run, in words."""
+
+    def text(records: Records) -> str:
+        value: Any = latest_full(records, script)
+        for part in path:
+            value = value[part]
+        return form.format(value)
+
+    return text
+
+
+def latest_full(records: Records, script: str) -> Mapping[str, Any]:
+    """What a script printed when it last ran in full.
+
+    Raises:
+        `IndexError`: No full run of it is recorded.
+    """
+    return [record for record in records if record["script"] == script and not record["quick"]][-1]["printed"]
+
+
+TEXTS: dict[str, Callable[[Records], str]] = {
     "lead": async_training.table,
     "league": lambda records: table(summarise(records)),
-    "splits": splits,
+    "league.verdicts": lambda records: verdicts(summarise(records)),
+    "ratings": espl_sandbox.table,
+    "broken": broken,
+    "demo": demo,
+    "prompt_r1.headline": prompt_r1_tables.headline,
+    "prompt_r1.results": prompt_r1_tables.results,
+    "prompt_r1.turns": prompt_r1_tables.turns,
+    "prompt_r1.transfer": prompt_r1_tables.transfer,
+    "prompt_r1.splits": prompt_r1_tables.splits,
+    "speed": speed,
+    "speed.rollout": rollout_grid,
+    "speed.rollout.worst": printed("rollout.py", "{:.2f}", "worst_to_limit"),
+    "speed.rollout.lockstep": printed("rollout.py", "{:.2f}", "median_lockstep_over_ours"),
+    "speed.rollout.async": printed("rollout.py", "{:.2f}", "async_loop_over_ours"),
+    "speed.engine": engine,
+    "speed.engine.wall": printed("engine.py", "{:.2f}", "prefix_wall_ratio"),
+    "speed.engine.read": printed("engine.py", "{:.2f}", "prefix_read_ratio"),
+    "prorefine_budget.table": prorefine_budget.table,
+    "prorefine_budget.against": prorefine_budget.against,
+    "prorefine_budget.lift": prorefine_budget.lift,
+    "prorefine_budget.seeds": prorefine_budget.each_seed,
+    "speed.prorefine.accuracy": prorefine_accuracy,
+    "speed.prorefine.drafting": lambda records: prorefine.drafting_table(
+        latest_full(records, "prorefine.py")["drafting"]
+    ),
 }
+
+
+# --- pages ---------------------------------------------------------------------------------------------------------
 
 
 def recompute(page: str) -> tuple[str, list[str]]:
@@ -53,26 +182,45 @@ def recompute(page: str) -> tuple[str, list[str]]:
     Raises:
         `KeyError`: A block is of records that nothing is made of.
     """
-    names = [name for _, name, _, _ in BLOCK.findall(page)]
-    records = {name: read_records(REPOSITORY / "records" / f"{name}.jsonl.gz") for name in names}
-    texts = {name: TEXTS[name](of) if of else "No run of it has been recorded yet." for name, of in records.items()}
-    return BLOCK.sub(lambda found: f"{found[1]}{texts[found[2]]}\n{found[4]}", page), names
+    texts = {}
+    for name in dict.fromkeys(found[2] for found in BLOCK.finditer(page)):
+        records = read_records(REPOSITORY / "records" / f"{name.partition('.')[0]}.jsonl.gz")
+        texts[name] = TEXTS[name](records) if records else "No run of it has been recorded yet."
+
+    def anew(found: re.Match[str]) -> str:
+        line = "\n" if found[3].startswith("\n") else ""
+        return f"{found[1]}{line}{texts[found[2]]}{line}{found[4]}"
+
+    return BLOCK.sub(anew, page), list(texts)
+
+
+def unmarked(page: str) -> list[str]:
+    """Scores with intervals that stand outside of all marks."""
+    return INTERVAL.findall(BY_HAND.sub("", BLOCK.sub("", page)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Recompute the pages' figures from records/.")
     parser.add_argument("--write", action="store_true", help="put them into the pages")
     options = parser.parse_args()
-    wrong = 0
+    wrong, by_hand = 0, []
     for path in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))):
-        page = path.read_text(encoding="utf-8")
+        page, place = path.read_text(encoding="utf-8"), path.relative_to(REPOSITORY)
         anew, names = recompute(page)
         if options.write and anew != page:
             path.write_text(anew, encoding="utf-8")
-        wrong += anew != page and not options.write
+        made = {found[2]: found for found in BLOCK.finditer(anew)}
         for name in names:
-            state = "as recorded" if anew == page else "written" if options.write else "NOT as recorded"
-            print(f"{path.relative_to(REPOSITORY)}: {name}: {state}")
+            state = "as recorded" if made[name][0] in page else "written" if options.write else "NOT as recorded"
+            wrong += state.startswith("NOT")
+            print(f"{place}: {name}: {len(NUMBER.findall(made[name][3]))} numbers, {state}")
+        for text in unmarked(anew):
+            wrong += 1
+            print(f"{place}: {' '.join(text.split())}: NEITHER recomputed nor marked as not")
+        by_hand += [(place, command, len(NUMBER.findall(text))) for command, text in BY_HAND.findall(anew)]
+    print("\nNot recomputed, since no records are shipped of them:")
+    for place, command, count in by_hand:
+        print(f"{place}: {count} numbers, of `{command}`")
     sys.exit(bool(wrong))
 
 

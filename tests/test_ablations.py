@@ -1,84 +1,154 @@
-"""The pure parts of benchmarks/prompt_r1_sandbox.py: what its tables say follows from the outcomes."""
+"""benchmarks/prompt_r1_sandbox.py without its trainings: what its tables say follows from the records."""
 
-import importlib.util
-import sys
+import asyncio
+import importlib
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "prompt_r1_sandbox.py"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def ablations():
-    spec = importlib.util.spec_from_file_location("prompt_r1_sandbox", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their annotations
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+@pytest.fixture
+def tables(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("prompt_r1_tables")
 
 
-def outcome(ablations, right, wrong, turns=2.0):
-    """`right` two-hop questions answered right, `wrong` three-hop ones answered wrong."""
-    return ablations.Outcome((1,) * right + (0,) * wrong, (2,) * right + (3,) * wrong, turns, 1.0)
+@pytest.fixture
+def sandbox(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("prompt_r1_sandbox")
 
 
-def test_the_bounds_of_proposition_3(ablations):
-    assert ablations.transfer_bounds(0.0, 4) == (0.0, 0.0)
-    assert ablations.transfer_bounds(0.1, 4) == pytest.approx((0.3439, 0.4))
+def records(agent, *scores, environment="home", turns_allowed=None, by="country"):
+    """One record a seed; of ten two-hop and ten three-hop questions the first `score` are right."""
+    named = {"agent": agent, "environment": environment, "turns_allowed": turns_allowed, "by": by, "turns": 3.0}
+    return [
+        {**named, "seed": seed, "correct": "1" * score + "0" * (20 - score), "hops": "2" * 10 + "3" * 10}
+        for seed, score in enumerate(scores)
+    ]
+
+
+def rows(table):
+    """The cells of each line, which are as many as those of the head."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert {len(line) for line in lines} == {len(lines[0])}
+    return lines[2:]
+
+
+def test_the_bounds_of_proposition_3(tables):
+    assert tables.transfer_bounds(0.0, 4) == (0.0, 0.0)
+    assert tables.transfer_bounds(0.1, 4) == pytest.approx((0.3439, 0.4))
     for noise in (0.01, 0.3, 1.0):  # eq 45: the product bound is never the looser one, and one reply is one ε
-        tight, linear = ablations.transfer_bounds(noise, 4)
+        tight, linear = tables.transfer_bounds(noise, 4)
         assert tight <= linear
-        assert ablations.transfer_bounds(noise, 1) == pytest.approx((noise, noise))
+        assert tables.transfer_bounds(noise, 1) == pytest.approx((noise, noise))
 
 
-def test_a_summary_pools_questions_and_keeps_the_seeds_apart(ablations):
-    summary = ablations.summarise([outcome(ablations, 8, 2, turns=3.0), outcome(ablations, 5, 5, turns=2.0)])
-    assert summary["exact_match"] == 0.65
-    assert summary["questions"] == 20
-    assert summary["per_seed"] == [0.8, 0.5]
-    assert summary["spread"] == 0.3
-    assert summary["by_hops"] == {"2": 1.0, "3": 0.0}
-    assert summary["turns"] == 2.5
-    low, high = summary["interval"]
-    assert low == pytest.approx(0.4329, abs=1e-4)  # Wilson, 13 of 20
-    assert high == pytest.approx(0.8188, abs=1e-4)
+def test_intervals_are_over_trainings_and_differences_are_paired_by_seed(tables):
+    found = records("multi", 18, 20) + records("sft", 8, 6) + records("multi", 0, 0, environment="nobody")
+    full, start, alone = rows(tables.results(found))
+    assert full[:4] == ["multi-turn GRPO", "the oracle", "0.950 [0.315, 1.585]", "0.900, 1.000"]  # t of 1: 12.7
+    assert (
+        start[4] == "-0.600 [-1.871, +0.671]"
+        and start[5:7] == ["0.700", "0.000"]
+        and alone[1:3]
+        == [
+            "none",
+            "0.000 [0.000, 0.000]",
+        ]
+    )
+    assert rows(tables.results(found[:1]))[0][2] == "0.900 [one seed]"
 
 
-def test_the_transfer_report_judges_by_the_interval_and_by_both_inequalities(ablations):
-    trained = {0.0: [outcome(ablations, 90, 10)], 0.1: [outcome(ablations, 70, 30)], 0.01: [outcome(ablations, 70, 30)]}
-    untrained = {noise: [outcome(ablations, 30, 70)] for noise in trained}
-    home, far, near = ablations.transfer_report(trained, untrained, interactions=4)
-    assert home["trained"]["change"]["difference"] == 0.0
-    assert home["trained"]["within"] and home["superiority_guaranteed"]
-    assert far["trained"]["change"]["difference"] == pytest.approx(-0.2)
-    assert far["trained"]["within"]  # a drop of .2 where .344 is allowed
-    assert far["least_margin"] == pytest.approx(0.6 - 2 * 4 * 0.1)
-    assert not far["superiority_guaranteed"] and far["least_margin_kept"]
-    assert not near["trained"]["within"]  # the same drop where .039 is allowed: the bound would be broken, and said so
-    assert near["untrained"]["within"]
-    assert not near["least_margin_kept"]
+def test_fewer_turns_are_compared_with_all(tables):
+    found = records("multi", 18, 20) + records("multi", 10, 10, turns_allowed=3)
+    five, three = rows(tables.turns(found))
+    assert (five[0], three[0]) == ("5", "3") and three[2] == "0.500, 0.500" and three[4:6] == ["1.000", "0.000"]
 
 
-def test_tables_have_a_cell_under_every_heading(ablations):
-    trained = {0.0: [outcome(ablations, 9, 1)], 0.1: [outcome(ablations, 7, 3)]}
-    untrained = {noise: [outcome(ablations, 3, 7)] for noise in trained}
-    report = ablations.transfer_report(trained, untrained, interactions=4)
-    only_two_hops = {"all right": ablations.summarise([outcome(ablations, 5, 0)])}
-    for table, rows in (
-        (ablations.ablation_table(only_two_hops), 1),
-        (ablations.transfer_table(report), 4),
-        (ablations.margin_table(report), 2),
-    ):
-        lines = table.splitlines()
-        assert len(lines) == 2 + rows
-        assert {line.count("|") for line in lines} == {lines[0].count("|")}
-    assert "| 1.000 | – |" in ablations.ablation_table(only_two_hops)  # no three-hop question: no number
+def test_transfer_is_judged_by_the_intervals_far_end(tables):
+    home = records("multi", 18, 18, 18)
+    near = records("multi", 16, 16, 16, environment="noise 0.1") + records(
+        "multi", 18, 12, 18, environment="noise 0.05"
+    )
+    anew = records("multi", 9, 9, 9, environment="reworded")
+    wide, narrow, words = rows(tables.transfer(home + near + anew))
+    assert wide[0] == "wrong with probability 0.05" and wide[3] == "-0.100 [-0.530, +0.330]"
+    assert wide[4:] == ["0.185", "0.200", "no"], "the mean is within, the interval is not"
+    assert narrow[3] == "-0.100 [-0.100, -0.100]" and narrow[6] == "yes"
+    assert words[3] == "-0.450 [-0.450, -0.450]" and words[4:] == ["", "", ""], "no bound where nothing is known of it"
 
 
-def test_every_changed_number_of_the_training_comes_from_the_sandbox_config(ablations):
-    config = ablations.yaml.safe_load(ablations.CONFIG.read_text())
+def test_the_old_split_stands_beside_the_new_one(tables):
+    found = records("sft", 7, 7) + records("multi", 18, 18)
+    found += records("sft", 7, 7, by="question") + records("multi", 19, 19, by="question")
+    lines = rows(tables.splits(found))
+    assert [line[0] for line in lines] == ["by country", "by question", "what memory was worth"]
+    assert lines[2][2] == "+0.050 [+0.050, +0.050]"
+
+
+# --- the script ------------------------------------------------------------------------------------------------------
+
+
+def test_every_changed_number_of_the_training_comes_from_the_sandbox_config(sandbox):
+    config = sandbox.yaml.safe_load(sandbox.CONFIG.read_text())
     assert config.pop("sandbox") is True
-    fields = ablations.PromptR1Config.__dataclass_fields__
-    assert set(config) <= set(fields), "the script passes all of it to PromptR1Config"
+    fields = set(sandbox.PromptR1Config.__dataclass_fields__)
+    assert set(config) <= fields, "the script passes all of it to PromptR1Config"
+    assert all(set(changes) - {"reward"} <= fields for changes in sandbox.TRAININGS.values())
+
+
+def test_the_protocols_seeds_are_not_those_for_tuning(sandbox):
+    assert sandbox.SEEDS == (601, 602, 603, 604, 605) and sandbox.TUNING_SEED not in sandbox.SEEDS
+    settings = [*sandbox.FIRST, *sandbox.LAST]
+    assert len(set(settings)) == len(settings) and {agent for agent, _, _ in settings} == set(sandbox.AGENTS)
+
+
+def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has(sandbox):
+    from agentic_prompting.llm import complete
+    from agentic_prompting.sandbox import Oracle
+    from agentic_prompting.sandbox.policy import world_tokenizer
+
+    known, said = set(world_tokenizer().get_vocab()), set()
+    for capital in ("Nairobi", "Lima", "Oslo", "Rome", "Cairo", "Tokyo"):
+        question = f"which country has the capital {capital} ?"
+        plain, anew = complete(Oracle(), question).text, complete(sandbox.Reworded(Oracle()), question).text
+        value = sandbox.value_of(plain)
+        assert value in anew and anew != plain and set(anew.split()) <= known
+        said.add(anew.replace(value, "{}"))
+    assert said <= {*sandbox.WORDINGS} and len(said) > 1
+    reply = asyncio.run(sandbox.Reworded(Oracle())([{"role": "user", "content": "hello"}]))
+    assert sandbox.value_of(reply.text) is None and reply.text == complete(Oracle(), "hello").text
+
+
+def test_what_is_recorded_is_not_run_again(sandbox, monkeypatch, tmp_path):
+    asked = []
+
+    class Run:
+        def __init__(self, seed, by, folder, max_steps):
+            self.seed, self.by = seed, by
+
+        def measure(self, agent, environment, turns):
+            asked.append((self.by, self.seed, agent, environment, turns))
+            return {"correct": "10", "hops": "23", "turns": 2.0, "answered": 1.0}
+
+    monkeypatch.setattr(sandbox, "Run", Run)
+    for _ in range(2):
+        sandbox.run_all([1, 2], tmp_path, tmp_path / "records.jsonl.gz", None)
+    assert len(asked) == len(set(asked)) == 2 * len([*sandbox.FIRST, *sandbox.OLD_SPLIT, *sandbox.LAST])
+    assert [by for by, *_ in asked].index("question") == 2 * len(sandbox.FIRST), (
+        "what the protocol asks for comes first"
+    )
+    found = sandbox.read_records(tmp_path / "records.jsonl.gz")
+    assert {"commit", "date", "machine", "seconds"} <= set(found[0])
+
+
+def test_nothing_is_scored_where_a_rollout_failed(sandbox):
+    from agentic_prompting.rollout import Rollout
+
+    rollout = Rollout([1], row={"answers": ["Kenya"]})
+    rollout.status = "failed"
+    with pytest.raises(RuntimeError, match="1 of 1 rollouts failed"):
+        sandbox.outcome_of([rollout])

@@ -81,6 +81,16 @@ class WritesBySeed(Writes):
         return [Sample(self.trainer.chat_format.turn_ids(words[request.seed % 5])) for request in requests]
 
 
+class WritesOne(Writes):
+    """Writes always the same word."""
+
+    def __init__(self, trainer, word):
+        self.trainer, self.word = trainer, word
+
+    def __call__(self, requests):
+        return [Sample(self.trainer.chat_format.turn_ids(self.word)) for _ in requests]
+
+
 def reward_by_word(rollout, **kwargs):
     worth = {"Kenya": 1.0, "Nairobi": 0.0, "shilling": 0.5, "Africa": 0.25, "euro": 0.75}
     return [worth.get(one.answer, 0.0) for one in rollout]
@@ -231,6 +241,73 @@ def test_modes(tiny_policy, rows, tmp_path, mode):
     assert all(entry["step_time"] > 0 for entry in trainer.state.log_history if "reward" in entry)
     if mode == "reflection":
         assert len(trainer.population.alive()) == 1
+
+
+def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):
+    """Phases of two steps: the weights learn under the best prompt alone, then prompts have children and the weights
+    stand still."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, mode="alternating", phase_steps=2, max_steps=6, evolution_lag=0)
+    steps, train = [], trainer._generate_and_score_completions
+
+    def weights():
+        return torch.cat([tensor.flatten().clone() for tensor in trainer.model.state_dict().values()])
+
+    def watched(inputs):
+        batch = train(inputs)
+        steps.append((weights(), [prompt.id for prompt in trainer._playing], len(trainer.population.members)))
+        return batch
+
+    trainer._generate_and_score_completions = watched
+    trainer.train()
+    after = [*(one for one, _, _ in steps[1:]), weights()]
+    assert [not torch.equal(one, then) for (one, _, _), then in zip(steps, after, strict=True)] == [
+        *(True, True, False, False, True, True)
+    ]
+    assert [one for _, one, _ in steps[:2]] == [[0, 0], [0, 0]] and len({*steps[4][1]}) == 1
+    assert [members for _, _, members in steps] == [1, 1, 1, 2, 3, 3]
+
+
+def test_a_run_in_phases_resumes_exactly(tiny_policy, rows, tmp_path):
+    def run(folder, checkpoint=None, **changes):
+        trainer = trainer_for(tiny_policy, folder, rows, mode="alternating", phase_steps=1, evolution_lag=0, **changes)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.state_dict(), [(e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e]
+
+    whole = run(tmp_path / "whole", save_strategy="steps", save_steps=3)
+    assert run(tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-3")) == whole
+
+
+def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_path):
+    """The teacher speaks only under its prompt; the student says the same without it, and is used without it."""
+    trainer = trainer_for(tiny_policy, tmp_path, rows, mode="rl", max_steps=1, per_device_eval_batch_size=8)
+    trainer.train()
+    trainer.policy, played = BatchEngine(WritesOne(trainer, "euro"), lent=True), []
+    told, trainer._rollout = trainer._rollout, lambda index, row: played.append(row["prompt"]) or told(index, row)
+
+    def likelihood(messages):
+        ids = trainer.chat_format.prompt_ids(messages)
+        word = trainer.chat_format.turn_ids("euro")
+        logits = trainer.model(torch.tensor([ids + word])).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+        return logits[range(len(word)), word].mean().item()
+
+    bare = trainer.spec.messages(rows[0])
+    before = likelihood(bare)
+    trainer.distill(rows.select(range(4)), learning_rate=1e-2, num_train_epochs=4)
+    assert len(played) == 8 and {messages[0]["content"] for messages in played} == {"Answer .\n[G0]. Ask first ."}
+    assert likelihood(bare) > before + 1
+    trainer.evaluate(rows.select(range(4)))
+    assert played[-1][0]["role"] == "user" and trainer.population.members[0].held_out is None
+    trainer.save_model(str(tmp_path))
+    assert AgentSpec.load(tmp_path).messages(rows[0]) == bare and not (tmp_path / "system_prompt.txt").read_text()
+
+
+def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1, distill_epochs=0.5, per_device_eval_batch_size=16)
+    trainer.train()
+    assert trainer.final_prompt().text == "" and trainer.population.best().text
+    with pytest.raises(ValueError, match="distill_epochs"):
+        arguments(tmp_path, distill_epochs=-1)
 
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])
@@ -476,6 +553,8 @@ def test_bad_arguments(tiny_policy, rows, tmp_path):
     for name in ("mode", "baseline", "prompt_place", "reflect_on", "reflector", "selection", "best_rule"):
         with pytest.raises(ValueError, match=name):
             arguments(tmp_path, **{name: "other"})
+    with pytest.raises(ValueError, match="phase_steps=3 must be a multiple of 2"):
+        arguments(tmp_path, mode="alternating", phase_steps=3, num_iterations=2)
     with pytest.raises(ValueError, match="needs a reference"):
         ESPLTrainer(str(tiny_policy), reward_by_word, arguments(tmp_path), rows)
     with pytest.raises(ValueError, match="would never be asked"):

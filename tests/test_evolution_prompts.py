@@ -95,6 +95,15 @@ def test_into_the_conversation():
         prompt.messages([{"role": "system", "content": "x"}], "user")
 
 
+@pytest.mark.parametrize("place", ["system", "user", "after"])
+@pytest.mark.parametrize("text", ["Be brief.", "Be brief.\n[G0]. Ask.", ""])
+def test_out_of_the_conversation_again(place, text):
+    user, system = {"role": "user", "content": "\n\n2+2?"}, {"role": "system", "content": "Use tools."}
+    prompt = SystemPrompt.of(text)
+    for conversation in ([user], [system, user]):
+        assert prompt.left_out(prompt.messages(conversation, place)) == conversation
+
+
 # Edits of principles -------------------------------------------------------------------------------------------------
 
 

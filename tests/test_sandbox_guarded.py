@@ -19,10 +19,12 @@ from agentic_prompting.evolution import (
     parse_edits,
 )
 from agentic_prompting.llm import complete
-from agentic_prompting.rollout import parse_turn
+from agentic_prompting.rewards import PromptR1Reward
+from agentic_prompting.rollout import AgentSpec, Observation, Rollout, Sample, parse_turn
 from agentic_prompting.sandbox import (
     GuardedOracle,
     GuardedReflector,
+    as_rows,
     draw_rules,
     load_guarded_world,
     reflector as reflector_module,
@@ -32,16 +34,20 @@ from agentic_prompting.sandbox.guarded import (
     ALWAYS_GUARDED,
     CLOSED,
     HASTY,
+    MIXES,
     PREAMBLE,
     STEPWISE,
     WHOLE,
     WORDS,
+    _GuardedEpisode,
+    _Refused,
     guarded_vocabulary,
     is_refusal,
     make_guarded_traces,
     relations_of,
     say,
 )
+from agentic_prompting.sandbox.traces import write_trace
 from agentic_prompting.sandbox.world import all_questions, parse_question, sought, value_of
 
 WORLD = load_guarded_world()
@@ -261,3 +267,68 @@ def test_its_replies_are_in_the_real_format():
         assert asyncio.run(mutate(reflector, shown, EVERYTHING)).reason in ("child", "unchanged")
         for call in reflector.calls[1:]:
             assert parse_edits(complete(reflector, call).text).found
+
+
+@pytest.mark.parametrize("mistakes", [0.0, 1.0])
+def test_gepas_request_is_read_too(mistakes):
+    """In the words of its package: new instructions by the same advice, harmful where it errs."""
+    proposal = pytest.importorskip("gepa.strategies.instruction_proposal", reason="needs the extra optimizers")
+    signature = proposal.InstructionProposalSignature
+    shown = [
+        {"Inputs": "what is it ?", "Generated Outputs": refused_for("currency", "birch").text, "Feedback": "score 0"},
+        {"Inputs": "and this ?", "Generated Outputs": "<think> i know this </think>", "Feedback": "score 0"},
+    ]
+    given = SystemPrompt(PREAMBLE, (say("currency", "flint"),))
+    asked = signature.prompt_renderer({"current_instruction_doc": given.text, "dataset_with_feedback": shown})
+    reply = complete(GuardedReflector(mistakes), asked).text
+    found = SystemPrompt.of(signature.output_extractor(reply)["new_instruction"])
+    right = (say("currency", "birch"), STEPWISE)
+    assert found.preamble == PREAMBLE and (found.principles == right) == (not mistakes)
+
+
+class Follows:
+    """An agent without weights that heeds its system prompt as a warm-started one does."""
+
+    spec = AgentSpec(prompt_template="{question}")
+
+    def answer_all(self, rows, progress=True):
+        rollouts = []
+        for number, row in enumerate(rows):
+            principles = SystemPrompt.of(row["prompt"][0]["content"]).principles
+            advice = {text.split()[1]: [text.split()[2]] for text in principles if text.startswith("say ")}
+            episode = _GuardedEpisode(GuardedOracle(RULES, WORLD), advice, random.Random(number))
+            splits = MIXES[STEPWISE if STEPWISE in principles else None]["decompose"]
+            kind = "decompose" if episode.rng.random() < splits else "pass_on"
+            question = parse_question(row["question"], WORLD)
+            try:
+                trace = write_trace(kind, question, episode, WORLD, episode.rng)
+            except _Refused:
+                episode.finish("they said no", "nothing")
+                trace = episode.trace(kind, question)
+            rollout = Rollout([1], row=dict(row))
+            for turn, reply in zip(trace["turns"], [*trace["observations"], None], strict=True):
+                rollout.sampled(Sample([1]), parse_turn(turn))
+                if reply is not None:
+                    rollout.observed(Observation(reply), [1])
+            rollout.ended("answered")
+            rollouts.append(rollout)
+        return rollouts
+
+
+def test_gepa_finds_the_words(capsys):
+    """The authors' package with this reflector and our adapter, as the league has them: it is no straw man."""
+    gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    rows = as_rows([question for question in split_by_country(1)[0] if {*question.chain} & {*RULES}])
+    found = gepa.optimize(
+        {"system_prompt": PREAMBLE},
+        trainset=rows[16:],
+        valset=rows[:16],
+        adapter=AgentAdapter(Follows(), PromptR1Reward()),
+        reflection_lm=lambda asked: complete(GuardedReflector(), asked).text,
+        max_metric_calls=300,
+    )
+    principles = SystemPrompt.of(found.best_candidate["system_prompt"]).principles
+    scores = found.val_aggregate_scores
+    assert {STEPWISE, "say city amber"} <= {*principles} and max(scores) > scores[0] + 0.4

@@ -142,6 +142,16 @@ class SystemPrompt:
             raise ValueError("no user message to put the system prompt into")
         return [{"role": "system", "content": self.text}, *messages]
 
+    def left_out(self, messages: Sequence[Message]) -> list[Message]:
+        """The conversation without this prompt, wherever [`SystemPrompt.messages`] has put it."""
+        rest: list[Message] = []
+        for message in messages if self.text else ():
+            content = message["content"]
+            if content != self.text:
+                content = content.removeprefix(f"{self.text}\n\n").removesuffix(f"\n\n{self.text}")
+                rest.append({**message, "content": content})
+        return rest if self.text else list(messages)
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; [`SystemPrompt.from_json`] gives an equal prompt back."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}

@@ -68,5 +68,5 @@ class AgentAdapter:
 
 
 def _dialogue(rollout: Rollout) -> list[str]:
-    heard = [observation.text for observation in rollout.observations] + [""] * len(rollout.turns)
+    heard = [f"[reply] {observation.text}" for observation in rollout.observations] + [""] * len(rollout.turns)
     return [line for turn, text in zip(rollout.turns, heard, strict=False) for line in (turn.text, text) if line]

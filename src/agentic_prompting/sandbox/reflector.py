@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..evolution import Draft, SystemPrompt, parse_edits
 from ..llm import Message, ScriptedChat
 from .guarded import HASTY, STEPWISE, WHOLE, say
 
@@ -53,6 +54,8 @@ class GuardedReflector(ScriptedChat):
             return _block(mislead(asked, rng) if wrong else draw_lessons(asked))
         if asked.startswith("Task: turn many"):
             return _block(unite(asked, rng if wrong else None))
+        if asked.startswith("I provided an assistant"):
+            return rewrite(asked, rng if wrong else None)
         return _block(learn_from_others(asked, rng if wrong else None))
 
 
@@ -76,7 +79,10 @@ def retell(asked: str) -> str:
 
 def draw_lessons(asked: str) -> list[dict[str, Any]]:
     """Good advice from the attempts at one problem: the words they were refused for want of, then how to proceed."""
-    principles, told = _principles(asked), asked.partition("Right answer:")[2]
+    return _lessons(_principles(asked), asked.partition("Right answer:")[2])
+
+
+def _lessons(principles: dict[str, str], told: str) -> list[dict[str, Any]]:
     needed = [pair for pair, _ in Counter(_NEED.findall(told)).most_common()]
     edits = [edit for edit in (_put(principles, *pair) for pair in needed) if edit is not None]
     if "everything at once" in told or "answered at once" in told:
@@ -95,6 +101,18 @@ def _put(principles: dict[str, str], relation: str, word: str) -> dict[str, Any]
     if rivals:
         return {"op": "modify", "id": rivals[0], "text": say(relation, word)}
     return None if texts else {"op": "add", "text": say(relation, word)}
+
+
+def rewrite(asked: str, wrong: random.Random | None) -> str:
+    """GEPA's request, which shows the instructions and some attempts under them: the instructions anew, with the same
+    advice as for E-SPL's requests."""
+    _, instructions, attempts = asked.split("```", 2)
+    told = "\n".join(retell(f"<attempt>{one}</attempt>") for one in attempts.split("# Example ")[1:])
+    principles = _principles(instructions)
+    edits = mislead(instructions + attempts, wrong) if wrong else _lessons(principles, told)
+    draft = Draft(SystemPrompt.of(instructions.strip()))
+    draft.apply(parse_edits(_block(edits)).edits)
+    return f"```\n{draft.finish().text}\n```"
 
 
 def mislead(asked: str, rng: random.Random) -> list[dict[str, Any]]:

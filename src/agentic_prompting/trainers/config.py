@@ -12,6 +12,8 @@ from ..evolution import ESPLSettings
 from ..evolution.population import one_of
 from ..rollout import Limits
 
+MODES = ("joint", "rl", "evolution", "reflection", "alternating")
+
 
 def _setting(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
@@ -163,15 +165,18 @@ class MultiTurnGRPOConfig(GRPOConfig):
             )
         if self.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default, which drops what is stale
             self.vllm_importance_sampling_mode: str = "token_truncate"
-        updates = self.lead * max(
-            1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps
-        )
+        updates = self.lead * self.steps_per_batch
         if self.max_staleness is None:
             self.max_staleness = math.ceil(2 * updates)
         if self.max_staleness < updates:
             raise ValueError(
                 f"max_staleness={self.max_staleness} is too low: lead makes groups {updates:g} updates old"
             )
+
+    @property
+    def steps_per_batch(self) -> int:
+        """Training steps that learn from one generated batch; 1 also where a step takes several batches."""
+        return max(1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
 
     @property
     def saves_calls(self) -> bool:
@@ -224,7 +229,10 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
     Args:
         mode (`str`, *optional*, defaults to `"joint"`): `joint`: prompts evolve and weights learn. `rl`: weights only,
             under the initial prompt. `evolution`: prompts only. `reflection`: prompts only, a population of one, no
-            crossover.
+            crossover. `alternating`: phases in turn, `rl` under the best prompt and then `evolution`.
+        phase_steps (`int`, *optional*, defaults to `10`): Training steps of a phase of `alternating`.
+        distill_epochs (`float`, *optional*, defaults to `0`): With more than 0, training ends with
+            [`ESPLTrainer.distill`] for so many epochs, and the agent is used without the evolved prompt.
         baseline (`str`, *optional*, defaults to `"normal"`): What is subtracted from a rollout's reward: `normal`, the
             mean over the N rollouts of the same problem under the same prompt (eq 1-2); `marginalize`, the mean over
             all M·N rollouts of the problem.
@@ -243,7 +251,9 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         `ValueError`: If a value is out of range, or M·N does not divide the generation batch; says what would work.
     """
 
-    mode: str = _setting("joint", "joint, rl, evolution or reflection.")
+    mode: str = _setting("joint", f"One of {', '.join(MODES)}.")
+    phase_steps: int = _setting(10, "Steps of a phase of mode alternating.")
+    distill_epochs: float = _setting(0.0, "In the end, distil the best prompt into the weights: epochs.")
     baseline: str = _setting("normal", "normal (eq 1-2) or marginalize.")
     reflector: str = _setting("reference", "Who reflects: reference, or policy.")
     evolution_lag: int = _setting(1, "Batches that a child joins later; 0: exact algorithm.")
@@ -260,11 +270,13 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
     gradient_accumulation_steps: int = _setting(10, "b = 10 problems a batch.")
 
     def __post_init__(self):
-        one_of("mode", self.mode, ("joint", "rl", "evolution", "reflection"))
+        one_of("mode", self.mode, MODES)
         one_of("baseline", self.baseline, ("normal", "marginalize"))
         one_of("reflector", self.reflector, ("reference", "policy"))
         if self.evolution_lag < 0:
             raise ValueError(f"evolution_lag must be at least 0, got {self.evolution_lag}")
+        if self.distill_epochs < 0:
+            raise ValueError(f"distill_epochs must be at least 0, got {self.distill_epochs}")
         if not self.reflection_timeout > 0:
             raise ValueError(f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}")
         ESPLSettings.__post_init__(self)
@@ -273,6 +285,12 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
             raise ValueError(
                 "system prompts are compared on the same problems with as many rollouts each: group_start, "
                 "refill_rounds, curriculum_rare and hopeless_share are not for E-SPL"
+            )
+        whole = self.phase_steps >= 1 and self.phase_steps % self.steps_per_batch == 0
+        if self.mode == "alternating" and (self.lead or not whole):
+            raise ValueError(
+                f"mode='alternating' needs lead=0, and phases of whole batches: phase_steps={self.phase_steps} must be "
+                f"a multiple of {self.steps_per_batch}"
             )
         group = self.prompts_per_step * self.num_generations
         if self.generation_batch_size % group:
@@ -292,4 +310,8 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
 
     @property
     def trains_weights(self) -> bool:
-        return self.mode in ("joint", "rl")
+        return self.mode in ("joint", "rl", "alternating")
+
+    def mode_at(self, step: int) -> str:
+        """The mode of a training step, counted from 0: the run's, or that of the phase."""
+        return self.mode if self.mode != "alternating" else ("rl", "evolution")[step // self.phase_steps % 2]

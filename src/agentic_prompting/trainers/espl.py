@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import DistributedType, gather_object
 from datasets import Dataset
 
 from ..evolution import (
@@ -39,13 +39,19 @@ from ..evolution import (
 )
 from ..llm import ChatModel
 from ..records import atomic_write
-from ..rollout import AgentSpec, Environment, FreeText, Grammar
+from ..rollout import AgentSpec, Environment, FreeText, Grammar, Rollout
 from .config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .reflecting import PolicyReflector, ReferenceReflector, ReflectionJob, transcript
 from .stopping import stop
+from .trl_batch import warm_start
 
 logger = logging.getLogger(__name__)
+
+_OF_A_LESSON = (  # what distillation takes from the trainer's arguments
+    "learning_rate", "lr_scheduler_type", "adam_beta2", "weight_decay", "max_grad_norm", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16", "use_cpu", "seed", "disable_tqdm",
+)  # fmt: skip
 
 POPULATION_FILE, PROMPT_FILE = "population.json", "system_prompt.txt"
 
@@ -114,6 +120,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=100)  # attempts that a full disk has not taken
         self._held_out: list[float] = []  # rewards of the evaluation going on
         self._tried: SystemPrompt | None = None  # its prompt, if that is not the best one
+        self._played: list[Rollout] | None = None  # this process's rollouts under the prompt that is being distilled
+        self._distilled = False
         super().__init__(
             model=model,
             environment=environment,
@@ -142,12 +150,15 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return self.args.prompts_per_step * self.args.num_generations
 
     def record_notes(self, index: int) -> dict[str, Any]:
-        """The system prompt of this slot of the batch; in evaluation the best one."""
-        prompt = self._playing[self._slot(index)] if self.model.training else self._tried or self.population.best()
-        return {"system_prompt": prompt.id}
+        """The system prompt of this slot of the batch; in evaluation the best one, or none after [`distill`]."""
+        if not self.model.training:
+            return {"system_prompt": (self._tried or self.final_prompt()).id}
+        return {"system_prompt": self._playing[self._slot(index)].id}
 
     def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The row's conversation under that system prompt."""
+        if notes["system_prompt"] is None:
+            return super().prompt_under(row, notes)
         prompt = self.population.members[notes["system_prompt"]].prompt
         return [dict(message) for message in prompt.messages(self.spec.messages(row), self.args.prompt_place)]
 
@@ -157,8 +168,22 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self.model.training:
             self._let_children_join()
-            self._playing = self.population.select(self.args.prompts_per_step)
+            self._playing = self._drawn()
         return super()._generate_and_score_completions(inputs)
+
+    def _drawn(self) -> list[SystemPrompt]:
+        """The prompts of the next batch; in a phase of the weights the best one alone."""
+        size = self.args.prompts_per_step
+        if self.args.mode == "alternating" and self._mode() == "rl":
+            return [self.population.best()] * size
+        return self.population.select(size)
+
+    def _mode(self) -> str:
+        return self.args.mode_at(self.state.global_step)
+
+    def final_prompt(self) -> SystemPrompt:
+        """The prompt that the agent is evaluated and used under: the best one, or none after [`distill`]."""
+        return SystemPrompt("") if self._distilled else self.population.best()
 
     # --- rewards -> ratings -> children --------------------------------------------------------------------------
 
@@ -169,6 +194,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self._evolve([None if reward != reward else reward for reward in totals.tolist()], inputs)
         else:
             self._held_out += totals[~totals.isnan()].tolist()
+            if self._played is not None:
+                self._played += [row["rollout"] for row in inputs if row["rollout"].status != "failed"]
         return rewards
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -176,14 +203,19 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         last one's counts."""
         self._held_out = []
         metrics = super().evaluate(*args, **kwargs)
-        self.population.note_held_out(self._tried or self.population.best(), self._held_out)
+        if (prompt := self._tried or self.final_prompt()).id is not None:
+            self.population.note_held_out(prompt, self._held_out)
         return metrics
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~trl.GRPOTrainer`]'s; with `eval_all` every prompt that played is tried in the end."""
+        """As [`~trl.GRPOTrainer`]'s; with `eval_all` every prompt that played is tried in the end, and with
+        `distill_epochs` the best one is then left out."""
+        self._distilled = False
         output = super().train(*args, **kwargs)
         if self.args.eval_all:
             self.evaluate_prompts()
+        if self.args.distill_epochs:
+            self.distill(num_train_epochs=self.args.distill_epochs)
         return output
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -214,13 +246,47 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
                 scores[prompt.id or 0] = sum(self._held_out) / len(self._held_out)
         return scores
 
+    def distill(self, rows: Dataset | None = None, **sft_arguments: Any) -> None:
+        """Context distillation: put into the weights what the best prompt brings about, and leave the prompt out.
+
+        The policy plays the rows under its best prompt, `num_generations_eval` times each, and then imitates its own
+        turns in the same conversations without that prompt. That is the likelihood of samples of the teacher, a
+        student's forward KL but for a constant. From then on the agent is evaluated, saved and used without the prompt.
+
+        Args:
+            rows (`Dataset`, *optional*): By default all of `train_dataset`.
+            **sft_arguments: Of [`~trl.SFTConfig`]: `num_train_epochs`, `learning_rate`, ... By default the trainer's
+                own rate, schedule and batches, and one epoch.
+
+        Raises:
+            `ValueError`: The weights are cut into shards (DeepSpeed, FSDP), or no rollout could be played to its end.
+        """
+        if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+            raise ValueError("distill needs whole weights on every process, without DeepSpeed or FSDP")
+        prompt, self._played, self._distilled = self.population.best(), [], False
+        try:
+            super().evaluate(self.train_dataset if rows is None else rows, metric_key_prefix="distill")
+            bare = [self.chat_format.prompt_ids(prompt.left_out(rollout.row["prompt"])) for rollout in self._played]
+            lessons = [replace(rollout, prompt_ids=ids) for rollout, ids in zip(self._played, bare, strict=True)]
+        finally:
+            self._played = None
+        same = {name: getattr(self.args, name) for name in _OF_A_LESSON}
+        warm_start(
+            self.model,
+            self.chat_format.tokenizer,
+            gather_object(lessons),
+            Path(self.args.output_dir) / "distill",
+            **{**same, "num_train_epochs": 1, **sft_arguments},
+        )
+        self._distilled = True
+
     def _evolve(self, rewards: Sequence[float | None], rows: Sequence[Mapping[str, Any]]) -> None:
         """Rate the prompts of the batch, and have the next generation written."""
         if self._batches == 0 and self.accelerator.is_main_process:
             self._journal.keep_before(0)  # of another run in the same folder
         # In mode `rl` nobody reads them, and the texts of a batch are megabytes.
-        told = [("", "", "")] * len(rewards)
-        if self.args.evolves:
+        told, evolves = [("", "", "")] * len(rewards), self._mode() != "rl"
+        if evolves:
             told = gather_object([(question_of(row), truth_of(row), transcript(row["rollout"])) for row in rows])
         best: PromptResult | None = None
         most: list[PromptResult] = []  # of the largest cohort, whose best is reflected on
@@ -231,7 +297,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             if not most or len(results[0].row) >= len(most[0].row):
                 best, most = best_result(results, values), results
         self._log_population(means)
-        if self.args.evolves and best is not None:
+        if evolves and best is not None:
             # Drawn on every process alike, whether or not there is anything to cross: the generators stay in step.
             crosses = self.args.mode != "reflection" and self.population.rng.random() < self.args.p_crossover
             ratings = {result.prompt.id or 0: self.population.rating(result.prompt) for result in most}
@@ -323,8 +389,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         logged["evolution/cost_usd"].append(outcome.usage.cost_usd)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One step; in the modes that train no weights the rollouts and ratings of one, without a backward pass."""
-        if self.args.trains_weights:
+        """One step; in the modes and phases that train no weights the rollouts and ratings of one, without a backward
+        pass."""
+        if self._mode() in ("joint", "rl"):
             return super().training_step(model, inputs, num_items_in_batch)
         model.train()
         self._timed_inputs(inputs)
@@ -346,15 +413,15 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def _save_beside(self, folder: Path) -> None:
         super()._save_beside(folder)
-        atomic_write(folder / PROMPT_FILE, self.population.best().text)
+        atomic_write(folder / PROMPT_FILE, self.final_prompt().text)
         state = self.state_dict()
         if self.staging is None:  # a model, which may be shared; what is at work holds rows and rollouts
             state["pending"] = []
         atomic_write(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
 
     def saved_spec(self) -> AgentSpec:
-        """As in evaluation here: under the best prompt."""
-        prompt = self.population.best()
+        """As in evaluation here: under the best prompt, or none after [`distill`]."""
+        prompt = self.final_prompt()
         if not prompt.text:
             return self.spec
         if self.args.prompt_place == "user":

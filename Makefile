@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-min test-vllm vllm lint types docs ci clean
+.PHONY: help install demo test test-min test-vllm vllm test-foreign foreign lint types docs ci clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,8 +24,9 @@ help:
 	@echo "make ci       demo, test, lint, types and docs, as CI does (.ci/run)"
 	@echo "make test-min the fast tests with the lowest versions that pyproject.toml allows, in .venv-min (long, not in CI)"
 	@echo "make test-vllm  the tests with a real vLLM on the CPU, in $(VLLM), which \`make vllm\` creates (2 GB, x86-64)"
+	@echo "make test-foreign  the tests with OpenEnv and verifiers, which \`make foreign\` puts into $(FOREIGN) (1 GB)"
 	@echo "make install  only create $(VENV) with the package in it"
-	@echo "make clean    remove $(VENV), $(VLLM), caches and build files; runs/ stays"
+	@echo "make clean    remove $(VENV), $(VLLM), $(FOREIGN), caches and build files; runs/ stays"
 
 # torch comes first and alone: pip then picks the build that suits the machine, and nothing installed later replaces it.
 $(VENV)/.torch: constraints.txt
@@ -95,6 +96,20 @@ test-vllm: vllm
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -n 2 --dist loadfile -m "vllm and not slow" \
 	  tests/test_vllm_real.py tests/test_vllm_weights.py $(PYTEST_ARGS)
 
+# Environments of others, by their own packages. Each wants other versions of what we or the other one needs.
+FOREIGN := .venv-foreign
+
+$(FOREIGN)/%.done:
+	$(PYTHON) -m venv $(FOREIGN)/$*
+	$(FOREIGN)/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	  $(if $(filter openenv,$*),openenv==0.10.0,verifiers==0.4.0)
+	@touch $@
+
+foreign: $(FOREIGN)/openenv.done $(FOREIGN)/verifiers.done
+
+test-foreign: $(VENV)/.test foreign
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_interop_foreign.py $(PYTEST_ARGS)
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -109,5 +124,5 @@ ci:
 	.ci/run
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM) $(FOREIGN) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,7 +1,8 @@
 """Adapters: any environment in, any framework out. One file each; none is imported before it is used.
 
 In: [`ToolEnvironment`] (Python functions, MCP servers, a large LLM as a tool), [`MCPTools`], [`TRLEnvironment`],
-[`UserSimulator`]. Out: `interop.dspy`, `interop.gepa`.
+[`OpenEnv`], [`VerifiersTasks`], [`UserSimulator`]. Out: `interop.dspy`, `interop.dspy_provider`, `interop.gepa`,
+`interop.anything`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,18 +11,23 @@ from typing import Any
 from ..environments import as_environment
 from ..rollout import Environment
 from .mcp import MCPTools
-from .tools import Tool, ToolEnvironment, ToolGrammar, ask_tool
+from .openenv import OpenEnv
+from .tool_grammar import ToolGrammar
+from .tools import Tool, ToolEnvironment, ask_tool
 from .trl import TRLEnvironment
 from .user import Dialogue, UserSimulator
+from .verifiers import VerifiersTasks
 
 __all__ = [
     "Dialogue",
     "MCPTools",
+    "OpenEnv",
     "TRLEnvironment",
     "Tool",
     "ToolEnvironment",
     "ToolGrammar",
     "UserSimulator",
+    "VerifiersTasks",
     "ask_tool",
     "environment_of",
 ]

@@ -1,0 +1,150 @@
+"""The other end of [`VerifiersTasks`], run by its path in an interpreter that has `verifiers` 0.4.
+
+JSON lines: a request has an `id`, and so has its answer. `{"rows": n}` gives tasks, `{"begin": number}` starts an
+episode and gives its first messages, `{"episode": ..., "text": ...}` is the agent's turn (`null`: there will be none)
+and gives what it is told, or how the episode ended.
+"""
+
+import asyncio
+import contextlib
+import copy
+import functools
+import inspect
+import itertools
+import json
+import os
+import sys
+from typing import Any
+
+import verifiers.v1 as vf
+from verifiers.v1.configs.agent import agent_config_fields
+from verifiers.v1.session import call_hook, hook_boundary
+from verifiers.v1.state import state_cls
+from verifiers.v1.utils.decorators import invoke
+
+
+class Seat:
+    """In the place of a `vf.Agent`: whoever is at the other end takes its turns. It is its own `vf.Interaction`."""
+
+    def __init__(self) -> None:
+        self.ended, self.told, self.texts = False, asyncio.Queue[Any](), asyncio.Queue[Any]()
+
+    def __getattr__(self, name: str) -> Any:  # `agents.player`: an environment names its seat as it likes
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self
+
+    async def run(self, task: Any, **ignored: Any) -> Any:
+        async with self.interaction(task):
+            await self.turn()
+        return self.trace
+
+    @contextlib.asynccontextmanager
+    async def interaction(self, task: Any, **ignored: Any) -> Any:
+        data = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+        agent = vf.AgentInfo(config=vf.AgentConfig())
+        self.task, self.trace = task, vf.Trace(task=data, state=state_cls(type(task))(), agent=agent)
+        self.traces.append(self.trace)
+        first = [vf.SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
+        prompt = task.data.prompt or []
+        self.unheard = [*first, *([vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt)]
+        await invoke(task.setup, {"trace": self.trace, "runtime": None})
+        yield self
+        self.trace.stop("user_closed")
+        await invoke(task.finalize, {"trace": self.trace, "runtime": None})
+        await task.score(self.trace)
+
+    async def turn(self, message: Any = None) -> Any:
+        said = [vf.UserMessage(content=message)] if isinstance(message, str) else message or []
+        if not self.ended:
+            heard, self.unheard = [*self.unheard, *said], []
+            for one in heard:
+                self.remember(one)
+            self.told.put_nowait({"messages": [{"role": one.role, "content": one.content} for one in heard]})
+            text = await self.texts.get()
+            self.ended = text is None
+        if self.ended:
+            return vf.Segment(messages=[], terminated=True)
+        reply = vf.AssistantMessage(content=text)
+        self.remember(reply, sampled=True)
+        for stop in self.task.hooks("stop"):
+            self.ended = self.ended or bool(await call_hook(stop, {vf.Trace: self.trace}))
+        return vf.Segment(messages=[reply])
+
+    def remember(self, message: Any, sampled: bool = False) -> None:
+        parent = len(self.trace.nodes) - 1 if self.trace.nodes else None
+        self.trace.nodes.append(vf.MessageNode(parent=parent, message=message, sampled=sampled))
+
+    async def play(self, env: Any, task: Any) -> None:
+        """An episode by the environment's own `run_episode`, with this in its seat."""
+
+        def seats(ctx: Any, completed: list[Any], *ignored: Any) -> Any:
+            self.traces = completed
+            return self
+
+        env = copy.copy(env)
+        env._episode_agents = seats
+        episode = await env.run_episode(task, None)
+        errors = "; ".join(f"{error.type}: {error.message}" for error in episode.errors)
+        trace = episode.traces[0] if episode.traces else None
+        if errors or trace is None or not trace.rewards or None in trace.rewards.values():
+            return self.told.put_nowait({"error": errors or "there is no reward"})
+        self.told.put_nowait({"reward": trace.reward, "metrics": trace.metrics})
+
+
+class Bridge:
+    def __init__(self, config: dict[str, Any], group: asyncio.TaskGroup):
+        self.env, self.group = vf.load_environment(vf.resolve_env_config(config)), group
+        taskset, seats = self.env.taskset, list(agent_config_fields(self.env.config))
+        kind = type(taskset).task_type()
+        tools = [*taskset.toolsets(taskset.config), *kind.toolsets(taskset.config.task)]
+        if len(seats) != 1 or tools or kind.NEEDS_CONTAINER:
+            raise ValueError(f"only tasks with one agent and without tools or a container: {seats}, {len(tools)} tools")
+        self.stream, self.tasks, self.seats = iter(taskset), list[Any](), dict[str, Seat]()
+
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "rows" in request:
+            asked = [task.data.prompt_text for task in self.load(request["rows"])]
+            return {"rows": [{"task": n, "question": text or f"task {n}"} for n, text in enumerate(asked)]}
+        if "begin" in request:
+            name, task = str(request["id"]), self.load(request["begin"] + 1)[request["begin"]]
+            self.seats[name] = seat = Seat()
+            self.group.create_task(seat.play(self.env, task))
+            return {"episode": name, **await seat.told.get()}
+        seat = self.seats[request["episode"]]
+        seat.texts.put_nowait(request["text"])
+        told = await seat.told.get()
+        if "messages" not in told:
+            del self.seats[request["episode"]]
+        return told
+
+    def load(self, n: int | None) -> list[Any]:
+        for task in itertools.islice(self.stream, None if n is None else max(0, n - len(self.tasks))):
+            judged = [fn for kind in ("reward", "metric") for fn in task.hooks(kind)]
+            stops = [hook_boundary(fn, allow_trace=True) for fn in task.hooks("stop")]
+            if any("runtime" in inspect.signature(fn).parameters for fn in judged) or {*stops} - {vf.Trace}:
+                raise ValueError("there is no runtime, and a @stop can only ask for the trace")
+            self.tasks.append(task)
+        return self.tasks[:n]
+
+
+async def serve(config: dict[str, Any], answers: Any) -> None:
+    async with asyncio.TaskGroup() as group:
+        bridge = functools.cache(lambda: Bridge(config, group))
+
+        async def one(request: dict[str, Any]) -> None:
+            try:
+                answer = await bridge().answer(request)
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            print(json.dumps({**answer, "id": request["id"]}, default=str), file=answers, flush=True)
+
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            group.create_task(one(json.loads(line)))
+        os._exit(0)  # nobody asks any more
+
+
+if __name__ == "__main__":
+    pipe = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a task prints is no answer
+    asyncio.run(serve(json.loads(sys.argv[1]), pipe))

@@ -1,7 +1,7 @@
 """Training that does not wait for stragglers (`lead`): what it saves, what it costs in score, what a kill loses.
 
     OMP_NUM_THREADS=1 python benchmarks/async_training.py --json --quick     # about six minutes on two free cores
-    OMP_NUM_THREADS=1 python benchmarks/async_training.py --json             # with (c): some hours
+    OMP_NUM_THREADS=1 python benchmarks/async_training.py --json             # with scores: some hours
     python benchmarks/async_training.py --only virtual --json                # one part
 
 - *real*: the sandbox's policy trained in real time, its environment answering after 1 s (log-normal, σ 1.0).
@@ -11,8 +11,9 @@
   which samples at half the speed and one trains; *one node*, where the policy samples only while the trainer waits.
 - *kills*: runs killed with SIGKILL at random moments and resumed: replies paid twice, and replies paid for no rollout
   that was learnt from.
-- *score* (not with `--quick`): held-out exact match after equally many rollouts, by lead and seed, with TRL's truncated
-  importance ratio and, which the trainer itself refuses, without.
+- *score* (not with `--quick`): held-out exact match after equally many rollouts, by the protocol in
+  docs/howto/do_not_wait.md. A record of each training goes to `records/lead.jsonl.gz`, from which `recompute.py` makes
+  the page's table; what is recorded already is not run again.
 
 The last line of `--json`: `real` (by lead `step_s`, `trainer_idle`, `policy_idle`), `speedup_lead2`, `virtual` (by
 layout and lead `step_s`, `over_bound`, `age`), `step_over_bound` (the server's at lead 3: against the larger of a
@@ -23,6 +24,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
+import itertools
 import json
 import multiprocessing
 import os
@@ -32,17 +35,25 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+
+from league import git, read_records, share, t_interval, with_interval
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
 GROUPS, ROLLOUTS, LEADS = 16, 8, (0, 1, 2, 3)
+RECORDS = TESTS.parent / "records" / "lead.jsonl.gz"
+# Of the scores; the smaller batch is for time.
+SEEDS, STEPS, SCORE_GROUPS, QUESTIONS, TEMPERATURE = range(5), 24, 8, 256, 1.0
 
 
 # --- in the sandbox: real time, and scores
@@ -105,47 +116,95 @@ def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, A
     return found
 
 
-def scores(folder: Path, seeds: int, steps: int) -> dict[str, Any]:
-    """Held-out exact match, five seeds; differences from lead 0 are paired by seed."""
-    from agentic_prompting import PromptAgent
-    from agentic_prompting.sandbox.results import exact_match_of
+def score(folder: Path, seed: int, lead: int, corrected: bool, steps: int) -> dict[str, Any]:
+    """One training and its held-out questions, as a record: right or wrong, `1` or `0`, for each."""
+    from agentic_prompting import AgentSpec, PromptAgent, exact_match
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
-    found: dict[str, list[float]] = {}
-    for seed in range(seeds):
-        sandbox = prepare_sandbox(folder / f"seed{seed}", seed)
-        for lead, corrected in [(0, True), *((lead, how) for lead in LEADS[1:] for how in (True, False))]:
-            name = f"lead {lead}" + ("" if corrected else ", uncorrected")
-            trainer = sandbox_trainer(sandbox, folder / f"seed{seed}" / name, lead, steps, seed, median=0.3)
-            if not corrected:
-                trainer._corrected = lambda trainer=trainer: mock.patch.object(trainer, "use_vllm", True)
-                compute = trainer._compute_loss
-                trainer._compute_loss = lambda model, inputs, compute=compute: compute(
-                    model, {key: value for key, value in inputs.items() if key != "importance_sampling_ratio"}
-                )
-            trainer.train()
-            trainer.save_model(str(folder / f"seed{seed}" / name / "model"))
-            agent = PromptAgent.from_pretrained(folder / f"seed{seed}" / name / "model", Sleeps(0.0, 0.0))
-            found.setdefault(name, []).append(exact_match_of(agent.answer_all(list(sandbox.test), progress=False)).mean)
-            print(f"seed {seed}, {name}: {found[name][-1]:.3f}", flush=True)
+    began = time.perf_counter()
+    sandbox = prepare_sandbox(folder / f"seed{seed}", seed, n_test=QUESTIONS)
+    here = folder / f"seed{seed}" / f"lead{lead}{'' if corrected else '-uncorrected'}"
+    batch = {"per_device_train_batch_size": SCORE_GROUPS * ROLLOUTS, "temperature": TEMPERATURE}
+    trainer = sandbox_trainer(sandbox, here, lead, steps, seed, median=0.3, **batch)
+    if not corrected:
+        uncorrect(trainer)
+    trainer.train()
+    trainer.save_model(str(here / "model"))
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    spec = replace(AgentSpec.load(here / "model"), sampling={"temperature": TEMPERATURE})
+    agent = PromptAgent.from_pretrained(here / "model", Sleeps(0.0, 0.0), spec, max_batch_size=QUESTIONS)
+    answers = agent.answer_all(list(sandbox.test), progress=False)
+
+    def logged(name: str) -> float:
+        return round(statistics.mean(entry.get(name, 0.0) for entry in log), 4)
+
     return {
-        name: {
-            "mean": statistics.mean(values),
-            "difference": paired([value - base for value, base in zip(values, found["lead 0"], strict=True)]),
-        }
-        for name, values in found.items()
+        **{"seed": seed, "lead": lead, "corrected": corrected, "steps": steps, "commit": git("rev-parse", "HEAD")},
+        "correct": "".join(str(int(exact_match(one.answer or "", one.row["answers"]))) for one in answers),
+        **{"age": logged("async/token_age"), "clipped": logged("async/clipped"), "reward": logged("reward")},
+        "seconds": round(time.perf_counter() - began),
     }
 
 
-def paired(differences: list[float]) -> list[float]:
-    """Mean and 95 % interval (Student's t)."""
-    from scipy.stats import t
+def uncorrect(trainer: Any) -> None:
+    """Have a trainer learn from what older weights sampled as if those of now had sampled it."""
+    compute = trainer._compute_loss
+    trainer._compute_loss = lambda model, inputs: compute(
+        model, {key: value for key, value in inputs.items() if key != "importance_sampling_ratio"}
+    )
 
-    mean = statistics.mean(differences)
-    if len(differences) < 2:
-        return [mean, mean, mean]
-    half = t.ppf(0.975, len(differences) - 1) * statistics.stdev(differences) / len(differences) ** 0.5
-    return [mean, mean - half, mean + half]
+
+def scores(folder: Path, records: Path, seeds: Iterable[int], steps: int) -> dict[str, Any]:
+    """Every training that is not among the records, each written there at once, those with a correction first."""
+    known = {(one["seed"], one["lead"], one["corrected"]) for one in read_records(records)}
+    records.parent.mkdir(parents=True, exist_ok=True)
+    for corrected in (True, False):
+        for seed, lead in itertools.product(seeds, LEADS if corrected else LEADS[1:]):
+            if (seed, lead, corrected) in known:
+                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                record = score(folder, seed, lead, corrected, steps)
+            with gzip.open(records, "at", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            told = {key: record[key] for key in ("age", "clipped", "seconds")}
+            print(f"seed {seed}, {_named(lead, corrected)}: {share(record['correct']):.3f} {told}", flush=True)
+    return summarise(read_records(records))
+
+
+def _named(lead: int, corrected: bool) -> str:
+    return f"{lead}" if corrected else f"{lead}, uncorrected"
+
+
+def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By lead and correction: exact match, and the difference from lead 0 paired by seed."""
+    rows: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for one in sorted(records, key=lambda one: (not one["corrected"], one["lead"], one["seed"])):
+        rows.setdefault(_named(one["lead"], one["corrected"]), {})[one["seed"]] = one
+    base = rows["0"]
+    return {
+        name: {
+            **t_interval([share(one["correct"]) for one in of_seed.values()]),
+            "minus_lead_0": t_interval(
+                [share(one["correct"]) - share(base[seed]["correct"]) for seed, one in of_seed.items()]
+            ),
+            "age": round(statistics.fmean(one["age"] for one in of_seed.values()), 2),
+            "seeds": list(of_seed),
+        }
+        for name, of_seed in rows.items()
+    }
+
+
+def table(records: Iterable[Mapping[str, Any]]) -> str:
+    """The summary as a Markdown table."""
+    lines = [
+        "| `lead` | exact match [95 %] | minus lead 0, paired [95 %] | age of a token, updates | seeds |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, row in summarise(records).items():
+        cells = [name, with_interval(row), with_interval(row["minus_lead_0"], "+") if name != "0" else ""]
+        lines.append(f"| {' | '.join(cells)} | {row['age']:.1f} | {len(row['seeds'])} |")
+    return "\n".join(lines)
 
 
 # --- on a virtual clock
@@ -233,6 +292,7 @@ def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps
         args=SimpleNamespace(
             output_dir=str(folder / f"{layout} {lead}"), lead=lead, max_staleness=2 * lead, seed=0,
             steps_per_generation=1, gradient_accumulation_steps=1, generation_batch_size=GROUPS * ROLLOUTS,
+            per_device_train_batch_size=GROUPS * ROLLOUTS,
         ),
         accelerator=SimpleNamespace(process_index=0, num_processes=1),
         state=SimpleNamespace(global_step=0, max_steps=10**6),
@@ -366,7 +426,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps, without scores")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--only", choices=["real", "virtual", "kills", "score"], help="one part")
-    parser.add_argument("--seeds", type=int, default=5, help="of the scores")
+    parser.add_argument("--folder", type=Path, default=Path("runs/lead"), help="models of the scores")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="of the scores")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="of the scores")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the scores")
     options = parser.parse_args()
     found: dict[str, Any] = {}
 
@@ -391,7 +454,7 @@ def main() -> None:
             found["real"] = in_real_time(folder, 6 if options.quick else 16, 100 if options.quick else 350)
             found["speedup_lead2"] = round(found["real"][0]["step_s"] / found["real"][2]["step_s"], 2)
         if wanted("score"):
-            found["score"] = scores(folder, options.seeds, 40)
+            found["score"] = scores(options.folder, options.records, options.seeds, options.steps)
     if options.json:
         print(json.dumps(found))
 

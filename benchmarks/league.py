@@ -130,8 +130,8 @@ def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
             cells = [
                 world,
                 method,
-                _shown(row),
-                _shown(row["minus_joint"], "+"),
+                with_interval(row),
+                with_interval(row["minus_joint"], "+"),
                 f"{row['rollouts']:,}",
                 f"{row['calls']:,}",
             ]
@@ -154,7 +154,7 @@ def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         if any(row is None or row["minus_joint"] is None or row["minus_joint"]["low"] is None for row in rows.values()):
             lines.append(f"- Not decided yet: {what}.")
             continue
-        shown = ", ".join(f"{other} {_shown(row['minus_joint'], '+')}" for other, row in rows.items() if row)
+        shown = ", ".join(f"{other} {with_interval(row['minus_joint'], '+')}" for other, row in rows.items() if row)
         said = "**Against us**" if any(counts(row["minus_joint"]) for row in rows.values() if row) else "Not so"
         lines.append(f"- {said}: {what}. Minus joint: {shown}.")
     return "\n".join(lines)
@@ -165,7 +165,8 @@ def missing(world: str, methods: Iterable[str]) -> list[str]:
     return [method for method in (METHODS if world == WORLDS[0] else CORE) if method not in methods]
 
 
-def _shown(row: Mapping[str, Any] | None, sign: str = "") -> str:
+def with_interval(row: Mapping[str, Any] | None, sign: str = "") -> str:
+    """A mean and its interval."""
     if row is None:
         return ""
     ends = "one seed" if row["low"] is None else f"{row['low']:{sign}.3f}, {row['high']:{sign}.3f}"
@@ -174,14 +175,15 @@ def _shown(row: Mapping[str, Any] | None, sign: str = "") -> str:
 
 def protocol_first(commits: Iterable[str]) -> bool:
     """Whether the protocol was committed before everything that these commits ran."""
-    added = _git("log", "--format=%H", "--diff-filter=A", "--", "docs/evidence.md").split()
+    added = git("log", "--format=%H", "--diff-filter=A", "--", "docs/evidence.md").split()
     return bool(added) and all(
         subprocess.run(["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY).returncode == 0
         for commit in set(commits)
     )
 
 
-def _git(*arguments: str) -> str:
+def git(*arguments: str) -> str:
+    """What git prints about this repository."""
     return subprocess.run(
         ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -344,7 +346,7 @@ def main() -> None:
     worlds = options.worlds or (WORLDS[:1] if options.quick else WORLDS)
     seeds = options.seeds or (TUNING_SEEDS[:2] if options.quick else SEEDS)
     steps, started = QUICK_STEPS if options.quick else STEPS, time.perf_counter()
-    commit = _git("rev-parse", "HEAD")
+    commit = git("rev-parse", "HEAD")
     records.parent.mkdir(parents=True, exist_ok=True)
     options.folder.mkdir(parents=True, exist_ok=True)
     known = {(one["world"], one["seed"], one["method"]) for one in read_records(records)}

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import async_training
 import espl_sandbox
 import prompt_r1_tables
 import prorefine
@@ -203,6 +204,7 @@ def _shown(row: Mapping[str, Any], digits: int = 3) -> str:
 
 TEXTS: dict[str, Callable[[Records], str]] = {
     "calls": calls_table,
+    "lead": async_training.table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
     "ratings": espl_sandbox.table,

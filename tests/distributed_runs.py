@@ -196,11 +196,11 @@ def planted(settings):
     """The last process fails in its second batch. Under DDP it stays until the other has heard: once it is gone, the
     launcher ends the rest, heard or not. (Under ZeRO-3 the other is in a collective by then, which only this end ends.)
     """
-    trainer = trainer_for(settings, "planted", "prompt_r1", shuffle_dataset=False)
+    trainer = trainer_for(settings, "planted", "prompt_r1", shuffle_dataset=False, **settings["planted"])
     step = trainer.policy.step
 
     def failing(arrived):
-        if trainer.accelerator.process_index == settings["processes"] - 1 and trainer.state.global_step == 1:
+        if trainer.accelerator.process_index == settings["processes"] - 1 and trainer.state.global_step >= 1:
             raise ArithmeticError("planted in the sampler")
         step(arrived)
 

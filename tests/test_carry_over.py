@@ -19,6 +19,7 @@ from agentic_prompting.llm import Reply, ScriptedChat, Usage
 from agentic_prompting.rollout import AgentSpec, BatchEngine, ChatFormat, Observation, Sample
 from agentic_prompting.trainers.carry_over import CarryOver
 from agentic_prompting.trainers.rollout_worker import RolloutWorker
+from test_espl_benchmark import loaded
 from test_espl_trainer import Reference
 from test_trainer import arguments, trainer_for, vars_for
 
@@ -156,11 +157,13 @@ def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):
 # --- what is learnt from ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("clip_max", [3.0, 0.01])
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
-def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_path, mode):
+def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_path, mode, clip_max):
     """TRL's ratio, bounded, without vLLM: of the agent's tokens now and when they were sampled."""
-    trainer = build(tiny_policy, tmp_path, rows, vllm_importance_sampling_mode=mode, max_steps=2)
-    batches, generate, losses = [], trainer._generate_and_score_completions, []
+    ratio = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": clip_max}
+    trainer = build(tiny_policy, tmp_path, rows, max_steps=2, **ratio)
+    batches, generate, losses, clipped = [], trainer._generate_and_score_completions, [], []
 
     def watched(inputs):
         batches.append(generate(inputs))
@@ -172,10 +175,16 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_p
         mask = batch["completion_mask"] * batch["tool_mask"]
         diff = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * mask
         assert torch.all(batch["sampling_per_token_logps"][mask.bool()] == -0.5)
-        expected = (diff if mode.startswith("token") else diff.sum(1, keepdim=True)).exp().clamp(max=3.0)
+        whole = (diff if mode.startswith("token") else diff.sum(1, keepdim=True)).exp()
+        expected = whole.clamp(max=clip_max)
         assert torch.allclose(batch["importance_sampling_ratio"], expected) and expected.min() < 0.5
-    entry = log_of(trainer)[0]
-    assert entry["async/clipped"] == 0 and entry["sampling/importance_sampling_ratio/mean"] < 0.5
+        counted = whole[mask.bool()] if mode.startswith("token") else whole[:, 0]
+        clipped.append((counted > clip_max).double().mean().item())
+    for entry, share in zip(log_of(trainer), clipped, strict=True):
+        assert entry["async/clipped"] == pytest.approx(share) and (share == 0 or clip_max < 1)
+        least, mean, most = (entry[f"sampling/importance_sampling_ratio/{which}"] for which in ("min", "mean", "max"))
+        assert 0 <= least <= mean <= most <= clip_max
+    assert any(clipped) == (clip_max < 1 and mode.startswith("token"))
     assert trainer.use_vllm is False
     batch = {name: value[:2] if value.dim() else value for name, value in batches[-1].items()}
     batch["advantages"] = torch.ones(2)
@@ -183,6 +192,30 @@ def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_p
         ratio = torch.full_like(batch["importance_sampling_ratio"], factor)
         losses.append(trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": ratio}))
     assert abs(losses[0]) > 1e-4 and losses[1] == 0
+
+
+def test_updates_that_share_a_batch_are_clipped_as_ppo_does(tiny_policy, rows, tmp_path):
+    """The second of two, against the weights of the first: what the ratio of the sampler says is another matter."""
+    reward = {"reward_funcs": lambda rollout, **columns: [float(i % 2) for i, _ in enumerate(rollout)]}
+    two = {"num_iterations": 2, "max_steps": 4, "max_staleness": 4, "epsilon": 1e-6, "options": reward}
+    trainer = build(tiny_policy, tmp_path, rows, **two)
+    trainer.train()
+    shares = [entry["clip_ratio/region_mean"] for entry in log_of(trainer)]
+    assert shares[0] == shares[2] == 0 and min(shares[1], shares[3]) > 0
+
+
+def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
+    """What benchmarks/async_training.py compares with: the same loss, as if each ratio were 1."""
+    trainer = build(tiny_policy, tmp_path, rows, max_steps=1)
+    kept, compute = [], trainer._compute_loss
+    monkeypatch.setattr(trainer, "_compute_loss", lambda model, inputs: kept.append(inputs) or compute(model, inputs))
+    trainer.train()
+    inputs = {**kept[0], "advantages": torch.ones(4)}
+    as_if = compute(trainer.model, {**inputs, "importance_sampling_ratio": torch.ones(inputs["tool_mask"].shape)})
+    with_ratio = compute(trainer.model, inputs)
+    monkeypatch.undo()
+    loaded("async_training", monkeypatch).uncorrect(trainer)
+    assert trainer._compute_loss(trainer.model, inputs) == as_if and abs(with_ratio - as_if) > 1e-3
 
 
 def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp_path, steps):
@@ -197,6 +230,24 @@ def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp
     assert trainer.policy.updates == 2
 
 
+def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp_path):
+    """One that is asked for in the first step and given when two updates have been."""
+    trainer = build(tiny_policy, tmp_path, rows)
+    policy, free, slow = Policy(trainer.chat_format), threading.Event(), []
+
+    async def sampled(request):
+        if not slow:
+            slow.append(request)
+            await asyncio.to_thread(free.wait, 60)
+        return await policy(request)
+
+    trainer.policy = sampled
+    trainer.add_callback(OnStep(lambda step: step == 2 and free.set()))
+    trainer.train()
+    ages = [entry["async/turn_age"] for entry in log_of(trainer)]
+    assert ages[:2] == [0, 0] and ages[2] > 0 and ages[3] == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -206,6 +257,7 @@ def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp
         ({"full_determinism": True}, "lead > 0 cannot be had with full_determinism=True"),
         ({"group_start": 2}, "lead > 0 cannot be had with group_start"),
         ({"use_transformers_continuous_batching": True}, "cannot be had with use_transformers_continuous_batching"),
+        ({"use_vllm": True, "vllm_mode": "colocate"}, "lead > 0 cannot be had with vllm_mode='colocate'"),
     ],
 )
 def test_settings_that_cannot_go_with_lead(tmp_path, changes, message):

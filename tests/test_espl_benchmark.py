@@ -202,6 +202,21 @@ def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path
     assert record["rollouts"] >= 3 * 96 and len(record["correct"]) == 8 and record["calls"] > 0
 
 
+def test_leads_are_paired_by_seed(monkeypatch):
+    bench = loaded("async_training", monkeypatch)
+    scored = [(0, 0, True, "1110"), (1, 0, True, "1111"), (0, 2, True, "1100"), (1, 2, True, "1110"), (1, 2, False, "")]
+    records = [
+        {"seed": seed, "lead": lead, "corrected": corrected, "correct": correct or "0001", "age": lead}
+        for seed, lead, corrected, correct in scored[::-1]
+    ]
+    found = bench.summarise(records)
+    assert list(found) == ["0", "2", "2, uncorrected"] and found["2"]["seeds"] == [0, 1]
+    assert found["2"]["minus_lead_0"] == {"mean": -0.25, "low": -0.25, "high": -0.25}
+    assert found["2, uncorrected"]["minus_lead_0"]["mean"] == -0.75
+    table = bench.table(records)
+    assert "| 2 | 0.625 [" in table and "| 2, uncorrected | 0.250 [one seed] | -0.750 [one seed] | 2.0 | 1 |" in table
+
+
 def test_calls_beyond_the_budget_are_refused(monkeypatch):
     from agentic_prompting.llm import ScriptedChat, complete
 

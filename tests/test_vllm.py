@@ -57,6 +57,21 @@ def test_the_servers_limit_ends_rollouts_as_truncated(seen):
         assert any(entry["rollout/truncated"] > 0 for entry in process["narrow"]["log"])
 
 
+def test_turns_go_on_while_the_weights_are_pushed(tiny_policy, tmp_path):
+    """With a lead, by TRL's push: the turns under way end first, and each token is as old as it says."""
+    with Server(tiny_policy, tmp_path, slow_update=0.3) as server:
+        settings = {
+            "policy": str(tiny_policy), "folder": str(tmp_path), "weights": str(tmp_path), "backend": "ddp",
+            "paths": [], "lead": server.url,
+        }  # fmt: skip
+        launch("vllm_runs.py", 2, settings)
+    assert server.updates == 4
+    for process in read(tmp_path, 2):
+        assert process["lead"]["ages"][0] == 0 < process["lead"]["ages"][-1]
+        for seed, updates in process["lead"]["said"].items():
+            assert set(updates) == {server.made[int(seed)] - 1}, "the first push has the weights of no update"
+
+
 def test_training_without_its_server_saves_and_says_the_address(tiny_policy, tmp_path):
     """The server goes while rollouts wait for it, or before it is to get the next weights."""
     with Server(tiny_policy, tmp_path) as one, Server(tiny_policy, tmp_path) as other:

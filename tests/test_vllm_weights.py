@@ -92,11 +92,12 @@ def test_two_versions_never_mix(tiny_policy, servers, tmp_path):
     policy = VLLMServerPolicy(adapters.servers, args, Sampling(), adapters)
     shared = [(7 * i) % 700 + 20 for i in range(4 * BLOCK)]
     requests = [SampleRequest([*shared[: 100 + 60 * i], 30 + i], 60, seed=i) for i in range(7)]
-    seen = []
+    seen, lasted = [], []
 
     async def ask(request):
         version = adapters.version
         seen.append((version, request, await policy(request)))
+        lasted.append(adapters.version - version)
 
     async def both():
         for server in adapters.servers:
@@ -112,7 +113,8 @@ def test_two_versions_never_mix(tiny_policy, servers, tmp_path):
         return in_use
 
     assert wait_for(both()) == {"policy-0", "policy-1"}
-    assert [version for version, *_ in seen].count(1) == 7 and adapters.ages[1] > 0
+    assert [version for version, *_ in seen].count(1) == 7 and 1 in lasted
+    assert all(set(sample.updates) == {version} for version, _, sample in seen)
     assert len({(version, tuple(sample.ids)) for version, _, sample in seen}) == 14
     for version, request, sample in seen:
         model.load_state_dict(versions[version], strict=False)
@@ -228,12 +230,101 @@ def test_the_sandbox_learns_through_it(tmp_path):
 # --- whole weights from a disk ------------------------------------------------------------------------------------
 
 
-def test_from_a_disk_with_a_head_of_its_own(train, tiny_policy, tmp_path):
-    policy = untied(tiny_policy, tmp_path / "untied")
-    with VLLMServer(policy, tmp_path) as server:
-        trainer = train(at=[server], policy=policy, vllm_sync="disk", peft_config=None, max_steps=6)
+@pytest.fixture(scope="module")
+def untied(tiny_policy, tmp_path_factory):
+    """A policy with an output head that is not the embedding, and its server."""
+    folder = tmp_path_factory.mktemp("untied")
+    policy = folder / "policy"
+    shutil.copytree(tiny_policy, policy)
+    model = AutoModelForCausalLM.from_pretrained(policy, tie_word_embeddings=False)
+    model.lm_head.weight.data = model.get_input_embeddings().weight.detach().clone()
+    model.save_pretrained(policy)
+    with VLLMServer(policy, folder) as server:
+        yield policy, server
+
+
+@pytest.fixture
+def train_from_disk(train, untied):
+    def trainer(environment=None, **changes):
+        policy, server = untied
+        return train(environment, at=[server], policy=policy, vllm_sync="disk", peft_config=None, **changes)
+
+    return trainer
+
+
+def test_from_a_disk_with_a_head_of_its_own(train_from_disk):
+    trainer = train_from_disk(max_steps=6)
+    trainer.train()
+    assert_on_policy(trainer, 6)
+
+
+class Restarts(Rounds):
+    """A server is killed and started again in the fourth step, while no turn is under way: all wait for a reply."""
+
+    def __init__(self, server, rollouts):
+        self.server, self.waiting, self.back = server, rollouts, asyncio.Event()
+
+    async def step(self, rollout):
+        if self.trainer.state.global_step == 3 and not self.back.is_set():
+            self.waiting -= 1
+            if not self.waiting:
+                self.server.kill()
+                await asyncio.to_thread(self.server.start)
+                self.back.set()
+            await self.back.wait()
+        return await super().step(rollout)
+
+
+def test_a_server_that_comes_back_is_told_before_it_is_asked(train_from_disk, untied):
+    """It would answer with the weights it was started with, and nobody has noticed that it was away."""
+    environment = Restarts(untied[1], rollouts=4)
+    environment.trainer = trainer = train_from_disk(environment, max_steps=5)
+    trainer.train()
+    assert environment.back.is_set()
+    assert_on_policy(trainer, 5)
+
+
+# --- turns that outlive a step --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["adapter", "disk"])
+@torch.no_grad()
+def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
+    """With a lead: turns under way while the weights are pushed. Each was sampled by the weights of the update that it
+    names, and most are older than those they are learnt from with."""
+    settings = {"lead": 1, "max_steps": 5, "max_turn_tokens": 24, "max_completion_length": 200}
+    policy = tiny_policy if way == "adapter" else request.getfixturevalue("untied")[0]
+    trainer = request.getfixturevalue("train" if way == "adapter" else "train_from_disk")(**settings)
+    written, seen = {}, []
+
+    class Watched(VLLMServerPolicy):
+        async def __call__(self, request):
+            sample = await super().__call__(request)
+            seen.append((request, sample))
+            return sample
+
+    sync, write = trainer.vllm_generation, trainer.vllm_generation._write
+
+    def kept(weights):
+        written[trainer.state.global_step] = dict(weights)
+        write(weights)
+
+    trainer.policy.__class__, sync._write = Watched, kept
+    with torch.enable_grad():
         trainer.train()
-        assert_on_policy(trainer, 6)
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert log[0]["async/token_age"] == 0 and max(entry["async/token_age"] for entry in log) >= 0.5
+    assert all(entry["async/turn_age"] >= 0 for entry in log) and list(written) == [0, 1, 2, 3, 4]
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    model = (get_peft_model(model, LORA_CONFIG) if way == "adapter" else model).eval()
+    for updates, weights in written.items():
+        assert not model.load_state_dict(weights, strict=False).unexpected_keys
+        for request, sample in seen:
+            if set(sample.updates) == {updates}:
+                logprobs = model(torch.tensor([[*request.context, *sample.ids]])).logits[0].log_softmax(-1)
+                at = range(len(request.context) - 1, len(request.context) + len(sample.ids) - 1)
+                assert (logprobs[at, sample.ids] - torch.tensor(sample.logprobs)).abs().max() <= 1e-4
+    assert all(len(set(sample.updates)) == 1 for _, sample in seen)
 
 
 def test_a_tied_head_left_behind_stops(train, servers):
@@ -241,12 +332,3 @@ def test_a_tied_head_left_behind_stops(train, servers):
     trainer = train(vllm_sync="disk", peft_config=None, max_steps=6)
     with pytest.raises(TrainingStopped, match="does not sample from the weights it was given"):
         trainer.train()
-
-
-def untied(policy, folder):
-    """With an output head that is not the embedding."""
-    shutil.copytree(policy, folder)
-    model = AutoModelForCausalLM.from_pretrained(policy, tie_word_embeddings=False)
-    model.lm_head.weight.data = model.get_input_embeddings().weight.detach().clone()
-    model.save_pretrained(folder)
-    return folder

@@ -43,6 +43,22 @@ def play(name, **changes):
     }
 
 
+def ahead(name, server):
+    """Four steps with a lead of one: how many updates each turn says were before it, by its seed; and the ages."""
+    trainer = trainer_for(name, lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server)
+    policy, said = trainer.policy, {}
+
+    class Watched(type(policy)):
+        async def __call__(self, request):
+            sample = await super().__call__(request)
+            said[request.seed] = list(sample.updates)
+            return sample
+
+    policy.__class__ = Watched
+    trainer.train()
+    return {"said": said, "ages": [entry["async/token_age"] for entry in trainer.state.log_history if "loss" in entry]}
+
+
 def lose(name, server, when):
     """The server vanishes in the second step: while rollouts wait for it, or before it is to get the next weights."""
 
@@ -79,6 +95,8 @@ def main():
     }
     seen = {name: play(name, **paths[name]) for name in SETTINGS["paths"]}
     seen |= {when: lose(when, server, when) for when, server in SETTINGS.get("vanishing", {}).items()}
+    if "lead" in SETTINGS:
+        seen["lead"] = ahead("lead", SETTINGS["lead"])
     backends.leave(SETTINGS["folder"], seen)
 
 

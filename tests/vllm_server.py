@@ -51,7 +51,11 @@ class VLLMServer:
         ]  # fmt: skip
 
     def __enter__(self):
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def __exit__(self, *exception):

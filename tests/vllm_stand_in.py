@@ -75,6 +75,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.engine, self.weights, self.max_model_len = Engine(model), Path(weights), max_model_len
         self.slow_update, self.updates, self.asked, self.gone = slow_update, 0, [], False
+        self.made = {}  # updates before each turn, by its seed
 
     @property
     def url(self):
@@ -139,6 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         choices = []
         for prompt in prompts:
             ids, logprobs, reason = self.server.engine.sample(prompt, **parameters)
+            self.server.made[body.get("seed")] = self.server.updates
             names = [f"token_id:{token}" for token in ids]
             top = [{name: logprob} for name, logprob in zip(names, logprobs, strict=True)]
             scored = {"tokens": names, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": [0] * len(ids)}

@@ -59,6 +59,7 @@ class Tape:
         if at == len(self.turns):
             asked = self.carry_over.updates
             sample = await self.carry_over.ask_policy(request)
+            self.carry_over.lasted.append(self.carry_over.updates - asked)
             if sample.logprobs is None:
                 raise ValueError("lead > 0 needs a policy that gives the log-probability of each token it samples")
             # Where the policy does not say, as of the moment when it was asked: rather too old than too young.
@@ -125,9 +126,20 @@ class CarryOver:
     Args:
         trainer ([`MultiTurnGRPOTrainer`]): Whose policy, environment, rows and settings.
         resumes (`bool`): Whether what an earlier life wrote down is to be used.
+
+    Raises:
+        `ValueError`: A process would not hold whole groups, or the rows cannot be counted.
     """
 
     def __init__(self, trainer: MultiTurnGRPOTrainer, resumes: bool):
+        args, repeats = trainer.args, trainer.rollouts_per_row()
+        own = args.per_device_train_batch_size * args.steps_per_generation
+        if own % repeats or not hasattr(trainer.train_dataset, "__len__"):
+            raise ValueError(
+                f"with lead > 0 each process must hold whole groups of rows that can be counted: make "
+                f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
+                "stream train_dataset"
+            )
         self.trainer = trainer
         self.updates = 0  # of the weights so far
         self.groups: list[Group] = []  # started and not used yet, by number
@@ -144,6 +156,7 @@ class CarryOver:
             self.file.path.unlink(missing_ok=True)
         self._landing = False
         self._asking: set[Any] = set()  # tasks that the environment owes a reply
+        self.lasted: list[int] = []  # updates that came while a turn was sampled, of each turn since the last step
         self._clock = _Clock()
         self._order: tuple[int, list[int]] = (-1, [])
         self._groups_a_step = trainer.args.generation_batch_size // trainer.rollouts_per_row()  # of all processes
@@ -238,11 +251,13 @@ class CarryOver:
                 for rollout, tape in zip(group.rollouts, group.tapes, strict=True)
             ]
         due = [group for group in self.groups if self.updates - group.born >= trainer.args.max_staleness]
-        while not (all(group.done for group in due) and sum(group.done for group in self.groups) >= wanted):
-            tasks = [task for group in self.groups for task in group.tasks]
+        tasks = [task for group in self.groups for task in group.tasks]
+        while True:
             for task in tasks:
                 if task.done():
                     task.result()  # an engine that fails is everybody's failure
+            if all(group.done for group in due) and sum(group.done for group in self.groups) >= wanted:
+                return
             await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
 
     async def ask_policy(self, request: SampleRequest) -> Sample:
@@ -270,10 +285,14 @@ class CarryOver:
         turns = [turn for group in taken for tape in group.tapes for turn in tape.turns]
         ages = [max(self.updates - updates, 0) for turn in turns for updates in turn["updates"]]
         waiting, idle = self._clock.shares()
-        facts = gather_object([(sum(ages), len(ages), max(ages), len(self.groups), waiting, idle)])
-        sums, tokens, oldest, flying, waited, idled = zip(*facts, strict=True)
+        lasted, self.lasted = self.lasted, []
+        facts = gather_object(
+            [(sum(ages), len(ages), max(ages), sum(lasted), len(lasted), len(self.groups), waiting, idle)]
+        )
+        sums, tokens, oldest, lasting, ended, flying, waited, idled = zip(*facts, strict=True)
         for name, value in {
-            "token_age": sum(sums) / sum(tokens), "token_age_max": max(oldest), "groups_in_flight": sum(flying),
+            "token_age": sum(sums) / sum(tokens), "token_age_max": max(oldest),
+            "turn_age": sum(lasting) / max(sum(ended), 1), "groups_in_flight": sum(flying),
             "trainer_idle": sum(waited) / len(facts), "policy_idle": sum(idled) / len(facts),
         }.items():  # fmt: skip
             self.trainer._metrics["train"][f"async/{name}"].append(float(value))

@@ -159,6 +159,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
         ):
             if getattr(self, name) == value:
                 raise ValueError(f"lead > 0 cannot be had with {name}={value!r}: set lead=0, or leave that out")
+        if self.use_vllm and self.vllm_mode != "server":  # its turns would have to be taken out at each update
+            raise ValueError(f"lead > 0 cannot be had with vllm_mode={self.vllm_mode!r}: set vllm_mode='server'")
         if self.saves_calls:
             raise ValueError(
                 "lead > 0 cannot be had with group_start, refill_rounds or curriculum_rare: leave those out"

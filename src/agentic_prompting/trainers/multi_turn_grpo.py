@@ -51,7 +51,7 @@ from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
 from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages, paid_share
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
-from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
+from .trl_batch import ScoredTokens, padded_mask, reward_columns, scored_only, to_trl_batch
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -303,9 +303,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._reach_server()
         try:
-            if self.carry_over is not None and self.model.training:
-                return self._with_carried(self.carry_over, len(inputs) // self.rollouts_per_row())
-            return self._with_fresh(inputs)
+            if self.carry_over is None:
+                return self._with_fresh(inputs)
+            self._push_weights()
+            if not self.model.training:
+                return self._with_fresh(inputs)
+            return self._with_carried(self.carry_over, len(inputs) // self.rollouts_per_row())
         except PolicyUnreachable as error:  # of pushing the weights; on every process
             stop(self, str(error))
 
@@ -333,9 +336,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _with_carried(self, carry_over: CarryOver, wanted: int) -> dict[str, Any]:
         """A batch of so many whole groups of this process that are done, whenever they were started."""
-        if self.use_vllm and self.state.global_step != self._last_loaded_step:
-            self.vllm_generation.sync_weights()
-        self._last_loaded_step = self.state.global_step
         groups = carry_over.take(wanted)
         self._taken = [rollout for group in groups for rollout in group.rollouts]
         self._notes = [note for group in groups for note in group.notes]
@@ -348,6 +348,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         clipped, tokens = self.accelerator.reduce(count_clipped(batch, self.args)).tolist()
         self._metrics["train"]["async/clipped"].append(clipped / max(tokens, 1.0))
         return batch
+
+    def _push_weights(self) -> None:
+        """To a server where turns are under way; TRL does so by itself where none are."""
+        updates = self.state.global_step
+        if self.use_vllm and updates != self._last_loaded_step:
+            with self.backend.changing(updates, self.accelerator.wait_for_everyone):
+                self.vllm_generation.sync_weights()
+        self._last_loaded_step = updates
 
     def _reach_server(self) -> None:
         """Before TRL pushes the weights: that gives up after a minute, on the first process alone."""
@@ -440,11 +448,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """What rollouts have earned, as far as it can be asked at no cost; `None` for failed ones."""
         if not rollouts:
             return []
-        rows = [rollout.row for rollout in rollouts]
-        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-        texts = ["".join(rollout.texts) for rollout in rollouts]
-        columns |= {"prompts": [row["prompt"] for row in rows], "completions": texts, "rollout": rollouts}
-        columns["completion_ids"] = [rollout.ids for rollout in rollouts]
+        columns = reward_columns(rollouts)
         given = [(function(**columns), weight) for function, weight in self._free_rewards()]
         totals = [sum(weight * (rewards[i] or 0.0) for rewards, weight in given) for i in range(len(rollouts))]
         return [None if one.status == "failed" else total for one, total in zip(rollouts, totals, strict=True)]
@@ -583,13 +587,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """
         if not self.args.lead:
             return super().train(resume_from_checkpoint, *args, **kwargs)
-        own, repeats = self.args.per_device_train_batch_size * self.args.steps_per_generation, self.rollouts_per_row()
-        if own % repeats or not hasattr(self.train_dataset, "__len__"):
-            raise ValueError(
-                f"with lead > 0 each process must hold whole groups of rows that can be counted: make "
-                f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
-                "stream train_dataset"
-            )
         self.carry_over = CarryOver(self, resumes=bool(resume_from_checkpoint))
         try:
             with self.carry_over.flying():
@@ -601,29 +598,26 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._eval_batches = 0
         return super().evaluate(*args, **kwargs)
 
-    def resume_state(self) -> dict[str, Any]:
-        keeps = getattr(self.environment, "state_dict", None)
-        return {
-            "environment": keeps() if keeps else None,
-            "some_failed": self.some_failed,
-            "paid": self._paid,
-            "curriculum": self._saver.curriculum.state_dict() if self._saver else None,
-            "growth": dict(self._saver.growth.seen) if self._saver else None,
-            "pushed": self.backend.sync.state_dict() if self.backend.sync else None,
-            "carried": self.carry_over.state_dict() if self.carry_over is not None else None,
+    def _keepers(self) -> dict[str, Any]:
+        """Who has a state beside the weights, by its name in a checkpoint."""
+        keepers = {
+            "environment": self.environment if hasattr(self.environment, "state_dict") else None,
+            "curriculum": self._saver.curriculum if self._saver else None,
+            "growth": self._saver.growth if self._saver else None,
+            "pushed": self.backend.sync,
+            "carried": self.carry_over,
         }
+        return {name: keeper for name, keeper in keepers.items() if keeper is not None}
+
+    def resume_state(self) -> dict[str, Any]:
+        states = {name: keeper.state_dict() for name, keeper in self._keepers().items()}
+        return {"some_failed": self.some_failed, "paid": self._paid, **states}
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
-        if state["environment"] is not None:
-            self.environment.load_state_dict(state["environment"])  # type: ignore[union-attr]
-        self.some_failed, self._paid = state["some_failed"], state.get("paid", 1.0)
-        if self._saver is not None and state.get("curriculum"):
-            self._saver.curriculum.load_state_dict(state["curriculum"])
-            self._saver.growth.seen |= state.get("growth") or {}
-        if self.backend.sync and state.get("pushed"):
-            self.backend.sync.load_state_dict(state["pushed"])
-        if self.carry_over is not None and state.get("carried") is not None:
-            self.carry_over.load_state_dict(state["carried"])
+        self.some_failed, self._paid = state["some_failed"], state["paid"]
+        for name, keeper in self._keepers().items():
+            if state.get(name) is not None:
+                keeper.load_state_dict(state[name])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

@@ -9,6 +9,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,22 +17,12 @@ from datasets import Dataset
 
 from ..environments import as_environment
 from ..llm import start
-from ..rollout import (
-    AgentSpec,
-    ChatFormat,
-    Policy,
-    Rollout,
-    RolloutFacts,
-    play,
-    rollout_metrics,
-    rollout_seed,
-)
-from .reflecting import transcript
+from ..rollout import AgentSpec, ChatFormat, Policy, Rollout, RolloutFacts, gather, play, rollout_metrics, rollout_seed
 from .stopping import FailureWatch, TrainingStopped
+from .trl_batch import as_message, reward_columns
 
-_FULL_SECONDS = 0.05  # between two looks at a full buffer
 
-
+@dataclass(eq=False)
 class RolloutWorker:
     """A `rollout_worker` for TRL's `AsyncGRPOTrainer` (TRL 1.16), in the trainer's process, on the background loop.
 
@@ -53,31 +44,26 @@ class RolloutWorker:
             When more of the rollouts of so many groups failed, `check_health` raises.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        environment: Any,
-        spec: AgentSpec,
-        tokenizer: Any,
-        reward_funcs: Sequence[Callable[..., Any]],
-        dataset: Dataset,
-        num_generations: int = 8,
-        max_groups: int = 16,
-        buffer_size: int = 256,
-        seed: int = 0,
-        max_failed_share: float = 0.5,
-        failure_window: int = 3,
-    ):
-        self.policy, self.environment, self.spec = policy, as_environment(environment), spec
-        self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs)
-        self.reward_funcs, self.dataset, self.seed = list(reward_funcs), dataset, seed
-        self.num_generations, self.max_groups, self.buffer_size = num_generations, max_groups, buffer_size
-        self.rollout_buffer: queue.Queue = queue.Queue()
-        self.metrics_queue: queue.Queue = queue.Queue()
-        self.version = 0
-        self._failures = FailureWatch(failure_window, max_failed_share)
+    policy: Policy
+    environment: Any
+    spec: AgentSpec
+    tokenizer: Any
+    reward_funcs: Sequence[Callable[..., Any]]
+    dataset: Dataset
+    num_generations: int = 8
+    max_groups: int = 16
+    buffer_size: int = 256
+    seed: int = 0
+    max_failed_share: float = 0.5
+    failure_window: int = 3
+
+    def __post_init__(self) -> None:
+        self.environment = as_environment(self.environment)
+        self.chat_format = ChatFormat(self.tokenizer, self.spec.grammar, self.spec.chat_template_kwargs)
+        self.rollout_buffer, self.metrics_queue = queue.Queue[Any](), queue.Queue[dict[str, float]]()
+        self.version, self._alive = 0, time.monotonic()
+        self._failures = FailureWatch(self.failure_window, self.max_failed_share)
         self._work: Future[None] | None = None
-        self._alive = time.monotonic()
 
     def start(self) -> None:
         """Begin to play."""
@@ -115,45 +101,33 @@ class RolloutWorker:
                 await places.acquire()
                 while self.rollout_buffer.qsize() >= self.buffer_size:
                     self._alive = time.monotonic()
-                    await asyncio.sleep(_FULL_SECONDS)
+                    await asyncio.sleep(0.05)  # a queue of threads: nobody says when there is room
                 group = groups.create_task(self._group(number, dict(self.dataset[int(order[number % len(order)])])))
                 group.add_done_callback(lambda _: places.release())
                 number += 1
 
     async def _group(self, number: int, row: dict[str, Any]) -> None:
         """Play the rollouts of a row, score them, and put them where the trainer takes them."""
-        version, prompt = self.version, self.spec.messages(row)
+        version, spec, prompt = self.version, self.spec, self.spec.messages(row)
         rollouts = [
             Rollout(self.chat_format.prompt_ids(prompt), {**row, "prompt": prompt}, rollout_seed(self.seed, number, i))
             for i in range(self.num_generations)
         ]
-        await asyncio.gather(
-            *(play(one, self.policy, self.environment, self.chat_format, self.spec.limits) for one in rollouts)
-        )
+        await gather(play(one, self.policy, self.environment, self.chat_format, spec.limits) for one in rollouts)
         facts = [RolloutFacts.of(rollout) for rollout in rollouts]
         self.metrics_queue.put({name: float(value) for name, value in rollout_metrics(facts).items()})
         if why := self._failures.why_stop(facts):
             raise TrainingStopped(why)
-        by_function = await self._rewards(rollouts)
+        columns = reward_columns(rollouts)
+        given = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]
+        given = [await one if inspect.isawaitable(one) else one for one in given]
+        by_function = np.array(given, dtype=float)  # functions x rollouts; `None` becomes NaN
         by_function[:, [rollout.status == "failed" for rollout in rollouts]] = np.nan
         scored = ~np.isnan(by_function).all(0)
         rewards = np.nansum(by_function, 0)
         for i in np.flatnonzero(scored):
             self.rollout_buffer.put(self._sample(rollouts[i], rewards[i], rewards[scored], version, number))
         self._alive = time.monotonic()
-
-    async def _rewards(self, rollouts: list[Rollout]) -> np.ndarray:
-        """Of each function, of each rollout; NaN where it gives none."""
-        columns = {name: [rollout.row[name] for rollout in rollouts] for name in rollouts[0].row if name != "prompt"}
-        columns |= {
-            "prompts": [rollout.row["prompt"] for rollout in rollouts],
-            "completions": [[{"role": "assistant", "content": transcript(rollout)}] for rollout in rollouts],
-            "completion_ids": [rollout.ids for rollout in rollouts],
-            "rollout": rollouts,
-        }
-        given = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]
-        given = [await one if inspect.isawaitable(one) else one for one in given]
-        return np.array([[np.nan if reward is None else reward for reward in one] for one in given], dtype=float)
 
     def _sample(self, rollout: Rollout, reward: float, group: np.ndarray, version: int, number: int) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -163,7 +137,7 @@ class RolloutWorker:
         before = [0] * len(rollout.prompt_ids)
         return RolloutSample(
             prompt=rollout.row["prompt"],
-            completion=[{"role": "assistant", "content": transcript(rollout)}],
+            completion=as_message(rollout),
             input_ids=np.asarray(rollout.context, dtype=np.int64),
             completion_mask=np.asarray(before + rollout.mask, dtype=np.int64),
             old_log_probs=np.asarray(before + rollout.logprobs, dtype=np.float32),

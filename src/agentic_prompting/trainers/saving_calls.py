@@ -77,6 +77,13 @@ class Growth:
             self.seen["grown"] += 1
             self.seen["spread"] += not no_spread(earned)
 
+    def state_dict(self) -> dict[str, float]:
+        """For a checkpoint."""
+        return dict(self.seen)
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.seen |= state
+
 
 def honest_advantages(rewards: torch.Tensor, weights: torch.Tensor, scale: bool = False) -> torch.Tensor:
     """Advantages whose expected gradient is that of rollouts which were all played to their end.

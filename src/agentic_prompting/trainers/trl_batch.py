@@ -19,6 +19,7 @@ from trl.trainer.utils import pad
 
 from ..rollout import Rollout
 from .callbacks import one_line_progress
+from .reflecting import transcript
 
 IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
 
@@ -49,6 +50,19 @@ def to_trl_batch(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logpr
         batch["logprobs"].append([*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)])
         batch["env_mask"].append([*mask, *(0 for _ in end)])
     return {**batch, "logprobs": batch["logprobs"] if with_logprobs else None, "rollout": list(rollouts)}
+
+
+def as_message(rollout: Rollout) -> list[dict[str, str]]:
+    """What was said, as TRL has the completion of a conversation."""
+    return [{"role": "assistant", "content": transcript(rollout)}]
+
+
+def reward_columns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """What a reward function is called with, beside what TRL alone has to give."""
+    columns: dict[str, Any] = {name: [one.row[name] for one in rollouts] for name in rollouts[0].row}
+    prompts, completions = columns.pop("prompt"), [as_message(one) for one in rollouts]
+    ids = [one.ids for one in rollouts]
+    return {**columns, "prompts": prompts, "completions": completions, "completion_ids": ids, "rollout": rollouts}
 
 
 class ScoredTokens:

@@ -43,6 +43,8 @@ class Backend:
         max_context (`int`, *optional*): Tokens that it can read, prompt and response together; `None`: the model's.
         reach (`Callable`, *optional*): Waits for a back end elsewhere; raises [`PolicyUnreachable`].
         sync ([`WeightSync`], *optional*): Pushes the weights there, where TRL does not.
+        changing (`Callable`, *optional*): Makes the context around a push while turns are under way; see
+            [`VLLMServerPolicy.changing`].
     """
 
     policy: Policy
@@ -50,6 +52,7 @@ class Backend:
     max_context: int | None = None
     reach: Callable[[], Any] | None = None
     sync: WeightSync | None = None
+    changing: Callable[..., AbstractContextManager] = nullcontext
 
 
 def sampling_of(args: GRPOConfig) -> Sampling:
@@ -65,11 +68,12 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
     if args.vllm_mode == "server":
         servers, reach = servers_of(args), partial(servers_of, args)
         sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
-        policy = VLLMServerPolicy(servers, args, sampling_of(args), getattr(sync, "adapters", None))
+        adapters, tell = getattr(sync, "adapters", None), getattr(sync, "tell", None)
+        policy = VLLMServerPolicy(servers, args, sampling_of(args), adapters, tell)
         if args.vllm_server_calls == "direct":
             # The first process pushes the weights; the others must not sample from the old ones in the meantime.
             synced = partial(_after, trainer.accelerator.wait_for_everyone)
-            return Backend(policy, synced, policy.max_context, reach, sync)
+            return Backend(policy, synced, policy.max_context, reach, sync, policy.changing)
         return replace(_collective_backend(trainer, policy.max_context), reach=reach)
     # Within a tensor-parallel group TRL slices by equal numbers of prompts. A sleeping engine gets its weights again at
     # every call, gathered from all processes.

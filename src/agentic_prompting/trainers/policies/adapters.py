@@ -2,15 +2,16 @@
 them from a shared disk.
 
 TRL's push takes a GPU and vLLM's code on the trainer's side. Here the trainer writes files and speaks HTTP. After each
-push a text is scored on every server, which must find the log-probabilities that the trainer finds.
+push every server says what it expects at places of a text, which must be what the trainer expects there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from abc import abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,11 +29,16 @@ from trl.trainer import grpo_trainer
 from ...llm.loop import run
 from ...rollout import gather
 from ..config import MultiTurnGRPOConfig
-from .vllm import NoAnswer, PolicyUnreachable, Refused, Server, servers_of
+from .vllm import NoAnswer, PolicyUnreachable, Refused, Server, paused, servers_of
 
 FOLDER = "vllm_weights"  # in output_dir
 # Mean difference of a log-probability. The first push tells how far the two differ by arithmetic alone; 16 bits: ~0.01.
 _MOST, _TIMES_THE_FIRST, _LEAST = 0.05, 5.0, 1e-3
+_NO_START = 2.0  # seconds in which no server can be started anew
+_PLAINLY = {
+    **{"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
+    **{"logprobs": 5, "return_tokens_as_token_ids": True},
+}
 _PROBE = (
     "Nairobi is the capital of Kenya, a country in Africa. The shilling is its currency, and Swahili and English are "
     "its languages. Which currency is used in the country whose capital is Lima? First find the country: Lima is the "
@@ -68,22 +74,21 @@ class Adapters:
         self.name, self.folder, self.servers = name, folder, servers
         self.version = -1
         self.running: Counter[str] = Counter()  # turns of this process, by version
-        self.ages: Counter[int] = Counter()  # how many pushes turns lasted through
+        self.updates: dict[int, int] = {}  # of the weights, that had made a version
 
     @property
     def current(self) -> str:
         return f"{self.name}-{self.version}"
 
     @contextmanager
-    def turn(self) -> Iterator[str]:
-        """The version that a turn begins with."""
-        model, version = self.current, self.version
+    def turn(self) -> Iterator[tuple[str, int]]:
+        """The version that a turn begins with, and how many updates had made it."""
+        model = self.current
         self.running[model] += 1
         try:
-            yield model
+            yield model, self.updates.get(self.version, self.version)
         finally:
             self.running[model] -= 1
-            self.ages[self.version - version] += 1
 
     @property
     def coming(self) -> str:
@@ -134,6 +139,7 @@ class WeightSync(VLLMGeneration):
         self.vllm_client = self  # TRL asks it for `get_server_info`
         longest = min(server.max_context or 1024 for server in self.servers)
         self.probe = self.processing_class(_PROBE, add_special_tokens=False)["input_ids"][: longest - 1]
+        self.places = range(4, len(self.probe), 4)
 
     def get_server_info(self) -> dict[str, Any]:
         """What TRL asks: of which distribution log-probabilities are. Where only the likeliest token may be drawn, its
@@ -162,7 +168,7 @@ class WeightSync(VLLMGeneration):
                 failed = str(error)
         if said := [one for one in gather_object([failed]) if one]:
             raise PolicyUnreachable(said[0])
-        self._pushed()
+        self._pushed(expected)
 
     @abstractmethod
     def _weights(self) -> Mapping[str, Tensor]:
@@ -175,32 +181,44 @@ class WeightSync(VLLMGeneration):
     async def _push(self, server: Server, expected: Tensor) -> float:
         """Tell a server; how far it is from the trainer then."""
 
-    def _pushed(self) -> None:
+    @abstractmethod
+    def _pushed(self, expected: Tensor) -> None:
         """All servers have them; on every process."""
+
+    async def tell(self, server: Server) -> None:
+        """Before a server is asked: see that it has these weights, if it would not say itself that it has none."""
 
     @torch.no_grad()
     def _score(self) -> Tensor:
-        """The probe's log-probabilities by the trainer, from its second token on."""
+        """What the trainer expects at some places of the probe: log-probabilities, places x vocabulary."""
         ids = torch.tensor([self.probe], device=self.accelerator.device)
         training = self.model.training
         self.model.eval()
         try:
             with self.accelerator.autocast():
-                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, :-1]
+                logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
         finally:
             self.model.train(training)
-        return logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].cpu()
+        return logits[[place - 1 for place in self.places]].float().log_softmax(-1).cpu()
 
     async def _difference(self, server: Server, model: str, expected: Tensor) -> float:
-        """Between a server's log-probabilities of the probe and the trainer's.
+        """Between the log-probabilities of a server's likeliest tokens and the trainer's, on average.
 
         Raises:
             [`PolicyUnreachable`]: It is more than arithmetic accounts for, or another model has answered.
         """
-        choice = await server.complete(model, prompt=self.probe, max_tokens=1, prompt_logprobs=0)
-        scored = choice["prompt_logprobs"][1:]
-        found = torch.tensor([at[str(token)]["logprob"] for token, at in zip(self.probe[1:], scored, strict=True)])
-        difference = (found - expected).abs().mean().item()
+        # A request for each place. One for the probe's own log-probabilities would do, but vLLM 0.30 ends when it is
+        # asked for those of an adapter while other turns are under way.
+        choices = await gather(
+            server.complete(model, prompt=self.probe[:place], max_tokens=1, **_PLAINLY) for place in self.places
+        )
+        scored = [choice["logprobs"]["top_logprobs"][0] for choice in choices]
+        apart = [
+            abs(logprob - row[int(token.removeprefix("token_id:"))].item())
+            for likeliest, row in zip(scored, expected, strict=True)
+            for token, logprob in likeliest.items()
+        ]
+        difference = sum(apart) / len(apart)
         limit = _MOST if self.first_difference is None else _TIMES_THE_FIRST * self.first_difference + _LEAST
         if not difference <= min(limit, _MOST):  # NaN, too
             raise PolicyUnreachable(
@@ -252,7 +270,7 @@ class AdapterSync(WeightSync):
         await self.adapters.load(server, self.adapters.coming)
         return await self._difference(server, self.adapters.coming, expected)
 
-    def _pushed(self) -> None:
+    def _pushed(self, expected: Tensor) -> None:
         in_use = set().union(*gather_object([run(self.adapters.begin_with_the_next())]))
         if self.accelerator.is_main_process:
             run(self.adapters.keep(in_use))
@@ -266,7 +284,14 @@ class AdapterSync(WeightSync):
 
 
 class DiskSync(WeightSync):
-    """All weights as files that the servers load again: they are paused for it, and their prefix caches emptied."""
+    """All weights as files that the servers load again: they are paused for it, and their prefix caches emptied. A
+    server says which it has: one that was started anew is told again before it is asked."""
+
+    def _init_vllm(self) -> None:
+        super()._init_vllm()
+        (self.name,) = broadcast_object_list([f"{Path(self.args.output_dir).name}-{time.time_ns() // 10**6:x}"])
+        self.version = -1
+        self._telling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by address
 
     def _weights(self) -> Mapping[str, Tensor]:
         writes = self.accelerator.is_main_process
@@ -278,20 +303,36 @@ class DiskSync(WeightSync):
         save_torch_state_dict(dict(weights), self.folder)
 
     async def _push(self, server: Server, expected: Tensor) -> float:
+        return await self._load(server, self.version + 1, expected)
+
+    async def _load(self, server: Server, version: int, expected: Tensor) -> float:
         try:
-            await server.ask("/pause?mode=wait", {})
-            try:
+            async with paused(server):
                 told = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
                 await server.ask("/collective_rpc", told)
                 await server.ask("/reset_prefix_cache", {})
-            finally:
-                await server.ask("/resume", {})
+                with suppress(Refused):  # before vLLM 0.30: then it is told more often than it needs to be
+                    await server.ask("/update_weight_version", {"new_version": f"{self.name}-{version}"})
         except Refused as error:
             raise PolicyUnreachable(
                 f"the vLLM server at {server.address} loads no weights: was it started without VLLM_SERVER_DEV_MODE=1? "
                 f"({error})"
             ) from None
         return await self._difference(server, server.model, expected)
+
+    def _pushed(self, expected: Tensor) -> None:
+        self.version, self.expected = self.version + 1, expected
+
+    async def tell(self, server: Server) -> None:
+        if time.monotonic() - server.answered < _NO_START:
+            return
+        async with self._telling[server.address]:
+            if time.monotonic() - server.answered < _NO_START:  # another turn has asked
+                return
+            with suppress(Refused):
+                if (await server.ask("/weight_info"))["weight_version"] == f"{self.name}-{self.version}":
+                    return
+            await self._load(server, self.version, self.expected)
 
 
 def _on_cpu(weights: Tensor) -> Tensor:

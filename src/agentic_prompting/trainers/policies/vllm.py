@@ -12,7 +12,8 @@ import itertools
 import json
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -61,12 +62,14 @@ class Server:
         model (`str`): The name of what it serves.
         max_context (`int`, *optional*): Tokens it can read, prompt and response together.
         down_until (`float`): Others are asked until then, by `time.monotonic`.
+        answered (`float`): When it last answered; 0.0 when it has just not.
     """
 
     address: str
     model: str = ""
     max_context: int | None = None
     down_until: float = 0.0
+    answered: float = 0.0
 
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
@@ -98,9 +101,11 @@ class Server:
             ) as answer:
                 said = await answer.text()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            self.answered = 0.0
             raise NoAnswer(f"{type(error).__name__}: {error}") from None
         if answer.status >= 500:
             raise NoAnswer(f"HTTP {answer.status}: {said}")
+        self.answered = time.monotonic()
         if answer.status >= 400:
             raise Refused(answer.status, said)
         return json.loads(said) if answer.content_type == "application/json" else said
@@ -115,6 +120,16 @@ class Server:
         if completion["model"] != model:
             raise PolicyUnreachable(f"the vLLM server at {self.address} answers as {completion['model']}, not {model}")
         return completion["choices"][0]
+
+
+@asynccontextmanager
+async def paused(server: Server) -> AsyncIterator[None]:
+    """A server that has ended the turns under way and begins no others."""
+    try:
+        await server.ask("/pause?mode=wait", {})
+        yield
+    finally:
+        await server.ask("/resume", {})
 
 
 def servers_of(args: GRPOConfig) -> list[Server]:
@@ -157,36 +172,79 @@ class VLLMServerPolicy:
             turn waits for servers that do not answer.
         sampling ([`Sampling`]): Temperature and the like.
         adapters ([`Adapters`], *optional*): What is asked for instead of the servers' own model.
+        tell (`Callable`, *optional*): Called with a server before it is asked: one that was started anew has other
+            weights.
 
     Raises:
         [`PolicyUnreachable`]: From a call, when no server has answered for so long.
     """
 
     def __init__(
-        self, servers: Sequence[Server], args: GRPOConfig, sampling: Sampling, adapters: Adapters | None = None
+        self,
+        servers: Sequence[Server],
+        args: GRPOConfig,
+        sampling: Sampling,
+        adapters: Adapters | None = None,
+        tell: Callable[[Server], Awaitable[None]] | None = None,
     ):
-        self.servers, self.patience, self.adapters = servers, args.vllm_server_timeout, adapters
+        self.servers, self.patience, self.adapters, self.tell = servers, args.vllm_server_timeout, adapters, tell
         self.options = {**_options(args, sampling), "return_token_ids": True, "return_tokens_as_token_ids": True}
+        self.updates = 0  # of the weights that the servers have
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
+        self._under_way: set[asyncio.Task] = set()  # requests
 
     @property
     def max_context(self) -> int | None:
         """Tokens that every server can read."""
         return min((server.max_context for server in self.servers if server.max_context), default=None)
 
+    @contextmanager
+    def changing(self, updates: int, everyone: Callable[[], None]) -> Iterator[None]:
+        """Around a push of weights while turns are under way. These end first, and others begin afterwards: each is
+        sampled by the weights it names. With adapters a turn ends under its own version, and nobody waits.
+
+        Args:
+            updates (`int`): That have made these weights; see [`Sample`].
+            everyone (`Callable`): Waits for the other processes.
+        """
+        if self.adapters is not None:
+            self.adapters.updates[self.adapters.version + 1] = updates
+            yield
+            return
+        run(self._end_turns())
+        try:
+            everyone()
+            yield
+            everyone()
+            self.updates = updates
+        finally:
+            background_loop().call_soon_threadsafe(self._may_begin.set)
+
+    async def _end_turns(self) -> None:
+        self._may_begin.clear()
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
     async def __call__(self, request: SampleRequest) -> Sample:
         if self.adapters is None:
-            return await self._sampled(request, None)
-        with self.adapters.turn() as version:
-            return await self._sampled(request, version)
+            return await self._sampled(request)
+        with self.adapters.turn() as (version, updates):
+            return await self._sampled(request, version, updates)
 
-    async def _sampled(self, request: SampleRequest, version: str | None) -> Sample:
+    async def _sampled(self, request: SampleRequest, version: str | None = None, updates: int | None = None) -> Sample:
         refused, down_since, pause, unknown = 0, None, 0.5, False
         while refused <= _MAX_REFUSED:
             server = self._server_for(request)
             try:
                 if unknown and self.adapters and version:
                     await self.adapters.load(server, version)  # it was started anew, and knows nothing of adapters
-                choice = await self._complete(server, version or server.model, request)
+                await self._may_begin.wait()
+                made = self.updates if updates is None else updates
+                asked = asyncio.create_task(self._complete(server, version or server.model, request))
+                self._under_way.add(asked)
+                asked.add_done_callback(self._under_way.discard)
+                choice = await asked
                 unknown = False
             except NoAnswer as error:
                 now = time.monotonic()
@@ -207,7 +265,7 @@ class VLLMServerPolicy:
                     raise
             else:
                 if choice["finish_reason"] != "abort":
-                    return self._sample(server, choice)
+                    return self._sample(server, choice, made)
                 await asyncio.sleep(pause)
             refused, down_since = refused + 1, None
         raise PolicyUnreachable(f"the vLLM server at {server.address} aborts every request")
@@ -219,10 +277,12 @@ class VLLMServerPolicy:
         return min(in_turn, key=lambda server: max(server.down_until, now))
 
     async def _complete(self, server: Server, model: str, request: SampleRequest) -> dict[str, Any]:
+        if self.tell is not None:
+            await self.tell(server)
         asked = {"prompt": request.context, "max_tokens": request.max_new_tokens, "seed": request.seed}
         return await server.complete(model, **{**asked, **self.options})
 
-    def _sample(self, server: Server, choice: Mapping[str, Any]) -> Sample:
+    def _sample(self, server: Server, choice: Mapping[str, Any], updates: int) -> Sample:
         ids = choice.get("token_ids")
         if not ids or not choice["logprobs"]:
             raise RuntimeError(
@@ -230,7 +290,7 @@ class VLLMServerPolicy:
             )
         # NaN, as TRL marks what the server could not score: such a token is left out of the correction.
         logprobs = [float("nan") if value is None else value for value in choice["logprobs"]["token_logprobs"]]
-        return Sample(ids, logprobs, finished=choice["finish_reason"] != "length")
+        return Sample(ids, logprobs, choice["finish_reason"] != "length", updates=[updates] * len(ids))
 
 
 class VLLMEnginePolicy(Engine[SampleRequest, Sample]):

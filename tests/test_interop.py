@@ -11,7 +11,7 @@ import trl
 from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptR1Config, PromptR1Trainer
 from agentic_prompting.interop import (
     Dialogue,
     MCPTools,
@@ -427,6 +427,14 @@ class Patient(Guess):
 
     def get_reward(self) -> float:
         return 0.25
+
+
+def test_prompt_r1_reads_turns_as_its_tools_do(tiny_policy, rows, tmp_path):
+    """With the paper's tags no call would ever reach a tool."""
+    arguments = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    args = PromptR1Config(str(tmp_path), **arguments)
+    trainer = PromptR1Trainer(str(tiny_policy), args=args, train_dataset=rows, tools=[capital])
+    assert trainer.spec.grammar == ToolGrammar() and trainer.spec.prompt_template == "{question}"
 
 
 def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):

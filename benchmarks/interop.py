@@ -408,6 +408,8 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
     seconds = time.perf_counter() - started
     trainer.save_model()
     after = share_right(run, environment, test, seed)
+    if through == "MCP":
+        tools.close()
     return {"through": through, "seed": seed, "seconds": round(seconds), "before": before, "after": after}
 
 

@@ -162,10 +162,12 @@ def test_messages_of_the_troubleshooting_page_are_the_codes():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_tutorial(tmp_path):
     """From an empty folder to a served agent: every file is written and every command run, in order, by one shell."""
     port = str(urlsplit(unused_url()).port)
-    script = ["set -euo pipefail", "pip() { :; }  # what it would install is there"]
+    script = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
+    script.append("pip() { :; }  # what it would install is there")
     for block in BLOCKS[TUTORIAL]:
         code = block.code.replace("8080", port)
         if block.language == "python":

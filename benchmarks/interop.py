@@ -424,25 +424,24 @@ def share_right(model: Path, environment: Any, test: Dataset, seed: int) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    parser.add_argument("--train", action="store_true", help="Train through native calls and through MCP.")
+    parser.add_argument("--train", action="store_true", help="Instead, train through native calls and through MCP.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     arguments = parser.parse_args()
-    result = matrix()
+    result: dict[str, Any] = {"trained": []} if arguments.train else matrix()
     if arguments.train:
-        result["trained"] = []
         for seed in arguments.seeds:
             with tempfile.TemporaryDirectory() as folder:
                 for way in ("functions", "MCP"):
                     result["trained"].append(train(way, Path(folder), seed))
-                    print(result["trained"][-1], file=sys.stderr, flush=True)
+                    print(result["trained"][-1], file=sys.stderr if arguments.json else sys.stdout, flush=True)
     if arguments.json:
         print(json.dumps(result))
+        return
+    if arguments.train:
         return
     for row in result["rows"]:
         print(f"{'green' if row['green'] else 'no   '}  {row['adapter']}  {row['reason']}")
     print(f"{result['green']} of {result['of']} green")
-    for row in result.get("trained", ()):
-        print(row)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def test_the_tutorial(tmp_path):
     assert before <= 0.65 and after >= 0.8, done.stdout[-3000:]
     said = json.loads(re.search(r'^\{"id".*', done.stdout, re.MULTILINE)[0])
     assert said["model"] == "agent" and said["choices"][0]["message"]["content"]
-    assert done.stdout.count("-> the end") == 1 and "environment    Riga" in done.stdout
+    assert done.stdout.count("-> the end") == 1 and "environment    Oslo" in done.stdout
 
 
 # What scripts write -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from agentic_prompting.interop import (
 from agentic_prompting.llm import Budget, Reply, ScriptedChat, ServerFailed, Unreachable, charge
 from agentic_prompting.llm.loop import run
 from agentic_prompting.rewards import exact_match_reward
-from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play
+from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, parse_turn, play
+from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, make_split, make_traces
 from tokenizers_for_tests import tokenizer_for
 
 SERVER = """
@@ -427,6 +429,18 @@ class Patient(Guess):
 
     def get_reward(self) -> float:
         return 0.25
+
+
+def test_the_demos_traces_in_native_calls_say_the_same():
+    from interop import as_tool_calls
+
+    train, _ = make_split(0)
+    for trace in make_traces(train, 60, DEFAULT_MIX, Oracle(), random.Random(0)):
+        for text in trace["turns"]:
+            tagged, native = parse_turn(text), ToolGrammar().parse(as_tool_calls(text))
+            assert (native.kind, native.thought, native.answer) == (tagged.kind, tagged.thought, tagged.answer)
+            if native.request:
+                assert json.loads(native.request)["arguments"]["prompt"].strip() == tagged.request
 
 
 def test_prompt_r1_reads_turns_as_its_tools_do(tiny_policy, rows, tmp_path):

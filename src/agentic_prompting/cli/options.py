@@ -171,7 +171,7 @@ class TaskRows:
 # --- an environment of one's own -------------------------------------------------------------------------------------
 
 
-def own_environment(name: str) -> Environment:
+def own_environment(name: str) -> Any:
     """What `module:name` is; a class, or a function that takes nothing, is called.
 
     Raises:

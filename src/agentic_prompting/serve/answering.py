@@ -86,7 +86,7 @@ class AgentAnswers:
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
     ) -> Answer:
         agent, limits = self.agent, self.agent.limits
-        row = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
+        row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
         if begin := getattr(agent.environment, "begin", None):
             row = await begin(row)
         ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])  # of a megabyte it takes a second

@@ -84,14 +84,16 @@ def sandbox_trainer(sandbox: Any, folder: Path, lead: int, steps: int, seed: int
 
 
 def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, Any]:
-    """Seconds of a step between the first, when nothing is in flight yet, and the last ones, which start nothing."""
+    """Seconds of a step once training runs evenly: without the first ones, when as much is begun as `lead` allows, and
+    without the last, which begin nothing."""
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
     sandbox, found = prepare_sandbox(folder, 0, warm_start_steps=warm_start_steps), {}
     for lead in (0, 1, 2):
-        trainer = sandbox_trainer(sandbox, folder / str(lead), lead, steps + lead + 1, 0, median=1.0)
+        first = 1 + 4 * lead  # twice the default of max_staleness: what began at once has been used by then
+        trainer = sandbox_trainer(sandbox, folder / str(lead), lead, first + steps + lead, 0, median=1.0)
         trainer.train()
-        log = [entry for entry in trainer.state.log_history if "loss" in entry][1 : steps + 1]
+        log = [entry for entry in trainer.state.log_history if "loss" in entry][first : first + steps]
         waited = [entry.get("async/trainer_idle") for entry in log if lead]
         found[lead] = {
             "step_s": round(statistics.mean(entry["step_time"] for entry in log), 2),
@@ -386,7 +388,7 @@ def main() -> None:
             }
             found["step_over_bound"] = found["virtual"]["server"][3]["over_bound"]
         if wanted("real"):
-            found["real"] = in_real_time(folder, 4 if options.quick else 16, 100 if options.quick else 350)
+            found["real"] = in_real_time(folder, 6 if options.quick else 16, 100 if options.quick else 350)
             found["speedup_lead2"] = round(found["real"][0]["step_s"] / found["real"][2]["step_s"], 2)
         if wanted("score"):
             found["score"] = scores(folder, options.seeds, 40)

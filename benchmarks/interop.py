@@ -19,16 +19,18 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from datasets import Dataset
 from transformers import AddedToken
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptAgent
-from agentic_prompting.evaluation import wilson_interval
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptAgent, PromptR1Config, PromptR1Trainer
 from agentic_prompting.interop import (
     MCPTools,
     OpenEnv,
@@ -43,12 +45,16 @@ from agentic_prompting.interop import (
 from agentic_prompting.llm import LLMError, ScriptedChat, ServerFailed, complete, run
 from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play, read_rollouts
-from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, make_split, make_traces
+from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, load_world, make_split, make_traces
 from agentic_prompting.sandbox.policy import sandbox_spec, world_tokenizer
+from agentic_prompting.sandbox.results import exact_match_of
 from agentic_prompting.sandbox.setup import as_dataset, warm_started
+from agentic_prompting.sandbox.world import world_of
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "agentic_prompting" / "interop"
+DEMO = ROOT / "examples" / "configs" / "sandbox.yaml"
+WARM_START_STEPS = 450  # as the demo
 # A call's beginning and end are a token each, as frequent strings are in large vocabularies.
 ASKED = "which country has the capital Nairobi ?"
 DOWN = "currency"  # a word of the sandbox's, at which whoever is asked is down
@@ -509,23 +515,31 @@ def as_tool_calls(text: str) -> str:
     return re.sub(r"<answer> (.*?) </answer>", r"\1", text)
 
 
+def warm(folder: Path, seed: int) -> Path:
+    """The demo's warm start, its traces in native form."""
+    questions, rng = make_split(seed, 256)[0], random.Random(seed)
+    spec, seen = replace(sandbox_spec(), grammar=ToolGrammar()), world_of(questions)
+
+    def traces() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        made = make_traces(questions, 20 * WARM_START_STEPS, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
+        native = [{**trace, "turns": [as_tool_calls(turn) for turn in trace["turns"]]} for trace in made]
+        return native, native[: len(native) // 2]
+
+    steps = WARM_START_STEPS, WARM_START_STEPS // 2
+    with redirect_stdout(sys.stderr):
+        return warm_started(folder, spec, tool_tokenizer(), load_world(), traces, *steps, seed, rng)
+
+
 def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
-    """The demo's settings, its traces and questions; only what turns look like and who is asked differ."""
-    questions, held_out = make_split(seed)
-    rng = random.Random(seed)
-    spec = AgentSpec(sandbox_spec().prompt_template, grammar=ToolGrammar(), limits=sandbox_spec().limits)
-
-    def traces() -> list[dict[str, Any]]:
-        found = make_traces(questions, 20 * 350, DEFAULT_MIX, Oracle(seed=seed), rng)
-        return [{**trace, "turns": [as_tool_calls(turn) for turn in trace["turns"]]} for trace in found]
-
-    model = warm_started(folder, spec, tool_tokenizer(), traces, 350, 175, seed, rng)
+    """The demo's questions, traces, reward and settings; only what turns look like and who is asked differ."""
+    questions, held_out = make_split(seed, 256)
+    model = warm(folder, seed)
     if through == "MCP":
-        environment = ToolEnvironment([MCPTools(oracle_server(seed))])
+        tools: Any = MCPTools(oracle_server(seed))
     else:
         oracle = Oracle(seed=seed)
 
-        def ask(prompt: str) -> str:
+        def tools(prompt: str) -> str:
             """Asks somebody who knows one fact at a time.
 
             Args:
@@ -533,56 +547,57 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
             """
             return complete(oracle, [{"role": "user", "content": prompt.strip()}]).text
 
-        environment = ToolEnvironment([ask])
-    test = as_dataset(held_out)
-    before = share_right(model, spec, environment, test, seed)
-    trainer = MultiTurnGRPOTrainer(
+        tools.__name__ = "ask"
+    environment, test, run = ToolEnvironment([tools]), as_dataset(held_out), folder / through
+    before = share_right(model, environment, test, seed)
+    settings = {key: value for key, value in yaml.safe_load(DEMO.read_text()).items() if key != "sandbox"}
+    trainer = PromptR1Trainer(
         model=str(model),
-        reward_funcs=exact_match_reward,
-        args=MultiTurnGRPOConfig(
-            str(folder / "run"), seed=seed, max_turns=5, num_generations=8, beta=0.001, max_turn_tokens=48,
-            max_completion_length=320, learning_rate=1e-3, lr_scheduler_type="linear", max_steps=40,
-            per_device_train_batch_size=128, max_grad_norm=1.0, use_cpu=True, bf16=False, report_to="none",
-            gradient_checkpointing=False, save_strategy="no",
-        ),
+        args=PromptR1Config(**{**settings, "output_dir": str(run), "seed": seed}, disable_tqdm=True),
         train_dataset=as_dataset(questions),
         environment=environment,
-        prompt_template=spec.prompt_template,
-    )  # fmt: skip
-    trainer.train()
+        prompt_template=sandbox_spec().prompt_template,
+    )
+    started = time.perf_counter()
+    with redirect_stdout(sys.stderr):
+        trainer.train()
+    seconds = time.perf_counter() - started
     trainer.save_model()
-    return {"through": through, "before": before, "after": share_right(folder / "run", spec, environment, test, seed)}
+    after = share_right(run, environment, test, seed)
+    if through == "MCP":
+        tools.close()
+    return {"through": through, "seed": seed, "seconds": round(seconds), "before": before, "after": after}
 
 
-def share_right(model: Path, spec: AgentSpec, environment: Any, test: Dataset, seed: int) -> dict[str, Any]:
+def share_right(model: Path, environment: Any, test: Dataset, seed: int) -> dict[str, Any]:
     """Held-out exact match with Wilson's 95 % interval."""
-    agent = PromptAgent.from_pretrained(model, environment, spec)
-    rows = list(test)
-    rollouts = agent.answer_all(rows, seed=seed, progress=False)
-    scores = exact_match_reward([], [], rollout=rollouts, answers=[row["answers"] for row in rows])
-    right, played = sum(score or 0.0 for score in scores), sum(score is not None for score in scores)
-    low, high = wilson_interval(int(right), played)
-    return {"exact_match": round(right / played, 3), "interval": [round(low, 3), round(high, 3)], "n": played}
+    agent = PromptAgent.from_pretrained(model, environment)
+    found = exact_match_of(agent.answer_all(list(test), seed=seed, progress=False))
+    interval = [round(found.low, 3), round(found.high, 3)]
+    return {"exact_match": round(found.mean, 3), "interval": interval, "n": found.n}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
-    parser.add_argument("--train", action="store_true", help="Train through native calls and through MCP.")
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--train", action="store_true", help="Instead, train through native calls and through MCP.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     arguments = parser.parse_args()
-    result = matrix()
+    result: dict[str, Any] = {"trained": []} if arguments.train else matrix()
     if arguments.train:
-        with tempfile.TemporaryDirectory() as folder:
-            result["trained"] = [train(way, Path(folder) / way, arguments.seed) for way in ("functions", "MCP")]
+        for seed in arguments.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                for way in ("functions", "MCP"):
+                    result["trained"].append(train(way, Path(folder), seed))
+                    print(result["trained"][-1], file=sys.stderr if arguments.json else sys.stdout, flush=True)
     if arguments.json:
         print(json.dumps(result))
+        return
+    if arguments.train:
         return
     for row in result["rows"]:
         print(f"{'green' if row['green'] else 'no   '}  {row['adapter']}  {row['reason']}")
     print(f"{result['green']} of {result['of']} green")
-    for row in result.get("trained", ()):
-        print(row)
 
 
 if __name__ == "__main__":

@@ -5,24 +5,35 @@ in `doc_commands.py`. The site itself is built by `make docs`.
 """
 
 import ast
+import json
+import os
 import re
+import runpy
 import subprocess
 import sys
+import tomllib
 from contextlib import ExitStack
+from dataclasses import is_dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from inspect import get_annotations
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from doc_blocks import PAGES, ROOT, Block, blocks_of, docstring_blocks, docstring_names, page_blocks, stand_ins
 from doc_commands import commands_in, faults
+from servers import unused_url
 
 BLOCKS = {page: page_blocks(page) for page in PAGES}
 ALL = [block for blocks in BLOCKS.values() for block in blocks]
 DOCSTRINGS = list(docstring_blocks())
 LANGUAGES = {"python", "bash", "yaml", "json", ""}  # of others it would have to be said here what is done with them
 MOST_NOT_RUN = 3
+TUTORIAL = ROOT / "docs" / "tutorial.md"  # run as it stands, by a shell: see test_the_tutorial
 
 
 def name_of(page):
@@ -36,7 +47,9 @@ def world(monkeypatch, tmp_path, tiny_policy):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page, blocks in BLOCKS.items() if any(block.runs for block in blocks)], ids=name_of
+    "page",
+    [page for page, blocks in BLOCKS.items() if any(block.runs for block in blocks) and page != TUTORIAL],
+    ids=name_of,
 )
 def test_python_of_a_page_runs(page, world):
     """From the first block to the last, in one namespace, as a reader who follows the page would."""
@@ -73,7 +86,7 @@ def commands_of(block):
         return []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=name_of)
 def test_commands_exist(page):
     written = [name for block in BLOCKS[page] for name in re.findall(r'title="(\w+\.py)"', block.note)]
     wrong = [
@@ -165,6 +178,38 @@ def test_readmes_first_screen():
     assert all(" ".join(one.split(",")[0].split()) in below for one in wanting), "each of them explained below"
 
 
+# The tutorial ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_tutorial(tmp_path):
+    """From an empty folder to a served agent: every file is written and every command run, in order, by one shell."""
+    port = str(urlsplit(unused_url()).port)
+    script = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
+    script.append("pip() { :; }  # what it would install is there")
+    for block in BLOCKS[TUTORIAL]:
+        code = block.code.replace("8080", port)
+        if block.language == "python":
+            (file,) = re.findall(r'title="(\w+\.py)"', block.note)
+            code = f"cat > {file} <<'END_OF_FILE'\n{code}END_OF_FILE"
+        elif block.language != "bash":
+            continue
+        script.append(code)
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)], cwd=folder, env=os.environ | paths, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    before, after = (float(share) for share in re.findall(r"(\d\.\d\d) of \d+ answers are right", done.stdout))
+    assert before <= 0.65 and after >= 0.8, done.stdout[-3000:]
+    said = json.loads(re.search(r'^\{"id".*', done.stdout, re.MULTILINE)[0])
+    assert said["model"] == "agent" and said["choices"][0]["message"]["content"]
+    assert done.stdout.count("-> the end") == 1 and "environment    Oslo" in done.stdout
+
+
 # What scripts write -------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +242,55 @@ def test_the_reference_has_what_readers_call():
     assert {"MultiTurnGRPOConfig", "limits", "__call__"} < names and "__getstate__" not in names
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert "ruff" in next(line for line in project.splitlines() if line.startswith("docs = "))
+
+
+def test_every_setting_is_on_the_page_of_settings():
+    """Each class of ours that a program or a command takes has a table, with a line for every field."""
+    from agentic_prompting.cli import COMMANDS
+    from agentic_prompting.cli.programs import PROGRAMS
+
+    tables = runpy.run_path(str(ROOT / "docs" / "tools" / "settings_tables.py"))
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    shown = [getattr(import_module(module), name) for module, name in tables["DIRECTIVE"].findall(page)]
+    taken = {kind for program in PROGRAMS.values() for kind in program}
+    for name, (file, _) in COMMANDS.items():
+        command = getattr(import_module(f"agentic_prompting.cli.{file}"), name.replace("-", "_"))
+        taken |= {kind for kind in get_annotations(command, eval_str=True).values() if is_dataclass(kind)}
+    ours = {
+        part
+        for kind in taken
+        for part in kind.__mro__
+        if part.__module__.startswith("agentic_prompting") and get_annotations(part)
+    }
+    assert len(shown) == len(set(shown)) and ours <= set(shown)
+    text = tables["on_page_markdown"](page)
+    assert "<!--" not in text
+    assert all(f"| `{name}` | `" in text for kind in shown for name in get_annotations(kind))
+
+
+def _parts(requirement):
+    return [f"[{part}]" for part in requirement.extras] or [""]
+
+
+def test_every_extra_is_on_the_page_of_installation():
+    """With what it brings, and the very words of what is said without it."""
+    from agentic_prompting.cli.doctor import EXTRAS
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {f"`[{name}]`": list(map(Requirement, of)) for name, of in project["optional-dependencies"].items()}
+    page = (ROOT / "docs" / "howto" / "installation.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in page.splitlines() if line[:4] == "| `["]
+    assert sorted(extra for extra, *_ in rows) == sorted(extras)
+    texts = {plain(text) for file in (ROOT / "src").rglob("*.py") for text in texts_of(file)}
+    texts |= {
+        f"extra [{name}] is missing ({', '.join(missing)}), needed for {purpose}"
+        for name, (missing, purpose) in EXTRAS.items()
+    }
+    for extra, _, brings, without in rows:
+        wanted = [f"{one.name.removeprefix(project['name'])}{part}" for one in extras[extra] for part in _parts(one)]
+        assert extra == "`[all]`" or sorted(re.findall(r"`([^`]+)`", brings)) == sorted(wanted)
+        for message in re.findall(r"`(\S+ [^`]+)`", without):
+            assert any(plain(message).strip("…") in text for text in texts), message
 
 
 # The tools ----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import itertools
 import json
+import random
 import sys
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ import trl
 from datasets import Dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptR1Config, PromptR1Trainer
 from agentic_prompting.interop import (
     Dialogue,
     MCPTools,
@@ -26,7 +27,18 @@ from agentic_prompting.interop import (
 from agentic_prompting.llm import Budget, Reply, ScriptedChat, ServerFailed, Unreachable, charge
 from agentic_prompting.llm.loop import run
 from agentic_prompting.rewards import exact_match_reward
-from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play, read_rollouts
+from agentic_prompting.rollout import (
+    AgentSpec,
+    ChatFormat,
+    Limits,
+    Observation,
+    Rollout,
+    Sample,
+    parse_turn,
+    play,
+    read_rollouts,
+)
+from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, make_split, make_traces
 from tokenizers_for_tests import tokenizer_for
 
 SERVER = """
@@ -611,6 +623,26 @@ class Patient(Guess):
 
     def get_reward(self) -> float:
         return 0.25
+
+
+def test_the_demos_traces_in_native_calls_say_the_same():
+    from interop import as_tool_calls
+
+    train, _ = make_split(0)
+    for trace in make_traces(train, 60, DEFAULT_MIX, Oracle(), random.Random(0)):
+        for text in trace["turns"]:
+            tagged, native = parse_turn(text), ToolGrammar().parse(as_tool_calls(text))
+            assert (native.kind, native.thought, native.answer) == (tagged.kind, tagged.thought, tagged.answer)
+            if native.request:
+                assert json.loads(native.request)["arguments"]["prompt"].strip() == tagged.request
+
+
+def test_prompt_r1_reads_turns_as_its_tools_do(tiny_policy, rows, tmp_path):
+    """With the paper's tags no call would ever reach a tool."""
+    arguments = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    args = PromptR1Config(str(tmp_path), **arguments)
+    trainer = PromptR1Trainer(str(tiny_policy), args=args, train_dataset=rows, tools=[capital])
+    assert trainer.spec.grammar == ToolGrammar() and trainer.spec.prompt_template == "{question}"
 
 
 def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):

@@ -81,6 +81,23 @@ def test_the_trajectory_on_request(serve):
     assert said.trajectory["cost_usd"] == 0.25
 
 
+def test_an_environment_begins_each_episode(tiny_policy):
+    """As in training: an instance of its own, and what it says first is in the prompt."""
+
+    class Game:
+        async def begin(self, row):
+            (message,) = row["prompt"]
+            return {**row, "prompt": [{**message, "content": "the game begins ."}], "capital": "Lima"}
+
+        def step(self, rollout):
+            return f"the answer is {rollout.row['capital']} ."
+
+    agent = scripted_agent(tiny_policy, ScriptedChat([reply()]))
+    agent.environment = Game()
+    found = start(AgentAnswers(agent)(QUESTION, 0, None)).result(60).trajectory
+    assert found["observations"][0]["text"] == "the answer is Lima ."
+
+
 def test_streaming(serve):
     chunks = ask(serve(), stream=True, stream_options={"include_usage": True}, extra_body={"trajectory": True})
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)

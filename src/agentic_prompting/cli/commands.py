@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
-import inspect
 import json
 import sys
 from collections import Counter
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, hub_answers, option, say
+from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, hub_answers, option, own_environment, say
 from .train import CLONE, example, shared
 
 if TYPE_CHECKING:
@@ -48,11 +46,10 @@ def ask(
 
             from ..agent import PromptAgent
 
-            chat = llm.connect(stack, *llm.endpoint(stack), budget_usd=llm.budget_usd, budget_tokens=llm.budget_tokens)
-            environment = llm.as_environment(chat)
-            environment.check()
+            who = "environment" if llm.environment is not None else "large LLM"
+            environment = llm.opened(stack, llm.budget())
             disable_progress_bar()  # of loading weights: `busy` says it, on a terminal alone
-            agent = PromptAgent.from_pretrained(run, environment if as_json else _Overheard(environment))
+            agent = PromptAgent.from_pretrained(run, environment if as_json else _Overheard(environment, who))
         rollout = agent.answer(question, seed)
     if as_json:
         say(json.dumps(_as_json(question, rollout), ensure_ascii=False))
@@ -101,8 +98,8 @@ def _as_json(question: str, rollout: Rollout) -> dict[str, Any]:
 class _Overheard:
     """An environment whose requests and replies are printed as they come."""
 
-    def __init__(self, environment: Environment):
-        self.environment = environment
+    def __init__(self, environment: Environment, who: str):
+        self.environment, self.who = environment, who
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.environment, name)  # its grammar, where it has one
@@ -113,7 +110,7 @@ class _Overheard:
         _show_turn(rollout.turns[-1])
         observation = await observe(self.environment, rollout)
         if observation is not None:
-            _show_reply("large LLM", observation)
+            _show_reply(self.who, observation)
         return observation
 
 
@@ -170,13 +167,9 @@ def check_env(
 
     By default a script plays the agent: it sends each --request, or the question, and then answers.
     """
-    from ..environments import as_environment
     from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
 
-    try:
-        environment: Any = as_environment(_own(name))
-    except TypeError as error:
-        raise ValueError(str(error)) from error
+    environment: Any = own_environment(name)
     if hasattr(environment, "check"):
         environment.check()
     asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
@@ -211,27 +204,6 @@ def check_env(
     if failed:
         print(f"agentic-prompting: the environment failed: {' '.join(failed.split())}", file=sys.stderr)
     return int(bool(failed))
-
-
-def _own(name: str) -> Any:
-    """What `module:name` is; a class, or a function that takes nothing, is called."""
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(f"say where the environment is: module:name, such as my_env:Calculator; got {name}")
-    module = module.removesuffix(".py").replace("/", ".")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = vars(importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        raise ValueError(f"no module {error.name}: start the command in the folder that holds it") from error
-    finally:
-        sys.path.pop(0)
-    if attribute not in found:
-        near = difflib.get_close_matches(attribute, found, n=1)
-        raise ValueError(f"{module} has no {attribute}{f'; did you mean {near[0]}?' if near else ''}")
-    one = found[attribute]
-    makes_one = inspect.isclass(one) or (inspect.isfunction(one) and not inspect.signature(one).parameters)
-    return one() if makes_one else one
 
 
 class _ScriptedAgent:

@@ -12,8 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import cache, cached_property
-from inspect import Parameter, Signature, getdoc, signature
+from importlib import import_module
+from inspect import Parameter, Signature, getdoc, isclass, isfunction, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..environments import LLMEnvironment
     from ..llm import Budget, OpenAIChat, ReplayCache
+    from ..rollout import Environment
 
 
 def setting(help: str, default: Any = None) -> Any:
@@ -104,14 +107,32 @@ class ReferenceModel(Recording):
 
 @dataclass
 class LargeLLM(EnvironmentModel, Spending):
-    """The large LLM that a trained agent asks."""
+    """The large LLM that a trained agent asks, or what it has in its place."""
 
     sandbox: bool = setting("The sandbox's oracle is the large LLM: no key, no network.", False)
+    environment: str | None = setting("Instead of a large LLM an environment of your own: module:name.")
 
     def check(self) -> None:
         """Raises `ValueError` unless exactly one is named."""
-        if self.sandbox == (self.environment_model is not None):
-            raise ValueError("name the large LLM with --environment-model NAME, or say --sandbox")
+        if [self.sandbox, self.environment_model is not None, self.environment is not None].count(True) != 1:
+            raise ValueError(
+                "name the large LLM with --environment-model NAME, or say --sandbox, or name an environment of your "
+                "own with --environment MODULE:NAME"
+            )
+
+    def opened(self, stack: ExitStack, budget: Budget) -> Environment:
+        """What the agent asks, checked, its spending in `budget`; a large LLM's client is closed with the stack."""
+        from ..llm import charge
+
+        opened: Any = (
+            own_environment(self.environment)
+            if self.environment is not None
+            else self.as_environment(self.connect(stack, *self.endpoint(stack)))
+        )
+        charge(budget, environment=opened)  # a budget that cannot be kept is found before anything is spent
+        if hasattr(opened, "check"):
+            opened.check()
+        return opened
 
     def endpoint(self, stack: ExitStack) -> tuple[str | None, str | None]:
         """Name and address: those that were given, or the sandbox's oracle, started and closed with the stack."""
@@ -147,6 +168,39 @@ class TaskRows:
             return load_task(self.dataset or task, self.task_split, self.task_rows, seed, **options)
         except RuntimeError as error:
             raise ValueError(" ".join(str(error).split())) from error
+
+
+# --- an environment of one's own -------------------------------------------------------------------------------------
+
+
+def own_environment(name: str) -> Any:
+    """What `module:name` is; a class, or a function that takes nothing, is called.
+
+    Raises:
+        `ValueError`: In one line: there is no such thing, or it is no environment.
+    """
+    from ..environments import as_environment
+
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(f"say where the environment is: module:name, such as my_env:Calculator; got {name}")
+    module = module.removesuffix(".py").replace("/", ".")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = vars(import_module(module))
+    except ModuleNotFoundError as error:
+        raise ValueError(f"no module {error.name}: start the command in the folder that holds it") from error
+    finally:
+        sys.path.pop(0)
+    if attribute not in found:
+        near = get_close_matches(attribute, found, n=1)
+        raise ValueError(f"{module} has no {attribute}{f'; did you mean {near[0]}?' if near else ''}")
+    one = found[attribute]
+    makes_one = isclass(one) or (isfunction(one) and not signature(one).parameters)
+    try:
+        return as_environment(one() if makes_one else one)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 # --- folders, looked at before anything is loaded --------------------------------------------------------------------

@@ -25,20 +25,20 @@ def serve(
 ) -> int:
     """Serve a trained agent and its large LLM as one model, for any OpenAI client."""
     llm.check()
+    if refine and llm.environment is not None:
+        raise ValueError("--refine asks a large LLM: name it with --environment-model, without --environment")
     config.find_key()  # a missing key is found before the model is loaded, not after
     check_agent(run)
     from ..agent import PromptAgent
-    from ..llm import charge
     from ..refine import ProRefiner, RefinedChat
     from ..serve import agent_service, run_service
 
     with ExitStack() as stack:
-        endpoint, budget = llm.endpoint(stack), llm.budget()
-        environment = llm.as_environment(llm.connect(stack, *endpoint))
-        charge(budget, environment=environment)  # a budget that cannot be kept is found before anything is spent
-        environment.check()
-        roles = [llm.connect(stack, *endpoint) for _ in range(4)]  # an account for each
-        refined = RefinedChat(ProRefiner(*roles)) if refine else None
+        budget, refined = llm.budget(), None
+        environment = llm.opened(stack, budget)
+        if refine:
+            endpoint = llm.endpoint(stack)
+            refined = RefinedChat(ProRefiner(*(llm.connect(stack, *endpoint) for _ in range(4))))  # an account for each
         served = agent_service(PromptAgent.from_pretrained(run, environment), config, name, refined, budget)
         print(f"http://{config.host}:{config.port}/v1  models: {', '.join(served.models)}  (Ctrl-C stops)", flush=True)
         run_service(served)

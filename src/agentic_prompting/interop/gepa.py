@@ -10,7 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gepa.core.adapter import EvaluationBatch
+try:
+    from gepa.core.adapter import EvaluationBatch
+except ImportError as error:
+    raise ImportError("interop.gepa needs the extra optimizers: pip install 'agentic-prompting[optimizers]'") from error
 
 from ..llm.loop import run
 from ..rollout import Rollout

@@ -86,8 +86,10 @@ class AgentAnswers:
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
     ) -> Answer:
         agent, limits = self.agent, self.agent.limits
-        prompt = conversation(agent.spec, messages)
-        ids = await asyncio.to_thread(agent.chat_format.prompt_ids, prompt)  # of a megabyte it takes a second
+        row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
+        if begin := getattr(agent.environment, "begin", None):
+            row = await begin(row)
+        ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])  # of a megabyte it takes a second
         if limits.max_context is not None and len(ids) >= limits.max_context:
             most = f"This model's maximum context length is {limits.max_context} tokens"
             return Answer(error=PromptTooLong(f"{most}, and your messages result in {len(ids)} tokens."))
@@ -98,7 +100,7 @@ class AgentAnswers:
             return await agent.policy(replace(request, greedy=greedy))
 
         environment = agent.environment and _MeteredEnvironment(agent.environment, self.max_cost_usd)
-        rollout = Rollout(ids, row={"question": messages[-1]["content"]}, seed=seed)
+        rollout = Rollout(ids, row=row, seed=seed)
         await play(rollout, policy, environment, agent.chat_format, limits)
         usage, trajectory = Usage(len(ids), sum(rollout.mask), _cost(rollout)), rollout_record(rollout)
         if rollout.error is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..data import validate_dataset
 from ..rewards import PromptR1Reward
-from ..rollout import TagGrammar, prompt_r1_template, template_for
+from ..rollout import prompt_r1_template, template_for
 from .config import PromptR1Config
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 
@@ -25,7 +25,7 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         environment ([`Environment`]): The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
         prompt_template (`str`, *optional*): Defaults to our wording of the role of Table 1 where the
             environment is a large LLM, else to one that tells of the environment.
-        grammar ([`TagGrammar`], *optional*): Defaults to the paper's tags.
+        grammar ([`Grammar`], *optional*): Defaults to the environment's where it has one, else to the paper's tags.
         **kwargs: As in [`MultiTurnGRPOTrainer`].
 
     Raises:
@@ -59,10 +59,6 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
                 f"PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
             )
         return reward_funcs
-
-    @staticmethod
-    def _default_grammar(environment: Any) -> TagGrammar:
-        return TagGrammar()
 
     @staticmethod
     def _default_template(environment: Any, grammar: Any) -> str:

@@ -1,0 +1,47 @@
+"""Tables of the settings of dataclasses, where a page says `<!-- settings: module:Class -->`: a hook of `mkdocs.yml`.
+
+Of each class only its own fields: what it has of another one of ours has a table of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import MISSING, Field, fields, is_dataclass
+from importlib import import_module
+from inspect import cleandoc, get_annotations
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+DIRECTIVE = re.compile(r"<!-- settings: ([\w.]+):(\w+) -->")
+_ARGUMENT = re.compile(r"^    (\w+) \(.*?\):\s+(.+?)(?=^    \w|^\w|\Z)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[(`[^`]+`)\]")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Called by mkdocs with each page."""
+    return DIRECTIVE.sub(lambda found: table(getattr(import_module(found[1]), found[2])), markdown)
+
+
+def table(settings: type) -> str:
+    """The fields that a dataclass declares itself: name, type, default, and what its docstring or else its help says.
+
+    Raises:
+        `KeyError`: If neither says anything of one.
+    """
+    said = {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(cleandoc(settings.__doc__ or ""))}
+    declared, hints = {one.name: one for one in fields(settings)}, get_type_hints(settings)
+    lines = ["| setting | type | default | |", "|---|---|---|---|"]
+    for name in get_annotations(settings):
+        one = declared[name]
+        what = _LINK.sub(r"\1", said.get(name) or one.metadata["help"])
+        literal = get_origin(hints[name]) is Literal
+        kind = " | ".join(map(repr, get_args(hints[name]))) if literal else one.type
+        cells = (f"`{name}`", f"`{kind}`", f"`{_default(one)}`", what)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines)
+
+
+def _default(one: Field[Any]) -> str:
+    value = one.default if one.default_factory is MISSING else one.default_factory()
+    if is_dataclass(value):
+        return f"{type(value).__name__}()"
+    return "required" if value is MISSING else repr(value) if isinstance(value, str) else str(value)

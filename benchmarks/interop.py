@@ -11,6 +11,7 @@ verifiers cannot be installed beside us and need `make foreign` (or FOREIGN=fold
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -570,11 +571,10 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
 
 
 def share_right(model: Path, environment: Any, test: Dataset, seed: int) -> dict[str, Any]:
-    """Held-out exact match with Wilson's 95 % interval."""
+    """How many of the held-out questions are answered right."""
     agent = PromptAgent.from_pretrained(model, environment)
     found = exact_match_of(agent.answer_all(list(test), seed=seed, progress=False))
-    interval = [round(found.low, 3), round(found.high, 3)]
-    return {"exact_match": round(found.mean, 3), "interval": interval, "n": found.n}
+    return {"right": round(found.mean * found.n), "n": found.n}
 
 
 def main() -> None:
@@ -582,6 +582,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="Print one JSON object.")
     parser.add_argument("--train", action="store_true", help="Instead, train through native calls and through MCP.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[42])
+    parser.add_argument("--records", type=Path, help="With --train: append each training, as records/tools.jsonl.gz.")
     arguments = parser.parse_args()
     result: dict[str, Any] = {"trained": []} if arguments.train else matrix()
     if arguments.train:
@@ -590,6 +591,9 @@ def main() -> None:
                 for way in ("functions", "MCP"):
                     result["trained"].append(train(way, Path(folder), seed))
                     print(result["trained"][-1], file=sys.stderr if arguments.json else sys.stdout, flush=True)
+                    if arguments.records:
+                        with gzip.open(arguments.records, "at", encoding="utf-8") as file:
+                            file.write(json.dumps(result["trained"][-1]) + "\n")
     if arguments.json:
         print(json.dumps(result))
         return

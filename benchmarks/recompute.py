@@ -202,12 +202,25 @@ def _shown(row: Mapping[str, Any], digits: int = 3) -> str:
     return f"{row['mean']:.{digits}f} [{ends}]"
 
 
+def tools_table(records: Records) -> str:
+    """The demo trained through native tool calls: of each seed and way, held-out questions answered right."""
+    lines = ["| seed | through | before [95 %] | after [95 %] |", "|---|---|---|---|"]
+    for row in records:
+        shown = []
+        for when in ("before", "after"):
+            share = wilson_interval(row[when]["right"], row[when]["n"])
+            shown.append(f"{share.mean:.3f} [{share.low:.3f}, {share.high:.3f}]")
+        lines.append(f"| {row['seed']} | {row['through']} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
 TEXTS: dict[str, Callable[[Records], str]] = {
     "calls": calls_table,
     "lead": async_training.table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
     "ratings": espl_sandbox.table,
+    "tools": tools_table,
     "broken": broken,
     "demo": demo,
     "prompt_r1.headline": prompt_r1_tables.headline,

@@ -42,7 +42,7 @@ import torch
 import transformers
 import yaml
 from league import read_records
-from prompt_r1_sandbox import CONFIG, log, share
+from prompt_r1_sandbox import CONFIG, log
 from recompute import calls_table, of_settings
 from transformers import TrainerCallback
 
@@ -55,6 +55,7 @@ from agentic_prompting import (
     SystemPrompt,
     exact_match,
 )
+from agentic_prompting.evaluation import wilson_interval
 from agentic_prompting.llm import Reply
 from agentic_prompting.llm.budget import PRICES
 from agentic_prompting.llm.wire import priced
@@ -122,7 +123,7 @@ class Looks(TrainerCallback):
         rollouts = agent.answer_all(self.test, seed=self.seed, progress=False)
         trainer.model.train()
         self.chat.training = True
-        right = share(int(exact_match(one.answer or "", one.row["answers"])) for one in rollouts)
+        right = wilson_interval(sum(exact_match(one.answer or "", one.row["answers"]) for one in rollouts), len(rollouts))
         look = {"step": state.global_step, "calls": self.chat.calls, "usd": round(self.chat.usd, 6)}
         look["different"] = len(self.chat.asked)  # within their steps: what sharing pays for
         self.curve.append({**look, "exact_match": right.mean, "interval": [round(right.low, 4), round(right.high, 4)]})

@@ -123,7 +123,8 @@ class Looks(TrainerCallback):
         rollouts = agent.answer_all(self.test, seed=self.seed, progress=False)
         trainer.model.train()
         self.chat.training = True
-        right = wilson_interval(sum(exact_match(one.answer or "", one.row["answers"]) for one in rollouts), len(rollouts))
+        answered = [exact_match(one.answer or "", one.row["answers"]) for one in rollouts]
+        right = wilson_interval(sum(answered), len(answered))
         look = {"step": state.global_step, "calls": self.chat.calls, "usd": round(self.chat.usd, 6)}
         look["different"] = len(self.chat.asked)  # within their steps: what sharing pays for
         self.curve.append({**look, "exact_match": right.mean, "interval": [round(right.low, 4), round(right.high, 4)]})

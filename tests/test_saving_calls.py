@@ -6,7 +6,6 @@ import random
 import re
 import threading
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -354,8 +353,8 @@ def test_the_front_of_a_cheap_and_a_dear_model(tiny_policy, rows, tmp_path):
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
         trainer._generate_and_score_completions([rows[i] for i in (0, 0, 1, 1)])
-    points = {Path(one.name).name: one for one in cost_points([RunSummary.read(tmp_path / name) for name in rules])}
-    assert [(name, round(one.usd, 3), one.mean, one.front) for name, one in points.items()] == [
+    points = cost_points([RunSummary.read(tmp_path / name) for name in rules], list(rules))
+    assert [(one.name, round(one.usd, 3), one.mean, one.front) for one in points] == [
         ("cheap", 0.01, 0.5, True),
         ("routed", 0.055, 1.0, True),
         ("dear", 0.1, 1.0, False),

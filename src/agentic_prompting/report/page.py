@@ -183,7 +183,7 @@ def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> It
     if run.refinements:
         yield from _refinements(run.refinements)
     if run.evaluation:
-        yield from _front([run])
+        yield from _front([run], [run.name])
         yield from _evaluation(run.evaluation)
 
 
@@ -228,12 +228,12 @@ def compared_blocks(runs: Sequence[RunSummary]) -> Iterator[Block]:
             "differences": differences,
         },
     )
-    yield from _front(runs)
+    yield from _front(runs, names)
 
 
-def _front(runs: Sequence[RunSummary]) -> Iterator[Block]:
+def _front(runs: Sequence[RunSummary], names: Sequence[str]) -> Iterator[Block]:
     """Score against dollars, where there are several points and anything costs anything."""
-    points = cost_points(runs)
+    points = cost_points(runs, names)
     if len(points) > 1 and any(point.usd for point in points):
         yield "front", [point._asdict() for point in points]
 

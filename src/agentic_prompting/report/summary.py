@@ -170,29 +170,30 @@ def first_scores(evaluation: Evaluation) -> list[float | None]:
     return [scores[i] for i in range(len(evaluation.records))]
 
 
-def cost_points(runs: Sequence[RunSummary]) -> list[CostPoint]:
-    """Each run, or each system of its evaluation, as a point of score against dollars, the cheapest first.
+def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPoint]:
+    """Each run, by the name it has beside the others, or each system of its evaluation, as a point of score against
+    dollars, the cheapest first.
 
     A run without an evaluation is taken at its end: exact match and cost of the training rollouts of the last tenth of
     its steps. A shared or recorded reply costs what it was once paid with; failed answers count in neither.
     """
     found: dict[str, tuple[list[float], list[float]]] = {}
-    for run in runs:
+    for run, name in zip(runs, names, strict=True):
         if run.evaluation:
             told = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)
-            name = f"{run.folder}: " if len(runs) > 1 else ""
-            scored = [(name + str(record["system"]), record.get("cost_usd"), score) for record, score in told]
+            before = f"{name}: " if len(runs) > 1 else ""
+            scored = [(before + str(record["system"]), record.get("cost_usd"), score) for record, score in told]
         else:
             trained = [one for one in run.rollouts if one.get("mode", "train") == "train"]
             steps = max((one["step"] for one in trained), default=0) + 1
             scored = [
-                (run.folder, one.get("worth_usd", one.get("cost_usd")), exact_match_of_record(one))
+                (name, one.get("worth_usd", one.get("cost_usd")), exact_match_of_record(one))
                 for one in trained
                 if one["step"] >= steps - max(1, steps // 10)
             ]
-        for name, usd, score in scored:
+        for point, usd, score in scored:
             if score is not None:
-                dollars, scores = found.setdefault(name, ([], []))
+                dollars, scores = found.setdefault(point, ([], []))
                 dollars.append(usd or 0.0)
                 scores.append(score)
     points = [(name, fmean(usd), bootstrap_interval(scores)) for name, (usd, scores) in found.items()]

@@ -36,9 +36,9 @@ FOLDER = "vllm_weights"  # in output_dir
 _MOST, _TIMES_THE_FIRST, _LEAST = 0.05, 5.0, 1e-3
 _NO_START = 2.0  # seconds in which no server can be started anew
 _PLAINLY = {
-    **{"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
-    **{"logprobs": 5, "return_tokens_as_token_ids": True},
-}
+    "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 5,
+    "return_tokens_as_token_ids": True,
+}  # fmt: skip
 _PROBE = (
     "Nairobi is the capital of Kenya, a country in Africa. The shilling is its currency, and Swahili and English are "
     "its languages. Which currency is used in the country whose capital is Lima? First find the country: Lima is the "
@@ -140,6 +140,8 @@ class WeightSync(VLLMGeneration):
         longest = min(server.max_context or 1024 for server in self.servers)
         self.probe = self.processing_class(_PROBE, add_special_tokens=False)["input_ids"][: longest - 1]
         self.places = range(4, len(self.probe), 4)
+        # A start of the trainer has a name of its own: a server may still know that of the one before.
+        (self.name,) = broadcast_object_list([f"{Path(self.args.output_dir).name}-{time.time_ns() // 10**6:x}"])
 
     def get_server_info(self) -> dict[str, Any]:
         """What TRL asks: of which distribution log-probabilities are. Where only the likeliest token may be drawn, its
@@ -249,9 +251,7 @@ class AdapterSync(WeightSync):
                 "modules_to_save, or use vllm_sync='disk'" + (f" ({others[0]} is trained)" if prefix == "lora_" else "")
             )
         super()._init_vllm()
-        # A start of the trainer has names of its own: a server may still know those of the one before.
-        (name,) = broadcast_object_list([f"{Path(self.args.output_dir).name}-{time.time_ns() // 10**6:x}"])
-        self.adapters = Adapters(name, self.folder, self.servers)
+        self.adapters = Adapters(self.name, self.folder, self.servers)
 
     def _weights(self) -> Mapping[str, Tensor]:
         trained = {name: weights for name, weights in self.model.named_parameters() if weights.requires_grad}
@@ -289,7 +289,6 @@ class DiskSync(WeightSync):
 
     def _init_vllm(self) -> None:
         super()._init_vllm()
-        (self.name,) = broadcast_object_list([f"{Path(self.args.output_dir).name}-{time.time_ns() // 10**6:x}"])
         self.version = -1
         self._telling: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by address
 

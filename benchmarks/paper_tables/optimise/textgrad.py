@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from functools import cache
+from itertools import count
 from typing import Any
 
 from agentic_prompting.evaluation.systems import Row
@@ -66,6 +67,7 @@ def optimise_textgrad(objective: Objective, prompt: str, minibatch: int = 3) -> 
 def _step(textgrad: Any, objective: Objective, prompt: str, rows: Sequence[Row]) -> str:
     """One step of textual gradient descent; the new prompt."""
     answering, editing = _engines(textgrad, objective)
+    _number_variables(textgrad)
     variable = textgrad.Variable(prompt, requires_grad=True, role_description=_ROLE)
     model = textgrad.BlackboxLLM(answering, variable)
     losses = []
@@ -101,6 +103,13 @@ def _engines(textgrad: Any, objective: Objective) -> tuple[Any, Any]:
             return self.generate(prompt, system_prompt, **options)
 
     return Engine(objective.chat, **objective.sampling), Engine(objective.editor)
+
+
+def _number_variables(textgrad: Any) -> None:
+    """The package keeps variables in sets, whose order is that of their addresses: another prompt at each start, and a
+    killed run that pays again. Numbered as they come, the same seed asks the same."""
+    counter = count()
+    textgrad.Variable.__hash__ = lambda variable: variable.__dict__.setdefault("number", next(counter))
 
 
 @cache

@@ -10,10 +10,13 @@ docs/howto/save_calls.md is made of these records by `benchmarks/recompute.py`.
 over 40 steps included. Every second step they are asked the same 256 questions, of countries that no training question
 names, until exact match is .85 (guarded: see `GOOD`), or 24 steps are over. Counted are the calls of training that were
 made, not those answered by a shared reply; a run that never gets there counts all of its calls, and says so. In the
-guarded world the oracle refuses who does not know its rules; here they are in the system prompt, and temperature is .7,
-as everywhere in that world. *All* has every setting on, with the values they have alone. Seeds 1, 2 and 3 are for
-tuning, 201 to 205 are reported, run once. (Of 201 an earlier version had been seen, with looks after every step and a
-learning rate that was 0 after 12; no value was changed for it.) The gradient's bias and noise are those of the rules
+guarded world the oracle refuses who does not know its rules; here they are in the system prompt, and temperature and
+learning rate are those of the world's own configuration, .7 and 5e-4 throughout. Good is .6 there, since no setting comes
+much above .7 in 24 steps. Chosen on seeds for tuning: today's training reached it on two of three and stayed at a third of
+the questions on the other, at temperature 1 and at the demo's learning rate likewise on one. *All* has every setting on,
+with the values they have alone. Seeds 1, 2 and 3 are for tuning, 201 to 205 are reported, run once. (In the plain world an
+earlier version had been seen of 201, with looks after every step and a learning rate that was 0 after 12; no value was
+changed for it. In the guarded world none had been seen when this was written.) The gradient's bias and noise are those of the rules
 alone, in a problem of one decision, with 95 % intervals. It measures the sandbox: a policy of 390,000 parameters and a
 scripted oracle, priced like gpt-4o-mini.
 """
@@ -41,9 +44,12 @@ import numpy as np
 import torch
 import transformers
 import yaml
+from league import CONFIG as GUARDED_CONFIG
 from league import read_records
 from prompt_r1_sandbox import CONFIG, log
 from recompute import calls_table, of_settings
+from records import RECORDS as RECORDED
+from records import record as record_lines
 from transformers import TrainerCallback
 
 from agentic_prompting import (
@@ -66,9 +72,10 @@ from agentic_prompting.sandbox.setup import prepare_guarded, prepare_sandbox
 from agentic_prompting.trainers import MultiTurnGRPOConfig
 from agentic_prompting.trainers.saving_calls import group_weight, honest_advantages
 
-RECORDS = Path(__file__).parents[1] / "records" / "calls.jsonl.gz"
+RECORDS = RECORDED / "calls.jsonl.gz"
+BIAS = RECORDED / "bias.jsonl.gz"  # one line, the latest
 SEEDS, TUNING_SEEDS = (201, 202, 203, 204, 205), (1, 2, 3)  # none that the sandbox was made with
-GOOD = {"plain": 0.85, "guarded": 0.85}  # exact match to reach
+GOOD = {"plain": 0.85, "guarded": 0.6}  # exact match to reach
 EVERY, MOST, QUESTIONS = 2, 24, 256  # steps between two looks; steps at most; held-out questions of a look
 SETTINGS: dict[str, dict[str, Any]] = {
     "today": {"share_replies": "never"},
@@ -146,7 +153,7 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
         kind: Any = PromptR1Trainer
         args: Any = PromptR1Config(**values)
     else:
-        kind, args = MultiTurnGRPOTrainer, MultiTurnGRPOConfig(**{**values, **sandbox.spec.sampling})
+        kind, args = MultiTurnGRPOTrainer, MultiTurnGRPOConfig(**{**values, **_of_guarded_world()})
         options |= {"system_prompt": system_prompt, "reward_funcs": PromptR1Reward()}
     trainer = kind(str(sandbox.model), args=args, train_dataset=sandbox.train, **options)
     looks = Looks(trainer, chat, sandbox.test, seed, GOOD[world])
@@ -170,6 +177,12 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
     reached = last["exact_match"] >= GOOD[world]
     end = {"reached": reached, "paid_twice": twice, "curve": looks.curve, "left_out": left_out, "seconds": seconds}
     return {**about, **last, **end}
+
+
+def _of_guarded_world() -> dict[str, Any]:
+    """What that world's own configuration says of sampling and learning."""
+    values = yaml.safe_load(GUARDED_CONFIG.read_text())
+    return {name: values[name] for name in ("temperature", "learning_rate", "lr_scheduler_type")}
 
 
 def prepare(seed: int, world: str, folder: Path) -> tuple[Any, Any, str | None]:
@@ -260,6 +273,9 @@ def main() -> None:
             file.write(json.dumps(record) + "\n")
     found = read_records(records)
     bias = biases(20_000 if options.quick else 200_000, np.random.default_rng(0))
+    if records == RECORDS:
+        BIAS.unlink(missing_ok=True)
+        record_lines(BIAS, {"rules": bias})
     print(calls_table(found))
     if options.json:
         rows = of_settings(found)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from league import CONFIG, REPOSITORY, answers, prepare, read_records, share, t_interval
+from league import CONFIG, REPOSITORY, SEEDS, answers, prepare, read_records, share, t_interval
 
 SEED = 321
 RECORDS = REPOSITORY / "records" / "ratings.jsonl.gz"
@@ -122,7 +122,8 @@ def main() -> None:
     started = time.perf_counter()
     if options.ratings:
         known = {record["seed"] for record in read_records(options.records)}
-        seeds = sorted(int(path.parents[1].name) for path in options.ratings.glob("rules/*/joint-0/population.json"))
+        played = {int(path.parents[1].name) for path in options.ratings.glob("rules/*/joint-0/population.json")}
+        seeds = [seed for seed in SEEDS if seed in played]  # none for tuning
         options.records.parent.mkdir(parents=True, exist_ok=True)
         for seed in seeds:
             if seed not in known:

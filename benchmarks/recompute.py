@@ -197,6 +197,20 @@ def calls_table(records: Records) -> str:
     return "\n".join(lines)
 
 
+def bias_table(records: Records) -> str:
+    """How far the gradient of the rules that leave rollouts out is off, and how noisy, of the problem in calls.py."""
+    rules, ends = records[-1]["rules"], ("not divided", "divided by the deviation")
+    lines = ["| rule | bias, not divided | noise | bias, divided by the deviation | noise |", "|---|---|---|---|---|"]
+    for name in dict.fromkeys(name.rpartition(", ")[0] for name in rules):
+        cells = [name]
+        for end in ends:
+            row = rules[f"{name}, {end}"]
+            shown = f"{row['bias']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
+            cells += [shown if row["free"] else f"**{shown}**", f"{row['noise']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _shown(row: Mapping[str, Any], digits: int = 3) -> str:
     ends = "one seed" if row["low"] is None else f"{row['low']:.{digits}f}, {row['high']:.{digits}f}"
     return f"{row['mean']:.{digits}f} [{ends}]"
@@ -215,6 +229,7 @@ def tools_table(records: Records) -> str:
 
 
 TEXTS: dict[str, Callable[[Records], str]] = {
+    "bias": bias_table,
     "calls": calls_table,
     "lead": async_training.table,
     "league": lambda records: table(summarise(records)),
@@ -234,6 +249,7 @@ TEXTS: dict[str, Callable[[Records], str]] = {
     "speed.rollout.lockstep": printed("rollout.py", "{:.2f}", "median_lockstep_over_ours"),
     "speed.rollout.async": printed("rollout.py", "{:.2f}", "async_loop_over_ours"),
     "speed.engine": engine,
+    "speed.espl": printed("espl_sandbox.py", "{:.2f}", "overhead_ratio"),
     "speed.engine.wall": printed("engine.py", "{:.2f}", "prefix_wall_ratio"),
     "speed.engine.read": printed("engine.py", "{:.2f}", "prefix_read_ratio"),
     "prorefine_budget.table": prorefine_budget.table,

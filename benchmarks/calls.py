@@ -11,14 +11,14 @@ over 40 steps included. Every second step they are asked the same 256 questions,
 names, until exact match is .85 (guarded: see `GOOD`), or 24 steps are over. Counted are the calls of training that were
 made, not those answered by a shared reply; a run that never gets there counts all of its calls, and says so. In the
 guarded world the oracle refuses who does not know its rules; here they are in the system prompt, and temperature and
-learning rate are those of the world's own configuration, .7 and 5e-4 throughout. Good is .6 there, since no setting comes
-much above .7 in 24 steps. Chosen on seeds for tuning: today's training reached it on two of three and stayed at a third of
-the questions on the other, at temperature 1 and at the demo's learning rate likewise on one. *All* has every setting on,
-with the values they have alone. Seeds 1, 2 and 3 are for tuning, 201 to 205 are reported, run once. (In the plain world an
-earlier version had been seen of 201, with looks after every step and a learning rate that was 0 after 12; no value was
-changed for it. In the guarded world none had been seen when this was written.) The gradient's bias and noise are those of the rules
-alone, in a problem of one decision, with 95 % intervals. It measures the sandbox: a policy of 390,000 parameters and a
-scripted oracle, priced like gpt-4o-mini.
+learning rate are those of the world's own configuration, .7 and 5e-4 throughout. Good is .6 there, since no setting
+comes much above .7 in 24 steps. Chosen on seeds for tuning: today's training reached it on two of three and stayed at a
+third of the questions on the other, at temperature 1 and at the demo's learning rate likewise on one. *All* has every
+setting on, with the values they have alone. Seeds 1, 2 and 3 are for tuning, 201 to 205 are reported, run once. (In the
+plain world an earlier version had been seen of 201, with looks after every step and a learning rate that was 0 after
+12; no value was changed for it. In the guarded world none had been seen when this was written.) The gradient's bias and
+noise are those of the rules alone, in a problem of one decision, with 95 % intervals. It measures the sandbox: a policy
+of 390,000 parameters and a scripted oracle, priced like gpt-4o-mini.
 """
 
 from __future__ import annotations
@@ -44,12 +44,10 @@ import numpy as np
 import torch
 import transformers
 import yaml
-from league import CONFIG as GUARDED_CONFIG
-from league import read_records
+from league import CONFIG as GUARDED_CONFIG, read_records
 from prompt_r1_sandbox import CONFIG, log
 from recompute import calls_table, of_settings
-from records import RECORDS as RECORDED
-from records import record as record_lines
+from records import RECORDS as RECORDED, record as record_lines
 from transformers import TrainerCallback
 
 from agentic_prompting import (

@@ -241,6 +241,7 @@ def test_modes(tiny_policy, rows, tmp_path, mode):
     assert all(entry["step_time"] > 0 for entry in trainer.state.log_history if "reward" in entry)
     if mode == "reflection":
         assert len(trainer.population.alive()) == 1
+        assert trainer.final_prompt().id == len(trainer.population.members) - 1
 
 
 def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):

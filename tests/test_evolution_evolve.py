@@ -185,6 +185,7 @@ def test_reflection_is_a_population_of_one():
     for log in result.steps:
         assert log.prompts == [newest]
         newest = max([newest, *(entry["child"] for entry in log.operators if entry["child"])])
+    assert newest > 0 and result.best.id == newest  # none was rated: alone it met nobody
 
 
 def test_failed_calls_are_left_out():

@@ -77,7 +77,8 @@ class Population:
             Algorithm 1 reads, so that one may come twice; by default they are different ones.
         delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: how much less is known of a child (A.5).
         tie_tolerance (`float`, *optional*, defaults to `0.01`): Scores this close to the best of a group are equal.
-        best_rule (`str`, *optional*, defaults to `"conservative"`): See [`Population.best`].
+        best_rule (`str`, *optional*, defaults to `"conservative"`): See [`Population.best`]. With a window of one it is
+            always `newest`: such prompts never meet, so that none is rated.
         seed (`int`, *optional*, defaults to `0`): Of the selection.
 
     Attributes:
@@ -107,7 +108,8 @@ class Population:
         if delta_sigma < 0 or tie_tolerance < 0:
             raise ValueError(f"{delta_sigma=} and {tie_tolerance=} must not be negative")
         one_of("best_rule", best_rule, BEST_RULES)
-        self.window, self.independent_draws, self.best_rule = window, independent_draws, best_rule
+        self.window, self.independent_draws = window, independent_draws
+        self.best_rule = best_rule if window > 1 else "newest"
         self.exploration, self.delta_sigma, self.tie_tolerance = exploration, delta_sigma, tie_tolerance
         self.rule = selection_rule(rule, exploration, temperature, independent_draws)
         self.rng = random.Random(seed)

@@ -4,6 +4,7 @@ test_sampler.py."""
 import asyncio
 import random
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -245,6 +246,23 @@ def test_an_own_thread_ends_when_there_is_nothing_to_do(policy, tokenizer):
         worker.join(30)
     assert engine._worker is None
     assert len(sample(engine, requests_for(tokenizer, 3))) == 3, "and another comes when there is"
+
+
+def test_who_gets_the_last_answer_finds_the_model_let_go_of(policy, tokenizer):
+    """A callback that has asked an agent goes on to train the same model: whatever the thread sets back comes before."""
+
+    class LetsGoSlowly(TransformersEngine):
+        @contextmanager
+        def ready(self):
+            with super().ready():
+                yield
+                time.sleep(0.1)
+
+    engine = LetsGoSlowly(policy.eval(), tokenizer)
+    sample(engine, requests_for(tokenizer, 2))
+    policy.train()
+    time.sleep(0.3)
+    assert policy.training
 
 
 def test_an_error_belongs_to_those_who_asked_and_the_next_may_be_fine(policy, tokenizer):

@@ -56,6 +56,7 @@ class Engine(ABC, Generic[Asked, Given]):
         self.lent = lent
         self._inbox: SimpleQueue[Job[Asked, Given] | None] = SimpleQueue()
         self._waiting: list[Job[Asked, Given]] = []  # taken from the inbox, not at work yet
+        self._finished: list[tuple[Job[Asked, Given], Given | BaseException]] = []  # not handed over yet
         self._worker: threading.Thread | None = None
         self._hiring = threading.Lock()
         self._closed: BaseException | None = None
@@ -123,6 +124,7 @@ class Engine(ABC, Generic[Asked, Given]):
                 if together is not None:  # in the order of the conversations, whoever was asked first
                     self._waiting.sort(key=lambda job: getattr(job.asked, "conversation", None) or 0)
                 self._piece(may_join())
+                self._hand_over()
 
     def wake(self) -> None:
         """Make a thread that waits for requests look again."""
@@ -133,15 +135,19 @@ class Engine(ABC, Generic[Asked, Given]):
         self._closed = error
 
     def _work_off(self) -> None:
-        """The own thread: until nothing is left to do."""
+        """The own thread: until nothing is left to do. The last results are handed over when the model has been let go
+        of: whoever gets them may go on to train it."""
         while True:
             try:
                 with self.ready():
                     while self._take(block=False) or self.busy or self._waiting:
                         self._piece(may_join=True)
+                        if self.busy or self._waiting:
+                            self._hand_over()
             except Exception as error:  # the model cannot be had, by nobody who has asked
                 self._take(block=False)
                 self._fail(error)
+            self._hand_over()
             with self._hiring:
                 if self._inbox.empty():
                     self._worker = None
@@ -182,8 +188,12 @@ class Engine(ABC, Generic[Asked, Given]):
         self.finish((job, error) for job in left)
 
     def finish(self, results: Iterable[tuple[Job[Asked, Given], Given | BaseException]]) -> None:
-        """Give those who wait what they asked for, or raise it there."""
-        for job, result in results:
+        """After this piece of work, give those who wait what they asked for, or raise it there."""
+        self._finished += results
+
+    def _hand_over(self) -> None:
+        finished, self._finished = self._finished, []
+        for job, result in finished:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 job.loop.call_soon_threadsafe(_deliver, job.given, result)
 

@@ -249,7 +249,7 @@ def test_an_own_thread_ends_when_there_is_nothing_to_do(policy, tokenizer):
 
 
 def test_who_gets_the_last_answer_finds_the_model_let_go_of(policy, tokenizer):
-    """A callback that has asked an agent goes on to train the same model: whatever the thread sets back comes before."""
+    """A callback that has asked an agent goes on to train the same model: what the thread sets back comes before."""
 
     class LetsGoSlowly(TransformersEngine):
         @contextmanager

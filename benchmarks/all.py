@@ -48,16 +48,14 @@ class Figure:
     why: str = ""
 
     def row(self, run: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Of what a run of the script left: what it `printed`, whether it was `quick`, and the `date`. One that is
-        `copied` left only what a table said of it."""
+        """Of what a run of the script left: what it `printed`, whether it was `quick`, and the `date`."""
         sign, number = self.target.split()
         try:
             value = self.value(run["printed"]) if run else None
         except (KeyError, IndexError, TypeError):  # it failed, or a quick run leaves something out
             value = None
         holds = value is not None and COMPARE[sign](value, float(number))
-        kept = "copied" if run and "copied" in run else "quick" if run and run["quick"] else "full"
-        when = f"{kept}, {run['date'][5:]}" if run else ""
+        when = f"{'quick' if run['quick'] else 'full'}, {run['date'][5:]}" if run else ""
         row = {"name": self.name, "value": value, "target": self.target, "holds": holds, "script": self.script}
         return {**row, "why": self.why, "run": when}
 

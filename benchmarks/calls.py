@@ -26,10 +26,8 @@ like gpt-4o-mini.
 from __future__ import annotations
 
 import argparse
-import gzip
 import io
 import json
-import subprocess
 import tempfile
 import time
 import warnings
@@ -49,7 +47,7 @@ import yaml
 from league import CONFIG as GUARDED_CONFIG, read_records
 from prompt_r1_sandbox import CONFIG, log
 from recompute import calls_table, of_settings
-from records import RECORDS as RECORDED, record as record_lines
+from records import RECORDS as RECORDED, record
 from transformers import TrainerCallback
 
 from agentic_prompting import (
@@ -163,16 +161,8 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
         trainer.train()
     last, seconds = looks.curve[-1], round(time.perf_counter() - started)
     log(f"seed {seed}, {world}: {name}: {last['calls']} calls, {seconds} s")
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=RECORDS.parents[1])
-    commit = head.stdout.strip()
     twice = chat.twice if SETTINGS[name]["share_replies"] == "step" else None
-    about = {
-        "world": world,
-        "seed": seed,
-        "setting": name,
-        "values": SETTINGS[name],
-        "commit": commit,
-    }
+    about = {"world": world, "seed": seed, "setting": name, "values": SETTINGS[name]}
     left_out = [entry.get("rollout/left_out", 0.0) for entry in trainer.state.log_history if "loss" in entry]
     reached = last["exact_match"] >= GOOD[world]
     end = {"reached": reached, "paid_twice": twice, "curve": looks.curve, "left_out": left_out, "seconds": seconds}
@@ -261,21 +251,18 @@ def main() -> None:
     worlds = options.worlds or (("plain",) if options.quick else tuple(GOOD))
     names = options.settings or (("today", "replies shared", "all") if options.quick else REPORTED)
     records, started = options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS), time.time()
-    records.parent.mkdir(parents=True, exist_ok=True)
     known = {(one["world"], one["setting"], one["seed"]) for one in read_records(records)}
     for world, name, seed in product(worlds, names, seeds):
         if (world, name, seed) in known:
             continue
         prepared = prepare(seed, world, options.folder / f"{seed}-{world}")
         with tempfile.TemporaryDirectory() as temporary:
-            record = run(name, seed, world, prepared, Path(temporary))
-        with gzip.open(records, "at", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            record(records, run(name, seed, world, prepared, Path(temporary)))
     found = read_records(records)
     bias = biases(20_000 if options.quick else 200_000, np.random.default_rng(0))
     if records == RECORDS:
         BIAS.unlink(missing_ok=True)
-        record_lines(BIAS, {"rules": bias})
+        record(BIAS, {"rules": bias})
     print(calls_table(found))
     if options.json:
         rows = of_settings(found)

@@ -9,7 +9,6 @@ How methods compare is `league.py`'s. Says nothing about real models.
 from __future__ import annotations
 
 import argparse
-import gzip
 import io
 import json
 import math
@@ -23,6 +22,7 @@ from typing import Any
 
 import yaml
 from league import CONFIG, REPOSITORY, SEEDS, answers, prepare, read_records, share, t_interval
+from records import record
 
 SEED = 321
 RECORDS = REPOSITORY / "records" / "ratings.jsonl.gz"
@@ -53,13 +53,20 @@ def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The correlations of the recorded seeds, mean and interval."""
-    found = [correlations(record["rated"]) for record in records]
+    rated = [one["rated"] for one in records]
+    found = [correlations(one) for one in rated]
     lines = ["| | Spearman with exact match [95 %] | by seed |", "|---|---|---|"]
     for name in found[0]:
         values = [one[name] for one in found if not math.isnan(one[name])]
         row = t_interval(values)
         ends = "one seed" if row["low"] is None else f"{row['low']:.2f}, {row['high']:.2f}"
         lines.append(f"| {name} | {row['mean']:.2f} [{ends}] | {', '.join(f'{value:.2f}' for value in values)} |")
+    best = [max(prompts, key=lambda prompt: prompt[0])[1] for prompts in rated]
+    newest = [prompts[-1][1] for prompts in rated]
+    both = [", ".join(f"{score:.3f}" for score in scores) for scores in (best, newest)]
+    lines.append(
+        f"\nExact match under the prompt rated highest, by seed: {both[0]}; under the newest that played: {both[1]}."
+    )
     return "\n".join(lines)
 
 
@@ -121,15 +128,12 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     if options.ratings:
-        known = {record["seed"] for record in read_records(options.records)}
+        known = {one["seed"] for one in read_records(options.records)}
         played = {int(path.parents[1].name) for path in options.ratings.glob("rules/*/joint-0/population.json")}
         seeds = [seed for seed in SEEDS if seed in played]  # none for tuning
-        options.records.parent.mkdir(parents=True, exist_ok=True)
         for seed in seeds:
             if seed not in known:
-                record = rate(seed, options.ratings)
-                with gzip.open(options.records, "at", encoding="utf-8") as file:
-                    file.write(json.dumps(record) + "\n")
+                record(options.records, rate(seed, options.ratings))
         found = read_records(options.records)
         print(table(found))
         result: dict[str, Any] = {"ratings": [{"seed": one["seed"], **correlations(one["rated"])} for one in found]}

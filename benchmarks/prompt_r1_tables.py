@@ -156,7 +156,11 @@ def headline(records: Records) -> str:
     memory, anew = paired(old, home), paired(exact_match(of(records, "multi", REWORDED)), home)
     lines = [f"Exact match on unseen countries, {len(home)} training(s) each: {'; '.join(said)}."]
     if memory:
-        counts = "part of what was shown before was memory" if t_interval(memory)["mean"] >= 0.05 else "less than .05"
+        row = t_interval(memory)
+        sure = row["high"] is not None and row["high"] < 0.05
+        counts = "less than .05" if sure else f"{len(memory)} seed(s) do not decide whether that is less than .05"
+        if row["mean"] >= 0.05:
+            counts = "part of what was shown before was memory"
         lines.append(f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: {counts}.")
     if anew:
         lines.append(f"With an oracle that words its replies anew it changes by {shown(anew, '+')}.")

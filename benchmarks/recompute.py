@@ -81,8 +81,7 @@ def growth(records: Records) -> str:
     sentences = [
         f"Among {first} rollouts of 4 turns, with replies of 2,048 characters, each costs {cost[first]:.1f} ms and "
         f"{memory[first]:.0f} KB, among {last} {cost[last]:.1f} ms and {memory[last]:.0f} KB.",
-        f"A further turn costs {second:.1f} ms as the second and {later:.1f} ms between the fifth and the eighth: each "
-        "request carries the whole context.",
+        f"A further turn costs {second:.1f} ms as the second and {later:.1f} ms between the fifth and the eighth.",
         "Choosing and rating 3 of 10,000 prompts: {population_ms:.1f} ms under the default rule, "
         "{population_worst_ms:.1f} ms under the slowest.",
         "A recording of {entries:,} replies opens in {opening_s} s and finds one in {lookup_ms} ms.",

@@ -89,6 +89,19 @@ def test_the_old_split_stands_beside_the_new_one(tables):
     assert lines[2][2] == "+0.050 [+0.050, +0.050]"
 
 
+@pytest.mark.parametrize(
+    ("old", "said"),
+    [
+        ((18, 18), "less than .05"),
+        ((18, 20), "part of what was shown before was memory"),
+        ((17, 19), "2 seed(s) do not decide whether that is less than .05"),
+    ],
+)
+def test_the_first_paragraph_says_no_more_than_its_seeds_do(tables, old, said):
+    found = records("multi", 18, 18) + records("multi", *old, by="question")
+    assert tables.headline(found).endswith(f"higher: {said}.")
+
+
 # --- the script ------------------------------------------------------------------------------------------------------
 
 

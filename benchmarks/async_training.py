@@ -297,14 +297,14 @@ def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps
         accelerator=SimpleNamespace(process_index=0, num_processes=1),
         state=SimpleNamespace(global_step=0, max_steps=10**6),
         num_iterations=1, shuffle_dataset=True, _step=0, train_dataset=[{"question": str(i)} for i in range(1024)],
-        rollouts_per_row=lambda: ROLLOUTS, record_notes=lambda index: {}, chat_format=chat_format, limits=Limits(TURNS),
+        rollouts_per_row=lambda: ROLLOUTS, metadata=lambda index: {}, chat_format=chat_format, limits=Limits(TURNS),
         prompt_messages=lambda row, index: [{"role": "user", "content": row["question"]}],
-        begun=lambda rows: rows, policy=decoder, environment=Replies(), with_policy=lambda work: work(None),
+        begun=lambda rows: rows, policy=decoder, environment=Replies(), run_sampling=lambda work: work(None),
         _metrics={"train": Metrics()},
     )  # fmt: skip
     working = loop.create_task(decoder.work())
     ends, ages = [], []
-    with mock.patch.object(carry_over, "lend", lambda policy, work, listen: loop.run_until_complete(work)):
+    with mock.patch.object(carry_over, "run_with_engine", lambda policy, work, listen: loop.run_until_complete(work)):
         carried = carry_over.CarryOver(trainer, resumes=False)
         for step in range(steps):
             trainer.state.global_step = trainer._step = step

@@ -39,9 +39,9 @@ from agentic_prompting.rollout import (
     Sample,
     SampleRequest,
     gather,
-    lend,
     play_all,
     rollout_seed,
+    run_with_engine,
 )
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.setup import Sandbox, prepare_sandbox
@@ -59,10 +59,10 @@ class Bench:
         self.chat_format = ChatFormat(self.tokenizer, self.spec.grammar, self.spec.chat_template_kwargs)
 
     def engine(self, **options: Any) -> TransformersEngine:
-        return TransformersEngine(self.model, self.tokenizer, lent=True, **options)
+        return TransformersEngine(self.model, self.tokenizer, on_callers_thread=True, **options)
 
     def batches(self, **options: Any) -> BatchEngine:
-        return BatchEngine(TransformersSampler(self.model, self.tokenizer, **options), lent=True)
+        return BatchEngine(TransformersSampler(self.model, self.tokenizer, **options), on_callers_thread=True)
 
     def demo(self, policy: Any) -> Played:
         """128 rollouts of the sandbox."""
@@ -86,7 +86,7 @@ class Bench:
                 context = [*context, *sample.ids, *(rng.randrange(10, len(self.tokenizer)) for _ in range(reply))]
             return said
 
-        return lambda policy: lend(policy, gather(talk(policy, n, turns) for n, turns in enumerate(lengths)))
+        return lambda policy: run_with_engine(policy, gather(talk(policy, n, turns) for n, turns in enumerate(lengths)))
 
 
 def compare(run: Callable[[Any], Played], ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> dict:

@@ -99,7 +99,7 @@ def ratings_of(run: Path) -> list[dict[str, Any]]:
             "operator": member.prompt.operator,
         }
         for member in members
-        if member.held_out and member.games
+        if member.held_out and member.matches
     ]
 
 

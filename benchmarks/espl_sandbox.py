@@ -81,7 +81,7 @@ def rate(seed: int, folder: Path) -> dict[str, Any]:
     model, population = folder / "rules" / str(seed) / "joint-0", Population(SystemPrompt(""))
     load_state(model / "population.json", lambda state: population.load_state_dict(state["population"]))
     sandbox = prepare("rules", seed, folder)
-    members = [(number, member) for number, member in enumerate(population.members) if member.games]
+    members = [(number, member) for number, member in enumerate(population.members) if member.matches]
     rated = [(one.rating.mu, share(answers(sandbox, model, one.prompt)), number) for number, one in members]
     return {"seed": seed, "rated": rated}
 

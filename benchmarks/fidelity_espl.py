@@ -433,8 +433,8 @@ def search() -> Iterator[Row]:
     for correct in (1, 0):
         for form in (1, 0):
             said = f"Answer: {'right' if correct else 'wrong'}" + ("" if form else "\nAnswer: again")
-            rollout = Rollout([1]).ended("answered")
-            rollout.sampled(Sample([1]), SearchGrammar().parse(said))
+            rollout = Rollout([1]).finish("answered")
+            rollout.add_turn(Sample([1]), SearchGrammar().parse(said))
             if not form and correct:
                 continue  # two answers are none
             (got,) = search_reward([], [], [rollout], [["right"]])

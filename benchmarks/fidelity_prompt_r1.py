@@ -325,7 +325,7 @@ def table_6() -> Iterator[Row]:
     yield Row("eq 15", "the KL term has no importance ratio", False, defaults["use_bias_correction_kl"])
     yield Row("eq 14", "advantages are standardised in the group", "group", run["scale_rewards"])
     asking = Rollout([1])
-    asking.sampled(Sample([1]), parse_turn(turn("w", ASK, "p")))
+    asking.add_turn(Sample([1]), parse_turn(turn("w", ASK, "p")))
     said = asyncio.run(LLMEnvironment(ScriptedChat(["r" * 5000])).step(asking))
     yield Row("Appendix G", "a reply of at most 2,048 characters (released code)", 2048, len(said.text))
 

@@ -136,7 +136,7 @@ def tools_and_llm() -> tuple[bool, bool, bool]:
     environment = ToolEnvironment([ask, ask_tool(chat, name="llm")])
     both = call("Kenya ?") + call("Kenya ?").replace('"name": "ask"', '"name": "llm"')
     rollout = Rollout([1])
-    rollout.sampled(Sample([1]), environment.grammar.parse(both))
+    rollout.add_turn(Sample([1]), environment.grammar.parse(both))
     said = run(environment.step(rollout))
     rollout.turns[-1] = environment.grammar.parse(call(DOWN).replace('"name": "ask"', '"name": "llm"'))
     exact = played(environment)[1]
@@ -208,7 +208,7 @@ class Game:
 
 def trl_class() -> tuple[bool, bool, bool]:
     environment = TRLEnvironment(Game)
-    row = run(environment.begin({"prompt": [{"role": "user", "content": "question : what ?"}]}))
+    row = run(environment.reset({"prompt": [{"role": "user", "content": "question : what ?"}]}))
     worked, exact, counted = played(environment, row)
     assert environment.reward is not None
     return worked and run(environment.reward([row["environments"]])) == [0.5], exact, counted
@@ -241,11 +241,11 @@ class Agent:
         rollouts = [Rollout([1], row=dict(row)) for row in rows]
         for rollout in rollouts:
             if self.error:
-                rollout.failed(Observation(error=self.error))
+                rollout.fail(Observation(error=self.error))
                 continue
             system = [message["content"] for message in rollout.row.get("prompt", ()) if message["role"] == "system"]
-            rollout.sampled(Sample([1]), ToolGrammar().parse(system[0].split()[-1] if system else self.text))
-            rollout.ended("answered")
+            rollout.add_turn(Sample([1]), ToolGrammar().parse(system[0].split()[-1] if system else self.text))
+            rollout.finish("answered")
         return rollouts
 
 
@@ -435,7 +435,7 @@ def openenv() -> tuple[bool, bool, bool]:
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in guesses.values()])
 
         def episode(*numbers: int) -> tuple[Rollout, bool]:
-            row = run(environment.begin({"prompt": [{"role": "user", "content": "question : what ?"}], "secret": 3}))
+            row = run(environment.reset({"prompt": [{"role": "user", "content": "question : what ?"}], "secret": 3}))
             turns = [f"<tool_call> {guesses[number]} </tool_call>" for number in numbers]
             return written(tokenizer, environment, *turns, row=row)
 
@@ -455,9 +455,9 @@ def verifiers() -> tuple[bool, bool, bool]:
     tokenizer.add_tokens(["die"])
     try:
         row = tasks.rows()[0]
-        rollout, exact = written(tokenizer, tasks, "Kenya .", "Nairobi", row=run(tasks.begin(row)))
+        rollout, exact = written(tokenizer, tasks, "Kenya .", "Nairobi", row=run(tasks.reset(row)))
         earned = run(tasks.reward([rollout]))
-        down, _ = written(tokenizer, tasks, "Nairobi die", row=run(tasks.begin(row)))
+        down, _ = written(tokenizer, tasks, "Nairobi die", row=run(tasks.reset(row)))
         counted = run(tasks.reward([down])) == [None]
     finally:
         tasks.close()

@@ -50,8 +50,8 @@ from agentic_prompting.rollout import (
     SampleRequest,
     TagGrammar,
     gather,
-    lend,
     play_all,
+    run_with_engine,
 )
 
 MAX_INTERACTIONS = 3
@@ -120,7 +120,7 @@ class Clock(Engine[SampleRequest, Sample]):
     """An engine whose tokens are waited for. Which turn of which rollout a context is in is read off its text."""
 
     def __init__(self, workload: Workload, write: Any):
-        super().__init__(lent=True)
+        super().__init__(on_callers_thread=True)
         self.workload, self.write = workload, write
         self.rows: list[
             tuple[Job[SampleRequest, Sample], list[int], int]
@@ -140,7 +140,7 @@ class Clock(Engine[SampleRequest, Sample]):
         if not self.rows:
             self.due = now  # nothing was at work
         for job in arrived:
-            said, tokens = self.write(job.asked.context)
+            said, tokens = self.write(job.request.context)
             self.rows.append((job, said, self.steps + tokens))
         self.steps += 1
         self.due += self.workload.scale * (STEP + STEP_PER_ROW * len(self.rows))
@@ -210,10 +210,10 @@ def play_in_lockstep(workload: Workload) -> float:
         seconds = max(lengths) * STEP + sum(lengths) * STEP_PER_ROW
         time.sleep(workload.scale * seconds)
         for rollout, (said, _) in zip(running, turns, strict=True):
-            rollout.sampled(Sample(said), tags.format.parse(said))
+            rollout.add_turn(Sample(said), tags.format.parse(said))
         running = [rollout for rollout in running if rollout.turns[-1].kind == "act"]
         for rollout, observation in zip(running, asyncio.run(ask(running)), strict=True):
-            rollout.observed(observation, tags.format.observation_ids(observation.text, after=rollout.ids))
+            rollout.add_observation(observation, tags.format.observation_ids(observation.text, after=rollout.ids))
     seconds = time.perf_counter() - started
     check([len(rollout.turns) - 1 for rollout in tags.rollouts], workload)
     return seconds
@@ -284,7 +284,7 @@ def play_trl_async(workload: Workload) -> float:
     loop = make_trl_loop(Loop, tool)
     prompts = [[{"role": "user", "content": f"rollout {i}"}] for i in range(len(workload.latencies))]
     started = time.perf_counter()
-    lend(engine, gather(loop._generate_one(prompt, {"ask": tool}, [tool]) for prompt in prompts))
+    run_with_engine(engine, gather(loop._generate_one(prompt, {"ask": tool}, [tool]) for prompt in prompts))
     seconds = time.perf_counter() - started
     check(calls.asked, workload)
     return seconds

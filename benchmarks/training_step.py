@@ -118,7 +118,7 @@ def our_trainer(folder: Path, layers: int, steps: int = 2) -> MultiTurnGRPOTrain
         train_dataset=rows(),
         processing_class=tokenizer,
     )
-    trainer.policy = BatchEngine(Script(trainer), lent=True)
+    trainer.policy = BatchEngine(Script(trainer), on_callers_thread=True)
     return trainer
 
 

@@ -44,7 +44,7 @@ def spending(settings):
             settings["policy"], Path(settings["folder"]) / "spending", rows(), chat, budget_tokens=90, max_steps=9,
             per_device_train_batch_size=2, check_environment=False,
         )  # fmt: skip
-        trainer.policy = BatchEngine(Acts(trainer), lent=True)
+        trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         try:
             trainer.train()
         except TrainingStopped as stopped:

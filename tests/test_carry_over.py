@@ -79,7 +79,7 @@ def build(policy, folder, rows, environment=None, **changes):
     trainer = trainer_for(
         policy, folder, rows, environment=environment or Counts(), **{**LEAD, "max_steps": 4, **changes}
     )
-    trainer.policy = BatchEngine(Asks(trainer), lent=True)
+    trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
     return trainer
 
 
@@ -283,7 +283,7 @@ def test_defaults_of_lead(tmp_path):
 
 def test_a_policy_without_log_probabilities_is_an_error(tiny_policy, rows, tmp_path):
     trainer = build(tiny_policy, tmp_path, rows)
-    trainer.policy = BatchEngine(lambda requests: [Sample([5]) for _ in requests], lent=True)
+    trainer.policy = BatchEngine(lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True)
     with pytest.raises(ValueError, match="lead > 0 needs a policy that gives the log-probability"):
         trainer.train()
 
@@ -389,7 +389,7 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(tiny_policy, row
         train_dataset=rows, initial_prompt="Answer .\n[G0]. Ask first .", environment=Counts(),
         prompt_template="question : {question}",
     )  # fmt: skip
-    trainer.policy = BatchEngine(Asks(trainer), lent=True)
+    trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
     rated, record = [], trainer.population.record
 
     def watched(prompts, scores):

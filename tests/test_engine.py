@@ -22,7 +22,7 @@ from transformers import (
 
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, local_policy
-from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest, gather, lend, read_rollouts
+from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest, gather, read_rollouts, run_with_engine
 from test_sampler import requests_for, sample
 from test_trainer import trainer_for
 
@@ -165,17 +165,17 @@ def test_nobody_waits_for_the_longest_turn(policy, tokenizer):
             context = [*context, *one.ids, 9]
             order.append((name, number))
 
-    lend(engine, gather([talk("long", [60]), talk("short", [4, 4, 4, 4])]))
+    run_with_engine(engine, gather([talk("long", [60]), talk("short", [4, 4, 4, 4])]))
     assert order == [*(("short", number) for number in range(4)), ("long", 0)]
 
 
 def test_rows_that_do_not_fit_wait_and_nothing_changes(policy, tokenizer):
     """A bound on memory: rows are put back in mid-turn, read again, and sample what they would have sampled."""
     requests = requests_for(tokenizer, 40, most=90)
-    roomy = TransformersEngine(policy, tokenizer, lent=True)
+    roomy = TransformersEngine(policy, tokenizer, on_callers_thread=True)
     expected = ids(sample(roomy, requests))
     per_token = roomy.slab.bytes(1, 1)
-    tight = Stepped(policy, tokenizer, max_batch_mb=per_token * 32 * 64 / 1e6, lent=True)
+    tight = Stepped(policy, tokenizer, max_batch_mb=per_token * 32 * 64 / 1e6, on_callers_thread=True)
     most, put_back = [], []
 
     def look(engine):
@@ -192,7 +192,7 @@ def test_weights_may_change_in_the_middle_of_a_turn(tiny_policy, tokenizer):
     """Rows at work are read again with the new weights and go on with their own random numbers."""
     model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
     request = SampleRequest(list(range(10, 30)), 12, 3, conversation=1)
-    engine = Stepped(model, tokenizer, end_of_turn_ids=[len(tokenizer) + 5], lent=True)
+    engine = Stepped(model, tokenizer, end_of_turn_ids=[len(tokenizer) + 5], on_callers_thread=True)
     steps = []
 
     def change(engine):
@@ -230,7 +230,7 @@ def test_a_cancelled_request_leaves(policy, tokenizer):
         return one, later
 
     engine.between = lambda engine: at_work.append(len(engine.rows))
-    one, later = lend(engine, both())
+    one, later = run_with_engine(engine, both())
     assert one.ids == later.ids and len(one.ids) == 20
     assert at_work[-1] == 1 and max(at_work) == 2
 
@@ -277,7 +277,9 @@ def test_an_error_belongs_to_those_who_asked_and_the_next_may_be_fine(policy, to
 def test_together_samples_when_everybody_waits():
     """Batches depend on the requests alone: nobody is sampled before all that live have asked."""
     batches = []
-    engine = BatchEngine(lambda requests: batches.append(len(requests)) or [Sample([1]) for _ in requests], lent=True)
+    engine = BatchEngine(
+        lambda requests: batches.append(len(requests)) or [Sample([1]) for _ in requests], on_callers_thread=True
+    )
     living = 4
 
     async def talk(turns, pause):
@@ -288,7 +290,7 @@ def test_together_samples_when_everybody_waits():
         living -= 1
         engine.wake()
 
-    lend(engine, gather(talk(n + 1, 0.01 * n) for n in range(4)), together=lambda: living)
+    run_with_engine(engine, gather(talk(n + 1, 0.01 * n) for n in range(4)), together=lambda: living)
     assert batches == [4, 3, 2, 1]
 
 
@@ -300,7 +302,7 @@ def test_together_the_clock_does_not_order_the_rows():
         batches.append([request.conversation for request in requests])
         return [Sample([1]) for _ in requests]
 
-    engine, living = BatchEngine(sampler, max_batch_size=2, lent=True), 3
+    engine, living = BatchEngine(sampler, max_batch_size=2, on_callers_thread=True), 3
 
     async def talk(number):
         await engine(SampleRequest([1], 1, 0, conversation=number))
@@ -310,7 +312,7 @@ def test_together_the_clock_does_not_order_the_rows():
         living -= 1
         engine.wake()
 
-    lend(engine, gather(map(talk, range(3))), together=lambda: living)
+    run_with_engine(engine, gather(map(talk, range(3))), together=lambda: living)
     assert sum(map(len, batches)) == 6 and all(batch == sorted(batch) for batch in batches)
 
 

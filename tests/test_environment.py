@@ -30,9 +30,9 @@ def rollout_after(n, seed=0):
     """A rollout that has had `n` replies and asks once more: `ask 0`, `reply 0`, ..., `ask n`."""
     rollout = Rollout([1, 2, 3], row={"question": "the question itself", "answers": ["gold"]}, seed=seed)
     for i in range(n):
-        rollout.sampled(Sample([4]), turn_of(f"ask {i}"))
-        rollout.observed(Observation(f"reply {i}"), [5])
-    rollout.sampled(Sample([4]), turn_of(f"ask {n}"))
+        rollout.add_turn(Sample([4]), turn_of(f"ask {i}"))
+        rollout.add_observation(Observation(f"reply {i}"), [5])
+    rollout.add_turn(Sample([4]), turn_of(f"ask {n}"))
     return rollout
 
 
@@ -286,7 +286,7 @@ def rollouts_of(batch, groups, asked="ask 0"):
     made = []
     for seed, group in enumerate(groups):
         rollout = Rollout([1], row={"question": f"q{group}"}, seed=100 + seed, batch=batch, group=group)
-        rollout.sampled(Sample([4]), turn_of(asked))
+        rollout.add_turn(Sample([4]), turn_of(asked))
         made.append(rollout)
     return made
 

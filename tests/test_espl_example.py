@@ -132,14 +132,14 @@ def test_a_closed_model_needs_models(tmp_path, capsys):
 def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
     from agentic_prompting import LLMEnvironment, PromptAgent
     from agentic_prompting.llm import complete
-    from agentic_prompting.rollout import gather, lend
+    from agentic_prompting.rollout import gather, run_with_engine
     from agentic_prompting.sandbox.setup import ROOT as PROMPT, AgentChat, Transcript
 
     sandbox = prepare_guarded(warm, 0, 8)
     agent = PromptAgent.from_pretrained(sandbox.model, LLMEnvironment(sandbox.oracle))
     talks = [PROMPT.messages(sandbox.spec.messages(row)) for row in sandbox.test]
     chat = AgentChat(agent, 3)
-    together = lend(agent.policy, gather(chat(talk, repeat=1) for talk in talks))
+    together = run_with_engine(agent.policy, gather(chat(talk, repeat=1) for talk in talks))
     alone, other = ([complete(chat, talk, repeat=repeat).text for talk in talks] for repeat in (1, 2))
     assert [reply.text for reply in together] == alone != other
     assert Transcript().parse("<think> a </think> <interaction_prompt> b </interaction_prompt>\n[reply] c\n"

@@ -108,7 +108,7 @@ def trainer_for(policy, folder, rows, reference=None, prompt="Answer .\n[G0]. As
         train_dataset=rows,
         initial_prompt=prompt,
     )
-    trainer.policy = BatchEngine(Writes(trainer), lent=True)
+    trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     return trainer
 
 
@@ -157,7 +157,7 @@ def test_ratings_follow_the_rewards(tiny_policy, rows, tmp_path):
     expected = rate([before[i] for i in ids], list(values), 0.01)
     for i, rating in zip(ids, expected, strict=True):
         assert trainer.population.rating(i).mu == pytest.approx(rating.mu)
-    assert trainer.population.members[0].games == 1
+    assert trainer.population.members[0].matches == 1
 
 
 @pytest.mark.parametrize("lag", [0, 1, 2])
@@ -176,7 +176,7 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
     trainer._playing = [member.prompt for member in trainer.population.members]
     trainer.model.train()
-    trainer._notes = [trainer.record_notes(i) for i in range(8)]  # which prompt each was played under
+    trainer._notes = [trainer.metadata(i) for i in range(8)]  # which prompt each was played under
     played = [{"question": "q", "answers": ["x"], "rollout": Rollout([0])}] * 8
     root_wins, root_loses = [1.0, 0.5, 0.0, 0.0] * 2, [0.0, 0.0, 1.0, 0.5] * 2
     trainer._evolve(root_wins, played)
@@ -193,7 +193,7 @@ def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
     oldest = Population(SystemPrompt("Answer .", ()), rule=lambda members, k, rng: [0] * k)
     settings = {"args": arguments(tmp_path, evolution_lag=0), "train_dataset": rows, "reference": Reference()}
     trainer = ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, **settings)
-    trainer.policy = BatchEngine(Writes(trainer), lent=True)
+    trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.population is oldest and len(oldest.members) > 1
     assert [prompt.id for prompt in trainer._playing] == [0, 0]
@@ -240,7 +240,7 @@ def test_modes(tiny_policy, rows, tmp_path, mode):
     assert bool(reference.calls) == (mode != "rl")
     assert all(entry["step_time"] > 0 for entry in trainer.state.log_history if "reward" in entry)
     if mode == "reflection":
-        assert len(trainer.population.alive()) == 1
+        assert len(trainer.population.candidates()) == 1
         assert trainer.final_prompt().id == len(trainer.population.members) - 1
 
 
@@ -271,7 +271,7 @@ def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):
 def test_a_run_in_phases_resumes_exactly(tiny_policy, rows, tmp_path):
     def run(folder, checkpoint=None, **changes):
         trainer = trainer_for(tiny_policy, folder, rows, mode="alternating", phase_steps=1, evolution_lag=0, **changes)
-        trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer.state_dict(), [(e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e]
 
@@ -283,7 +283,7 @@ def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_pa
     """The teacher speaks only under its prompt; the student says the same without it, and is used without it."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, mode="rl", max_steps=1, per_device_eval_batch_size=8)
     trainer.train()
-    trainer.policy, played = BatchEngine(WritesOne(trainer, "euro"), lent=True), []
+    trainer.policy, played = BatchEngine(WritesOne(trainer, "euro"), on_callers_thread=True), []
     told, trainer._rollout = trainer._rollout, lambda index, row: played.append(row["prompt"]) or told(index, row)
 
     def likelihood(messages):
@@ -396,7 +396,7 @@ def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_
             return await super().__call__(messages, **sampling)
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, Silent(), evolution_lag=0, reflection_timeout=0.2, max_steps=3)
-    trainer.policy = BatchEngine(Writes(trainer), lent=True)
+    trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     trainer.train()
     logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
     assert trainer.state.global_step == 3 and 1.0 in logged and len(trainer.population.members) < 3
@@ -406,7 +406,7 @@ def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_
 def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, caplog):
     """What it does not take is written with the next lines, once."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), evolution_lag=0)
-    trainer.policy = BatchEngine(Writes(trainer), lent=True)
+    trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     write, tries = trainer._journal.append, iter(range(100))
 
     def full_twice(attempts):
@@ -424,14 +424,14 @@ def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, 
 def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tmp_path):
     """The same command after the end: what was at work for steps that will never come stays unasked."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2, save_strategy="steps", save_steps=1)
-    trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer._pending
     again = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2)
     again.train(resume_from_checkpoint=True)
     assert again.reference.children == 0 and again.state_dict() == trainer.state_dict()
     more = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=3)
-    more.policy = BatchEngine(WritesBySeed(more), lent=True)
+    more.policy = BatchEngine(WritesBySeed(more), on_callers_thread=True)
     more.train(resume_from_checkpoint=True)
     assert len(more.population.members) > len(trainer.population.members)
 
@@ -482,7 +482,7 @@ def test_resumed_run_is_the_uninterrupted_one(tiny_policy, rows, tmp_path, lag):
 
     def run(folder, checkpoint=None, **changes):
         trainer = trainer_for(tiny_policy, folder, rows, Replays(), evolution_lag=lag, p_crossover=0.5, **changes)
-        trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
         trainer.train(resume_from_checkpoint=checkpoint)
         losses = [(e["step"], e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
         return trainer.state_dict(), losses
@@ -516,7 +516,7 @@ def test_the_policy_as_its_own_reflector(tiny_policy, rows, tmp_path, lag):
             max_completion_length=900,
             **changes,
         )
-        trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
         trainer.train(resume_from_checkpoint=checkpoint)
         return trainer
 
@@ -583,7 +583,7 @@ def test_prompt_r1_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
         environment=LLMEnvironment(Oracle()),
         prompt_template=SANDBOX_TEMPLATE,
     )
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     records = list(read_rollouts(tmp_path / "rollouts"))
     assert {len(record["turns"]) for record in records} == {2}

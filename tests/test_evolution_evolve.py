@@ -382,7 +382,7 @@ def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
     result = run(policy, config, eval_rows=HELD_OUT, checkpoint=path)
     curve = [(log.step, log.held_out) for log in result.steps if log.held_out is not None]
     assert [step for step, _ in curve] == [1, 3, 5, 7, 9]
-    played = [member for member in result.population.members if member.games]
+    played = [member for member in result.population.members if member.matches]
     assert len(played) > 3 and all(member.held_out["n"] == len(HELD_OUT) * 4 for member in played)
     assert curve[-1][1] == result.population.members[result.best.id].held_out["mean"] > played[0].held_out["mean"]
     for member in played:

@@ -172,7 +172,7 @@ def test_a_trainer_killed_and_resumed(tiny_policy, rows, tmp_path, lag):
             save_strategy="steps",
             save_steps=2,
         )
-        trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
         trainer.train(**options)
         return read_journal(folder / "evolution.jsonl")
 
@@ -189,7 +189,7 @@ def test_a_trainer_killed_and_resumed(tiny_policy, rows, tmp_path, lag):
 def test_held_out_success_is_the_members(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1)
     trainer.eval_dataset = rows
-    trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     metrics = trainer.evaluate()
     measured = trainer.population.members[0].held_out
     assert measured["mean"] == pytest.approx(metrics["eval_reward"]) and measured["n"] > 0 and measured["deviation"] > 0
@@ -216,9 +216,9 @@ def test_every_prompt_that_played_is_tried_in_the_end(tiny_policy, rows, tmp_pat
         eval_dataset=rows,
         initial_prompt="Answer .\n[G0]. Ask first .",
     )
-    trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     trainer.train()
-    played = [member for member in trainer.population.members if member.games]
+    played = [member for member in trainer.population.members if member.matches]
     assert played and all(member.held_out["n"] > 0 for member in played)
     assert not [entry for entry in trainer.state.log_history if "eval_reward" in entry], "no points of the run's curve"
     trainer.evaluate()

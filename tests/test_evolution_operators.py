@@ -13,8 +13,8 @@ from agentic_prompting.evolution import (
     PromptResult,
     ProposedEdits,
     SystemPrompt,
-    breed,
     operators,
+    propose_children,
     templates,
 )
 from agentic_prompting.llm import BudgetExceeded, Reply, ScriptedChat, Usage
@@ -361,12 +361,12 @@ def test_correction_fails_as_the_others_do():
 
 def test_both_operators_and_all_their_calls_run_side_by_side():
     chat, batch = reference(latency=0.1), trials([1.0, 0.0], [0.0, 0.6])
-    outcomes = asyncio.run(breed(chat, MIXED, batch))
+    outcomes = asyncio.run(propose_children(chat, MIXED, batch))
     assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"]
     assert sorted(map(task, chat.calls[:5])) == ["let"] + ["retell"] * 4, "what waits for nothing goes out at once"
     assert [task(call) for call in chat.calls[5:]] == ["draw"] * 2 + ["turn"]
     assert [outcome.reason for outcome in outcomes] == ["child", "child"]
-    assert asyncio.run(breed(chat, None, None)) == []
+    assert asyncio.run(propose_children(chat, None, None)) == []
 
 
 def test_a_critique_waits_for_its_own_problem_alone():

@@ -154,7 +154,7 @@ def test_record_rates_and_returns_values():
     assert values == [0.75, 0.25, 0.125]
     expected = rate([before[2], before[0], before[1]], values)
     assert [population.rating(name) for name in (2, 0, 1)] == expected
-    assert [member.games for member in population.members] == [1, 1, 1]
+    assert [member.matches for member in population.members] == [1, 1, 1]
 
 
 def test_a_prompt_drawn_twice_is_one_player():
@@ -165,14 +165,14 @@ def test_a_prompt_drawn_twice_is_one_player():
     assert [member.rating for member in twice.members] == [member.rating for member in once.members]
     alone = grown(1)
     assert alone.record([0, 0], [[1.0], [0.0]]) == [0.5, 0.5]
-    assert (alone.rating(0), alone.members[0].games) == (Rating(), 0), "nobody plays against itself"
+    assert (alone.rating(0), alone.members[0].matches) == (Rating(), 0), "nobody plays against itself"
 
 
 def test_the_unscorable_is_not_rated():
     population = grown(3)
     before = population.rating(1)
     assert population.record([0, 1, 2], [[1.0], [None], [0.0]]) == [1.0, None, 0.0]
-    assert (population.rating(1), population.members[1].games) == (before, 0)
+    assert (population.rating(1), population.members[1].matches) == (before, 0)
     assert population.rating(0).mu > 25 > population.rating(2).mu
     population = grown(2)
     population.record([0, 1], [[None], [0.3]])
@@ -213,8 +213,8 @@ def test_best():
     for member, rating in zip(
         population.members, [Rating(30, 1), Rating(33, 4), Rating(29, 0.1), Rating(50, 1)], strict=True
     ):
-        member.rating, member.games = rating, 1
-    population.members[3].games = 0
+        member.rating, member.matches = rating, 1
+    population.members[3].matches = 0
     assert [population.best(rule).id for rule in ("conservative", "mean", "newest")] == [2, 1, 3]
     population.exploration = 0.5
     assert population.best().id == 1

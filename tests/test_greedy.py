@@ -196,7 +196,7 @@ def test_a_full_batch_guesses_nothing(model):
             widths.append((len(ids), keep))
             return super()._forward(ids, columns, first, keep)
 
-    engine = Watched(model, None, GREEDY, end_of_turn_ids=[VOCABULARY + 5], lent=True)
+    engine = Watched(model, None, GREEDY, end_of_turn_ids=[VOCABULARY + 5], on_callers_thread=True)
     sample(engine, [SampleRequest([10 + i % 50, 11 + i], 12, 0, draft=[0, 9, 9, 9]) for i in range(64)])
     assert all(keep in (1, 5) or rows * keep <= 64 for rows, keep in widths), "5: the drafts, 1: no guess"
 

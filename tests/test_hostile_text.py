@@ -102,7 +102,7 @@ def test_documents_are_inert(document):
     """A document cannot pose as a tool call, whatever it holds."""
     environment = SearchEnvironment(lambda queries, k: [[Document(document * 50)] for _ in queries], max_chars=500)
     rollout = Rollout([1])
-    rollout.sampled(Sample([1]), SearchGrammar().parse('<tool_call>{"query_list": ["x"]}</tool_call>'))
+    rollout.add_turn(Sample([1]), SearchGrammar().parse('<tool_call>{"query_list": ["x"]}</tool_call>'))
     text = environment.step(rollout).text
     assert len(text) <= 500
     assert SearchGrammar().parse(SearchGrammar().escape(text)).kind == "answer"

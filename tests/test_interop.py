@@ -92,7 +92,7 @@ def asked(environment: ToolEnvironment, *turns: str, row: dict | None = None) ->
     """A rollout that has said these turns, the last not yet answered."""
     rollout = Rollout([1], row=row or {}, seed=7)
     for text in turns:
-        rollout.sampled(Sample([1]), environment.grammar.parse(text))
+        rollout.add_turn(Sample([1]), environment.grammar.parse(text))
     return rollout
 
 
@@ -301,7 +301,7 @@ class Guess:
 
 def test_a_class_of_trl_has_an_instance_per_episode():
     environment = TRLEnvironment(Guess)
-    rows = [run(environment.begin({"prompt": [{"role": "user", "content": "Play."}], "secret": n})) for n in (3, 4)]
+    rows = [run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": n})) for n in (3, 4)]
     assert rows[0]["prompt"][-1]["content"] == "Play. Guess a number."
     assert step(environment, call("guess", number=4), row=rows[0]).text == "wrong"
     assert step(environment, call("guess", number=4), row=rows[1]).text == "right"
@@ -311,7 +311,7 @@ def test_a_class_of_trl_has_an_instance_per_episode():
 
 def test_a_reset_that_fails_is_an_outage():
     environment = TRLEnvironment(Guess)
-    row = run(environment.begin({"prompt": [{"role": "user", "content": "Play."}], "secret": -1}))
+    row = run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": -1}))
     assert "no route" not in str(row["prompt"]) and step(environment, call("guess", number=4), row=row).error
     assert run(environment.reward([row["environments"]])) == [None]
 
@@ -330,8 +330,8 @@ def test_a_simulated_user_ends_the_episode_when_they_have_what_they_want():
     rollout = asked(environment, "How can I help?", row={"goal": "the capital of Kenya"})
     observation = run(environment.step(rollout))
     assert observation.text.startswith("Where") and "the capital of Kenya" in heard[0][0]["content"]
-    rollout.observed(observation, [2])
-    rollout.sampled(Sample([1]), Dialogue().parse("<think>easy</think>In Nairobi."))
+    rollout.add_observation(observation, [2])
+    rollout.add_turn(Sample([1]), Dialogue().parse("<think>easy</think>In Nairobi."))
     assert run(environment.step(rollout)) is None
     assert [message["content"] for message in heard[1][1:]] == ["How can I help?", observation.text, "In Nairobi."]
 
@@ -382,9 +382,9 @@ class Agent:
         self.asked.append((question, seed))
         rollout = Rollout([1])
         if self.error:
-            return rollout.failed(Observation(error=self.error))
-        rollout.sampled(Sample([1]), ToolGrammar().parse("[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"))
-        return rollout.ended("answered")
+            return rollout.fail(Observation(error=self.error))
+        rollout.add_turn(Sample([1]), ToolGrammar().parse("[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"))
+        return rollout.finish("answered")
 
 
 def test_an_agent_is_a_language_model_of_dspy():
@@ -528,11 +528,11 @@ class Obedient:
         rollouts = [Rollout([1], row=dict(row)) for row in rows]
         for rollout in rollouts:
             if self.error:
-                rollout.failed(Observation(error=self.error))
+                rollout.fail(Observation(error=self.error))
                 continue
             word = rollout.row["prompt"][0]["content"].split()[-1]
-            rollout.sampled(Sample([1]), ToolGrammar().parse(word))
-            rollout.ended("answered")
+            rollout.add_turn(Sample([1]), ToolGrammar().parse(word))
+            rollout.finish("answered")
         return rollouts
 
 

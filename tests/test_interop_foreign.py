@@ -86,14 +86,14 @@ def said(environment, rollout: Rollout, *turns: str):
     """What the environment says to the last of these turns."""
     for at, text in enumerate(turns):
         if at:
-            rollout.observed(observation, [2])  # noqa: F821
-        rollout.sampled(Sample([1]), environment.grammar.parse(text))
+            rollout.add_observation(observation, [2])  # noqa: F821
+        rollout.add_turn(Sample([1]), environment.grammar.parse(text))
         observation = run(environment.step(rollout))
     return observation
 
 
 def begun(environment, **columns: object) -> Rollout:
-    return Rollout([1], row=run(environment.begin({"prompt": [{"role": "user", "content": "Play."}], **columns})))
+    return Rollout([1], row=run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], **columns})))
 
 
 # --- OpenEnv -----------------------------------------------------------------------------------------------------
@@ -189,10 +189,10 @@ def test_a_task_set_in_another_process(bridged):
     assert rollout.row["prompt"] == [{"role": "user", "content": "The capital 1?"}]
     told = said(bridged, rollout, "Kenya.")
     assert told.text == "You said Kenya. Its capital?"
-    rollout.observed(told, [2])
+    rollout.add_observation(told, [2])
     assert said(bridged, rollout, "<think>hm</think>Nairobi") is None and reward_of(bridged, rollout) == 1.0
     stopped = begun(bridged, task=1)  # by its limit: the last turn has not been heard yet
-    stopped.sampled(Sample([1]), bridged.grammar.parse("Kenya."))
+    stopped.add_turn(Sample([1]), bridged.grammar.parse("Kenya."))
     assert reward_of(bridged, stopped) == 0.0
 
 
@@ -201,7 +201,7 @@ def test_a_process_of_a_task_set_that_ends_is_an_outage_and_is_started_again(bri
         rollout = begun(bridged, task=0)
         failed = said(bridged, rollout, text)
         assert isinstance(failed.error, kind)
-        assert reward_of(bridged, rollout.failed(failed)) is None
+        assert reward_of(bridged, rollout.fail(failed)) is None
     assert said(bridged, begun(bridged, task=0), "Nairobi") is None
     bridged.timeout = 0.01
     assert isinstance(said(bridged, begun_slowly(bridged), "hang").error, TimedOut)
@@ -228,14 +228,14 @@ def test_task_sets_of_verifiers(monkeypatch):
     for text, kind in (("outage", ServerFailed), ("die", Unreachable)):
         rollout = begun(tasks, **rows[0])
         failed = said(tasks, rollout, text)
-        assert isinstance(failed.error, kind) and reward_of(tasks, rollout.failed(failed)) is None
+        assert isinstance(failed.error, kind) and reward_of(tasks, rollout.fail(failed)) is None
     tasks.close()
 
     tasks = VerifiersTasks("talk", python)
     rollout = begun(tasks, **tasks.rows()[0])
     told = said(tasks, rollout, "Kenya.")
     assert told.text == "You said Kenya. Its capital?"
-    rollout.observed(told, [2])
+    rollout.add_observation(told, [2])
     assert said(tasks, rollout, "It is Nairobi.") is None and reward_of(tasks, rollout) == 1.5
     stopped = begun(tasks, task=0)
     assert said(tasks, stopped, "Kenya.").text and reward_of(tasks, stopped) == 0.5

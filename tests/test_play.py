@@ -29,7 +29,7 @@ class ScriptedSampler(BatchEngine):
     """Plays the given turns: the n-th turn of every rollout is `turns[n]`. Counts calls and rows."""
 
     def __init__(self, chat_format: ChatFormat, turns: list[str], cut: bool = False, ended: bool = True):
-        super().__init__(self.sample, lent=True)
+        super().__init__(self.sample, on_callers_thread=True)
         self.chat_format, self.turns, self.cut, self.ended = chat_format, turns, cut, ended
         self.batches: list[list[SampleRequest]] = []
 

@@ -54,19 +54,19 @@ def parts(folder):
 def answered_rollout():
     """Asked once (reply from a cache after a retry), then answered: 3 + 2 tokens around 4 of observation."""
     rollout = Rollout([1, 2], row={"id": "q1", "question": "Q?", "answers": ["c"], "task": "t", "meta": "{}"}, seed=7)
-    rollout.sampled(Sample([3, 4, 5]), parse_turn(ASK))
+    rollout.add_turn(Sample([3, 4, 5]), parse_turn(ASK))
     reply = Reply("fine", usage=Usage(10, 5, 0.25), cached=True, attempts=3)
-    rollout.observed(Observation("fine", replies=(reply,), seconds=0.5), [6, 7, 8, 9])
-    rollout.sampled(Sample([10, 11]), parse_turn(END))
+    rollout.add_observation(Observation("fine", replies=(reply,), seconds=0.5), [6, 7, 8, 9])
+    rollout.add_turn(Sample([10, 11]), parse_turn(END))
     rollout.status = "answered"
     return rollout
 
 
 def failed_rollout(error=None):
     rollout = Rollout([1], seed=8)
-    rollout.sampled(Sample([3]), parse_turn(ASK))
+    rollout.add_turn(Sample([3]), parse_turn(ASK))
     error = error or ServerFailed("down", "m at http://x", attempts=2, status=503)
-    rollout.failed(Observation(error=error, replies=(Reply(error=error, attempts=2),), seconds=1.5))
+    rollout.fail(Observation(error=error, replies=(Reply(error=error, attempts=2),), seconds=1.5))
     return rollout
 
 

@@ -115,8 +115,8 @@ def test_the_tree_is_the_populations(tmp_path):
     lineage = read_lineage(tmp_path / "population.json")
     assert [node.member for node in lineage.nodes] == population.members
     assert [place for place, node in enumerate(lineage.nodes) if node.best] == [population.best().id]
-    alive = [member.prompt.id for member in population.alive()]
-    assert [place for place, node in enumerate(lineage.nodes) if node.in_window] == alive and len(alive) == 10
+    candidates = [member.prompt.id for member in population.candidates()]
+    assert [place for place, node in enumerate(lineage.nodes) if node.in_window] == candidates and len(candidates) == 10
     assert lineage.window == population.window
     assert {lineage.nodes[child].member.prompt.operator for _, child in lineage.edges} == {"mutation", "crossover"}
 

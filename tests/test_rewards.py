@@ -31,7 +31,7 @@ NILE = ["Nile"]
 def episode(*texts: str, status: str = "answered", grammar: TagGrammar = TagGrammar()) -> Rollout:
     rollout = Rollout([1])
     for text in texts:
-        rollout.sampled(Sample([2]), parse_turn(text, grammar))
+        rollout.add_turn(Sample([2]), parse_turn(text, grammar))
     rollout.status = status
     return rollout
 
@@ -156,7 +156,7 @@ def test_bad_arguments_are_named():
 
 def failed_episode() -> Rollout:
     rollout = episode(ASK, status="running")
-    rollout.failed(Observation(error=ServerFailed("the server was down", "oracle", 3, 503)))
+    rollout.fail(Observation(error=ServerFailed("the server was down", "oracle", 3, 503)))
     return rollout
 
 

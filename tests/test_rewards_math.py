@@ -35,7 +35,7 @@ def test_not_equal(text):
 
 def episode(text, status="answered"):
     rollout = Rollout([1])
-    rollout.sampled(Sample([2]), parse_turn(text))
+    rollout.add_turn(Sample([2]), parse_turn(text))
     rollout.status = status
     return rollout
 
@@ -46,7 +46,7 @@ def test_reward():
     rollouts = [episode("<answer>8/2</answer>"), episode(r"\boxed{4}", "malformed"), episode(r"\boxed{4}", "failed")]
     assert math_reward(None, [""] * 3, answers=[["4"]] * 3, rollout=rollouts) == [1.0, 1.0, None]
     free = Rollout([1])
-    free.sampled(Sample([2]), FreeText().parse("Twice two. The final answer is 4.\n"))
+    free.add_turn(Sample([2]), FreeText().parse("Twice two. The final answer is 4.\n"))
     free.status = "answered"
     assert math_reward(None, [""], answers=[["4"]], rollout=[free]) == [1.0]
     with pytest.raises(ValueError, match="must be a list"):

@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, end_of_turn_tokens
-from agentic_prompting.rollout import Sample, SampleRequest, TagGrammar, gather, lend
+from agentic_prompting.rollout import Sample, SampleRequest, TagGrammar, gather, run_with_engine
 from tokenizers_for_tests import tokenizer_for
 
 TURN = "<think> a </think> <interaction_prompt> b </interaction_prompt>"
@@ -21,14 +21,16 @@ TURN = "<think> a </think> <interaction_prompt> b </interaction_prompt>"
 
 def sample(policy, requests):
     """What a policy gives to many requests at once."""
-    return lend(policy, gather(policy(request) for request in requests))
+    return run_with_engine(policy, gather(policy(request) for request in requests))
 
 
 class Sampler:
     """The engine and the batch sampler, held to each other: requests in, samples out, log-probabilities left out."""
 
     def __init__(self, model, tokenizer, *args, max_batch_size=256, **options):
-        self.engine = TransformersEngine(model, tokenizer, *args, max_batch_size=max_batch_size, lent=True, **options)
+        self.engine = TransformersEngine(
+            model, tokenizer, *args, max_batch_size=max_batch_size, on_callers_thread=True, **options
+        )
         self.batches = TransformersSampler(model, tokenizer, *args, **options)
 
     def __call__(self, requests):
@@ -89,7 +91,7 @@ class ScriptedEngine(TransformersEngine):
     """The same for the engine, whose rows move: a row's script is the one its seed says."""
 
     def _choose(self, rows, logits):
-        scripts = [(self.script[row.job.asked.seed], len(row.ids)) for row in rows]
+        scripts = [(self.script[row.job.request.seed], len(row.ids)) for row in rows]
         return [[script[n] if n < len(script) else 0] for script, n in scripts], [[0.0] for _ in rows]
 
 

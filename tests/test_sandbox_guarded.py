@@ -307,10 +307,10 @@ class Follows:
                 trace = episode.trace(kind, question)
             rollout = Rollout([1], row=dict(row))
             for turn, reply in zip(trace["turns"], [*trace["observations"], None], strict=True):
-                rollout.sampled(Sample([1]), parse_turn(turn))
+                rollout.add_turn(Sample([1]), parse_turn(turn))
                 if reply is not None:
-                    rollout.observed(Observation(reply), [1])
-            rollout.ended("answered")
+                    rollout.add_observation(Observation(reply), [1])
+            rollout.finish("answered")
             rollouts.append(rollout)
         return rollouts
 

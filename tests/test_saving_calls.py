@@ -155,7 +155,7 @@ def test_what_cannot_be_saved_is_not_asked_for_and_a_share_is_played_on():
     assert environment.grammar == "its own"
     rollouts = [Rollout([1], {"lost": seed % 2 == 0}, seed, batch="1") for seed in range(800)]
     for rollout in rollouts:
-        rollout.sampled(Sample([2]), parse_turn("<interaction_prompt>q</interaction_prompt>"))
+        rollout.add_turn(Sample([2]), parse_turn("<interaction_prompt>q</interaction_prompt>"))
         said = asyncio.run(environment.step(rollout))
         assert (said is None) == (rollout.weight == 0)
         assert rollout.weight in ((0, 4) if rollout.row["lost"] else (1,))
@@ -233,7 +233,7 @@ def batch_of(policy, folder, rows, right, questions=(0, 1), **changes):
     funcs = changes.pop("reward_funcs")
     trainer = trainer_for(policy, folder, rows, options={"reward_funcs": funcs}, **changes)
     plays = Plays(trainer, right)
-    trainer.policy = BatchEngine(plays, lent=True)
+    trainer.policy = BatchEngine(plays, on_callers_thread=True)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     scored = trainer._generate_and_score_completions([rows[i] for i in questions for _ in range(4)])
@@ -272,7 +272,7 @@ def test_where_replies_are_shared_less_is_left_out(tiny_policy, rows, tmp_path, 
     asks, ends = (trainer.chat_format.turn_ids(text) for text in (ASK, END.format("x")))
     answered = trainer.chat_format.tokenizer.convert_tokens_to_ids("<interaction_response>")
     acts = lambda requests: [Sample(ends if answered in one.context else asks) for one in requests]  # noqa: E731
-    trainer.policy = BatchEngine(acts, lent=True)
+    trainer.policy = BatchEngine(acts, on_callers_thread=True)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     batch = [rows[i] for i in (0, 1) for _ in range(4)]
@@ -349,7 +349,9 @@ def test_the_front_of_a_cheap_and_a_dear_model(tiny_policy, rows, tmp_path):
         chat = RoutedChat({"small": model({easy}, 0.01), "large": model(set(gold), 0.1)}, rule)
         environment = LLMEnvironment(chat, share_replies="group")
         trainer = trainer_for(tiny_policy, tmp_path / name, rows, environment=environment, cost_weight=2.0)
-        trainer.policy = BatchEngine(lambda requests: [passes_on(request) for request in requests], lent=True)
+        trainer.policy = BatchEngine(
+            lambda requests: [passes_on(request) for request in requests], on_callers_thread=True
+        )
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
         trainer._generate_and_score_completions([rows[i] for i in (0, 0, 1, 1)])
@@ -382,7 +384,7 @@ def test_form_that_is_lost_ends_the_episode(tiny_policy, rows, tmp_path):
     chat, lost = ScriptedChat(["ok"]), "<interaction_prompt> {} </interaction_prompt>"
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat=chat, hopeless_share=1e-9)
     ask = trainer.chat_format.turn_ids(lost.format("what ?"))
-    trainer.policy = BatchEngine(lambda requests: [Sample(ask) for _ in requests], lent=True)
+    trainer.policy = BatchEngine(lambda requests: [Sample(ask) for _ in requests], on_callers_thread=True)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     scored = trainer._generate_and_score_completions([rows[i] for i in (0, 0, 1, 1)])
@@ -417,8 +419,8 @@ def test_processes_whose_groups_straddle_decide_alike():
 
             def play(some):
                 for one in some:
-                    one.sampled(Sample([2]), parse_turn("<answer>a</answer>"))
-                    one.ended("answered")
+                    one.add_turn(Sample([2]), parse_turn("<answer>a</answer>"))
+                    one.finish("answered")
 
             def earn(some):  # q0 to q5 teach nothing
                 return [one.seed % 2 * float(int(one.row["question"][1:]) > 5) for one in some]

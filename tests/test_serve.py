@@ -85,7 +85,7 @@ def test_an_environment_begins_each_episode(tiny_policy):
     """As in training: an instance of its own, and what it says first is in the prompt."""
 
     class Game:
-        async def begin(self, row):
+        async def reset(self, row):
             (message,) = row["prompt"]
             return {**row, "prompt": [{**message, "content": "the game begins ."}], "capital": "Lima"}
 

@@ -188,7 +188,7 @@ def trainer_for(policy, folder, rows, tracker, **changes):
         train_dataset=rows,
         initial_prompt=f"{HOSTILE}\n[G0]. Ask first .".replace("\x00\ud800", ""),
     )
-    trainer.policy = BatchEngine(WritesBySeed(trainer), lent=True)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     return trainer
 
 

@@ -102,7 +102,7 @@ class Acts:
 
 def one_batch(trainer):
     """The inputs of one training step, from real rollouts of the acting sampler."""
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1  # set by `train` at its start
     rows = [trainer.train_dataset[i] for i in (0, 0, 1, 1)]
@@ -112,7 +112,7 @@ def one_batch(trainer):
 def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     trainer.save_model(str(tmp_path))
     assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
@@ -145,7 +145,7 @@ def test_weights_move_and_everything_is_kept(tiny_policy, rows, tmp_path):
 
 def test_the_time_of_a_step_has_its_rollouts_in_it(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows, Oracle(latency=0.3))
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     assert all(entry["step_time"] > 0.3 for entry in trainer.state.log_history if "loss" in entry)
 
@@ -211,7 +211,7 @@ def test_a_turn_stopped_at_its_tag_is_not_truncated(tiny_policy, rows, tmp_path)
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, mask_truncated_completions=True)
     one_batch(trainer)
-    trainer.policy = BatchEngine(Stops(trainer), lent=True)
+    trainer.policy = BatchEngine(Stops(trainer), on_callers_thread=True)
     batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
     assert trainer._metrics["train"]["completions/clipped_ratio"][-1] == 0
     assert (batch["completion_ids"][:, -1] == trainer.eos_token_ids[0]).all() and (batch["tool_mask"][:, -1] == 0).all()
@@ -247,7 +247,7 @@ def test_a_dead_environment_stops_training_with_a_checkpoint(tiny_policy, rows, 
     chat = ScriptedChat([ServerFailed("the endpoint is down", "here", status=503)])
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=2, max_steps=5)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     with pytest.raises(TrainingStopped, match=r"stopped at step 1: 100% .* the endpoint is down .*HTTP 503"):
         trainer.train()
     assert os.path.exists(tmp_path / "checkpoint-1" / "agentic_prompting.json")
@@ -257,7 +257,7 @@ def test_a_dead_environment_stops_training_with_a_checkpoint(tiny_policy, rows, 
 def test_a_hopeless_error_stops_at_once(tiny_policy, rows, tmp_path):
     chat = ScriptedChat([Misconfigured("the key was rejected: set OPENAI_API_KEY", status=401)])
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=100)
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     with pytest.raises(TrainingStopped, match="Misconfigured: the key was rejected"):
         trainer.train()
 
@@ -266,7 +266,7 @@ def test_a_book_that_cannot_be_read_costs_no_checkpoint(tiny_policy, rows, tmp_p
     """Saved first; what was spent is said if it can be."""
     chat = ScriptedChat([Misconfigured("the key was rejected", status=401)])
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, max_steps=5)
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
 
     def unreadable():
         raise sqlite3.DatabaseError("database disk image is malformed")
@@ -281,7 +281,7 @@ def test_a_book_that_cannot_be_read_costs_no_checkpoint(tiny_policy, rows, tmp_p
 
 def test_a_checkpoint_that_cannot_be_saved_is_said_with_the_reason_to_stop(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows, ScriptedChat([Misconfigured("the key was rejected")]))
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
 
     def full(*args, **kwargs):
         raise OSError(28, "No space left on device")
@@ -294,7 +294,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_said_with_the_reason_to_stop(tiny_
 def test_a_full_disk_costs_records_but_not_the_run(tiny_policy, rows, tmp_path, caplog):
     (tmp_path / "rollouts").write_text("a file in the place of the folder")
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.state.global_step == 2 and caplog.text.count("rollouts cannot be written") == 1
 
@@ -328,7 +328,7 @@ def test_lora_and_evaluation(tiny_policy, rows, tmp_path):
         num_generations_eval=1,
         log_completions=True,
     )
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     evaluated = next(entry for entry in trainer.state.log_history if "eval_reward" in entry)
     assert evaluated["eval_rollout/turns"] == 2 and evaluated["eval_exact_match"] == 0.5
@@ -357,7 +357,7 @@ def test_trls_own_options_still_work(tiny_policy, rows, tmp_path, options):
     """Everything that GRPOTrainer takes: one run of each with conversations, weights move."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, **options)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.state.global_step == 2
     assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
@@ -624,7 +624,7 @@ def test_a_plain_function_is_an_environment(tiny_policy, rows, tmp_path, is_asyn
         return f"you asked: {rollout.turns[-1].text[:5]}"
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, environment=later if is_async else at_once, max_steps=1)
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     (said,) = {record["observations"][0]["text"] for record in read_rollouts(tmp_path / "rollouts")}
     assert said.startswith("you asked: ")
@@ -637,7 +637,7 @@ def test_the_first_failure_of_an_environment_is_said_at_once_and_once(tiny_polic
         raise KeyError("Kenya")
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, environment=broken, failure_window=5)
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     with caplog.at_level(logging.WARNING):
         trainer.train()
     assert trainer.state.global_step == 2 and "reward functions" not in caplog.text, "it is not their fault"
@@ -691,7 +691,7 @@ def test_a_form_that_the_agent_does_not_know_is_warned_of_at_the_first_step(tiny
     assert "4 of 4 rollouts of the first step" in said and "max_turn_tokens=4" in said and "prompt_template" in said
     caplog.clear()
     trainer = trainer_for(tiny_policy, tmp_path / "knows", rows, max_steps=1)
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.train()
     assert "no answer in the form" not in caplog.text
 

@@ -9,7 +9,7 @@ import torch
 
 from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
-from agentic_prompting.rollout import Sample, SampleRequest, gather, lend
+from agentic_prompting.rollout import Sample, SampleRequest, gather, run_with_engine
 from agentic_prompting.trainers.policies import CollectivePolicy, ContinuousBatchingSampler, GatheredPolicy, TRLSampler
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, servers_of
 from agentic_prompting.trainers.stopping import PeerFailed, rank_barrier
@@ -82,7 +82,7 @@ def test_a_collective_fills_up_and_plays_on(monkeypatch):
     state = None
     with policy.session():
         for number in (3, 1):
-            samples = lend(policy, gather([policy(request) for _ in range(number)]))
+            samples = run_with_engine(policy, gather([policy(request) for _ in range(number)]))
             assert [sample.ids for sample in samples] == [[41]] * number
         state = torch.get_rng_state()
     assert widths == [3, 2, 1] and others.told == [3, 1, 0, 0]
@@ -97,7 +97,7 @@ def test_a_collective_tells_of_a_failure(monkeypatch):
     Others(monkeypatch, "KeyError: 'planted'")
     policy = CollectivePolicy(None, [0])
     with pytest.raises(PeerFailed, match="process 1 of 2 failed in its rollouts: KeyError"), policy.session():
-        lend(policy, gather([policy(SampleRequest([1], 1, seed=0))]))
+        run_with_engine(policy, gather([policy(SampleRequest([1], 1, seed=0))]))
 
 
 def test_a_barrier_of_one_costs_nothing():
@@ -129,7 +129,7 @@ def test_a_dropped_server_policy_closes_its_connections(tiny_policy, tmp_path):
     with Server(tiny_policy, tmp_path) as server:
         args = arguments(tmp_path, vllm_server_base_url=server.url)
         policy = VLLMServerPolicy(servers_of(args), args, Sampling())
-        assert len(lend(policy, policy(SampleRequest([5, 6], 2, seed=0))).ids) == 2
+        assert len(run_with_engine(policy, policy(SampleRequest([5, 6], 2, seed=0))).ids) == 2
         session = policy.servers[0]._session
         del policy
         gc.collect()

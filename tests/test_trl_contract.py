@@ -52,7 +52,7 @@ USED = {
         "_generate_single_turn", "continuous_batching_config", "generation_config", "_dist", "model_wrapped",
         "trl.models.unwrap_model_for_generation",
     },
-    "policies/adapters.py": {
+    "policies/weight_sync.py": {
         "_dist", "processing_class", "trl.generation.vllm_generation.VLLMGeneration", "trl.trainer.grpo_trainer",
     },
     "resumable.py": {

@@ -49,7 +49,7 @@ def watched_run(policy, folder, rows, failing_batches, chat=None, scaled=False, 
     chat = chat or Flaky()
     trainer = trainer_for(policy, folder, rows, chat, max_failed_share=1.0, **changes)
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if scaled else None
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     play, batches = trainer._play, iter(range(100))
 
     def play_while_down(prompts):
@@ -107,7 +107,7 @@ def test_a_failed_rollout_has_no_token_in_the_loss(tiny_policy, rows, tmp_path):
     """An advantage of zero would leave it the KL term."""
     chat = ScriptedChat(lambda messages: "the answer is Kenya .", fail_on=lambda n: n % 2 == 1)
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, beta=0.05)
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     trainer.model.train()
     batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
     assert (batch["tool_mask"] * batch["completion_mask"]).sum(1).bool().tolist() == [True, False, True, False]
@@ -118,7 +118,7 @@ def test_it_stops_once_says_why_and_goes_on_where_it_was(tiny_policy, rows, tmp_
 
     def build():
         trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=2, max_steps=3, save_strategy="steps")
-        trainer.policy = BatchEngine(Acts(trainer), lent=True)
+        trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         return trainer
 
     chat.down = True
@@ -135,7 +135,7 @@ def test_evaluation_alone_promises_no_checkpoint(tiny_policy, rows, tmp_path):
     chat = Flaky()
     chat.down = True
     trainer = trainer_for(tiny_policy, tmp_path, rows, chat, failure_window=1, options={"eval_dataset": rows})
-    trainer.policy = BatchEngine(Acts(trainer), lent=True)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     with pytest.raises(TrainingStopped, match=r"Spent so far: nothing\.$"):
         trainer.evaluate()
     assert not list(tmp_path.glob("checkpoint-*"))
@@ -151,7 +151,7 @@ def test_a_spent_budget_stops_training_with_a_checkpoint_and_the_bill(tiny_polic
         def run(budget, **resume):
             with OpenAIChat("m", server.base_url, price=(1e6, 1e6), max_concurrency=1) as chat:
                 trainer = trainer_for(tiny_policy, tmp_path, rows, chat, budget_tokens=budget, max_steps=3)
-                trainer.policy = BatchEngine(Acts(trainer), lent=True)
+                trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
                 trainer.train(**resume)
                 return trainer
 
@@ -180,7 +180,7 @@ def test_the_budget_of_a_refining_environment_is_that_of_its_roles(tiny_policy, 
         trainer = trainer_for(
             tiny_policy, tmp_path, rows, refined, budget_tokens=100, max_steps=9, check_environment=False
         )
-        trainer.policy = BatchEngine(Acts(trainer), lent=True)
+        trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         with pytest.raises(TrainingStopped, match="BudgetExceeded.* 105 of the budget of 100 tokens") as it:
             trainer.train()
     assert "Spent so far: environment/verifier $105.0000 (105 tokens)" in str(it.value)
@@ -210,7 +210,7 @@ def test_what_a_judge_spends_is_the_jobs(tiny_policy, rows, tmp_path):
     ):
         options = {"reward_funcs": Judged(chat)}
         trainer = trainer_for(tiny_policy, tmp_path, rows, free, options=options, budget_tokens=100, max_steps=9)
-        trainer.policy = BatchEngine(Acts(trainer), lent=True)
+        trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         with pytest.raises(TrainingStopped, match="105 of the budget of 100 tokens are spent in all") as it:
             trainer.train()
     assert "Spent so far: judge $105.0000 (105 tokens)" in str(it.value)
@@ -237,7 +237,7 @@ def test_no_role_exceeds_the_budget_by_more_than_a_call_per_connection(tiny_poli
             trainer = trainer_for(
                 tiny_policy, tmp_path, rows, asked, options=options, check_environment=False, **limits
             )
-            trainer.policy = BatchEngine(Acts(trainer), lent=True)
+            trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         with pytest.raises(TrainingStopped, match=rf"Spent so far: {role} \$"):
             trainer.train()
         assert 7 <= len(server.requests) <= 7 + 2 and list(tmp_path.glob("checkpoint-*"))
@@ -319,7 +319,7 @@ def test_a_planted_key_is_in_nothing_that_a_run_leaves_behind(tiny_policy, rows,
             tiny_policy, tmp_path / "run", rows, environment=environment, failure_window=1, max_steps=4,
             save_strategy="steps", save_steps=1,
         )  # fmt: skip
-        trainer.policy = BatchEngine(Acts(trainer), lent=True)
+        trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
         with pytest.raises(TrainingStopped) as stopped:
             trainer.train()
         trainer.save_model(str(tmp_path / "run"))

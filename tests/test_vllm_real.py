@@ -25,7 +25,16 @@ from agentic_prompting import LLMEnvironment, OpenAIChat, PromptAgent
 from agentic_prompting.evaluation import EvaluationTask
 from agentic_prompting.llm.loop import background_loop
 from agentic_prompting.local import Sampling
-from agentic_prompting.rollout import ChatFormat, Limits, Rollout, SampleRequest, TagGrammar, gather, lend, play
+from agentic_prompting.rollout import (
+    ChatFormat,
+    Limits,
+    Rollout,
+    SampleRequest,
+    TagGrammar,
+    gather,
+    play,
+    run_with_engine,
+)
 from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, servers_of
 from serving import running, service_of
 from test_espl_trainer import trainer_for as espl_trainer_for
@@ -81,7 +90,7 @@ def policy_for(server, tmp_path):
 
 
 def sampled(policy, requests):
-    return lend(policy, gather(policy(request) for request in requests))
+    return run_with_engine(policy, gather(policy(request) for request in requests))
 
 
 def ids(samples):
@@ -158,7 +167,7 @@ def test_a_rollout_fills_the_context_to_the_last_token(policy_for, server, token
     assert policy.max_context == CONTEXT
     prompts = [[50] * n for n in (CONTEXT - 24, CONTEXT - 1, CONTEXT)]
     rollouts = [Rollout(prompt, row={}, seed=3) for prompt in prompts]
-    lend(policy, gather(play(rollout, policy, None, chat_format, limits) for rollout in rollouts))
+    run_with_engine(policy, gather(play(rollout, policy, None, chat_format, limits) for rollout in rollouts))
     assert [len(one.prompt_ids) + len(one.ids) for one in rollouts[1:]] == [CONTEXT, CONTEXT]
     assert {one.status for one in rollouts[1:]} == {"truncated"} and len(rollouts[0].ids) <= 24
 
@@ -193,7 +202,7 @@ def test_paused_and_resumed_under_load(policy_for, server, mode):
         server.post(f"/pause?mode={mode}")
         server.post("/resume")
 
-    assert ids(lend(policy, disturbed(policy, pause))) == undisturbed
+    assert ids(run_with_engine(policy, disturbed(policy, pause))) == undisturbed
     assert (reasons["abort"] > 0) == (mode == "abort")
     assert reasons["length"] + reasons["stop"] == 65
 
@@ -205,7 +214,7 @@ def test_one_of_64_is_cancelled(policy_for):
     def cancel(tasks):
         background_loop().call_soon_threadsafe(tasks[5].cancel)
 
-    results = lend(policy, disturbed(policy, cancel))
+    results = run_with_engine(policy, disturbed(policy, cancel))
     assert isinstance(results.pop(5), asyncio.CancelledError)
     assert ids(results) == undisturbed[:5] + undisturbed[6:]
 
@@ -230,7 +239,7 @@ def test_who_cancels_leaves_nothing_running(policy_for, server):
         await policy(SampleRequest([9], 10, seed=0))
         return server.counted("vllm:generation_tokens_total") - before
 
-    assert lend(policy, cancel_all()) == 10
+    assert run_with_engine(policy, cancel_all()) == 10
 
 
 def test_killed_and_restarted_in_mid_step(policy_for, server):
@@ -242,7 +251,7 @@ def test_killed_and_restarted_in_mid_step(policy_for, server):
         server.kill()
         server.start()
 
-    assert ids(lend(policy, disturbed(policy, kill))) == undisturbed
+    assert ids(run_with_engine(policy, disturbed(policy, kill))) == undisturbed
 
 
 # --- as the large LLM of the commands -----------------------------------------------------------------------------
@@ -252,7 +261,7 @@ def test_as_the_large_llm(server):
     """It only babbles; what counts is that each call is answered and its tokens are counted."""
     chat = OpenAIChat("policy", base_url=f"{server.url}/v1", api_key="none", max_concurrency=64)
     asked = [[{"role": "user", "content": "Kenya " * (i + 1)}] for i in range(64)]
-    replies = lend(chat, gather(chat(messages, max_tokens=8) for messages in asked))
+    replies = run_with_engine(chat, gather(chat(messages, max_tokens=8) for messages in asked))
     assert all(reply.error is None and reply.usage.prompt_tokens > 0 for reply in replies)
     assert max(reply.usage.completion_tokens for reply in replies) == 8
 
@@ -394,7 +403,7 @@ def in_process(model, requests, folder):
         tasks[-1].cancel()
         return (await asyncio.gather(*tasks, return_exceptions=True))[:-1]
 
-    return sampled(policy, requests), lend(policy, with_one_cancelled()), policy.at_work
+    return sampled(policy, requests), run_with_engine(policy, with_one_cancelled()), policy.at_work
 
 
 def test_colocated(tiny_policy, model, tmp_path):

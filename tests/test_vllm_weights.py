@@ -22,8 +22,8 @@ from agentic_prompting.rollout import SampleRequest, gather
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.results import exact_match_of
 from agentic_prompting.sandbox.setup import prepare_sandbox
-from agentic_prompting.trainers.policies.adapters import Adapters
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, servers_of
+from agentic_prompting.trainers.policies.weight_sync import Adapters
 from test_trainer import arguments
 from vllm_rounds import Rounds, trainer_of_rounds
 from vllm_server import LORA, VLLMServer

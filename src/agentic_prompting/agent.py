@@ -194,8 +194,8 @@ class PromptAgent:
             `list[Rollout]`: In the order of the questions. One that failed has its `error` set; none raises.
         """
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
-        if begin := getattr(self.environment, "begin", None):
-            rows = run(gather(begin({**row, "prompt": self._messages(row)}) for row in rows))
+        if reset := getattr(self.environment, "reset", None):
+            rows = run(gather(reset({**row, "prompt": self._messages(row)}) for row in rows))
         rollouts = [
             Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=rollout_seed(seed, i))
             for i, row in enumerate(rows)

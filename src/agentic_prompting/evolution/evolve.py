@@ -21,7 +21,7 @@ from ..llm.loop import in_parallel
 from ..records import atomic_write
 from ..rollout import AgentSpec, Grammar, Rollout, Sample, TagGrammar, gather
 from .lineage import EvolutionJournal, attempt_records, journal_beside
-from .operators import Outcome, breed
+from .operators import Outcome, propose_children
 from .population import ESPLSettings, Population, load_state, one_of, rng_of, rng_state, setting
 from .ratings import Attempt, ProblemResult, PromptResult, best_result, mean, question_of, scores_of, truth_of
 from .system_prompt import SystemPrompt
@@ -239,8 +239,8 @@ class Evolution:
         return "all attempts at a problem got the same reward, at every problem"
 
     async def evaluate(self, prompts: Sequence[SystemPrompt]) -> list[float | None]:
-        """The mean reward of members on `eval_rows`. Asked once each, as nothing about the policy changes, and kept as
-        `held_out` of the [`Member`]."""
+        """The mean reward of members on `eval_rows`, measured once each, because the policy does not change, and kept
+        as `held_out` of the [`Member`]."""
         members = self.population.members
         new = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
         for result in await self._play(new, self.eval_rows, 0) if new else ():
@@ -293,7 +293,7 @@ class Evolution:
 
     async def _reflect(self, best: PromptResult | None, crossing: list[PromptResult] | None) -> list[Outcome]:
         sampling: Any = self.config.reference_sampling or {}
-        outcomes = await breed(self.reference, best, crossing, self.config, **sampling)
+        outcomes = await propose_children(self.reference, best, crossing, self.config, **sampling)
         self.usage["reference"] += sum((outcome.usage for outcome in outcomes), Usage())
         if fatal := next((one.error for one in outcomes if one.error is not None and one.error.fatal), None):
             raise EvolutionStopped(f"the reference cannot be asked any more: {fatal}")
@@ -400,7 +400,7 @@ def evolve(
             if on_step is not None:
                 on_step(log)
         if config.eval_all:
-            played = [member.prompt for member in population.members if member.games]
+            played = [member.prompt for member in population.members if member.matches]
             list(in_parallel([evolution.evaluate(played)], max_in_flight=1))
             if path is not None:
                 evolution.save(path)
@@ -489,5 +489,5 @@ def _rollout(row: Mapping[str, Any], text: str, grammar: Grammar) -> Rollout:
     """A reply as an episode of one turn, for rewards that read rollouts. It has no tokens: one stands for the turn."""
     rollout = Rollout([0], dict(row))
     turn = grammar.parse(text)
-    rollout.sampled(Sample([0]), turn)
-    return rollout.ended("answered" if turn.kind == "answer" else "malformed")
+    rollout.add_turn(Sample([0]), turn)
+    return rollout.finish("answered" if turn.kind == "answer" else "malformed")

@@ -175,10 +175,10 @@ def lineage_of(population: Population) -> Lineage:
 
 
 def _lineage(members: Sequence[Member], best: Member, window: int, attempts: Iterable[dict[str, Any]] = ()) -> Lineage:
-    attempts, alive = list(attempts), range(len(members))[-window:]
+    attempts, candidates = list(attempts), range(len(members))[-window:]
     stories = {one["child"]: one for one in attempts if one.get("child") is not None}
     nodes = [
-        Node(member, lane, place in alive, member is best, stories.get(place))
+        Node(member, lane, place in candidates, member is best, stories.get(place))
         for place, (member, lane) in enumerate(zip(members, lanes(members), strict=True))
     ]
     return Lineage(nodes, window, [one for one in attempts if one.get("child") is None])

@@ -99,7 +99,7 @@ class Outcome:
         """Whether it was tried and gave no child."""
         return self.reason in ("call_failed", "unreadable", "unchanged")
 
-    def ended(self, reason: Reason, child: SystemPrompt | None = None) -> Outcome:
+    def finish(self, reason: Reason, child: SystemPrompt | None = None) -> Outcome:
         """This outcome, complete."""
         self.reason, self.child = reason, child
         return self
@@ -156,10 +156,10 @@ class _Work:
     def finish(self, plan: str | None, draft: Draft, allowed: Collection[str]) -> Outcome:
         """The last step of both operators: the edits of a reply onto the draft, like a patch, and the child."""
         if plan is None:
-            return self.outcome.ended("call_failed")
+            return self.outcome.finish("call_failed")
         read = self.read(plan)
         if not read.found:
-            return self.outcome.ended("unreadable")
+            return self.outcome.finish("unreadable")
         self.judged(draft.apply(read.edits, ("replace",) if self.free_text else allowed), "applied")
         return self.born(draft)
 
@@ -167,9 +167,9 @@ class _Work:
         """What comes of the draft."""
         child = draft.finish()
         if child.text == self.prompt.text:
-            return self.outcome.ended("unchanged")
+            return self.outcome.finish("unchanged")
         parents = self.outcome.trace.parents
-        return self.outcome.ended("child", replace(child, operator=self.outcome.operator, parents=parents))
+        return self.outcome.finish("child", replace(child, operator=self.outcome.operator, parents=parents))
 
 
 async def mutate(
@@ -190,20 +190,20 @@ async def mutate(
     work = _Work(outcome, prompt, reference, settings, sampling)
     chosen = [(at, problem) for at, problem in enumerate(result.problems) if problem.instructive(settings.reflect_on)]
     if not chosen:
-        return outcome.ended("no_evidence")
+        return outcome.finish("no_evidence")
 
     lessons = await gather(_critique(work, problem) for _, problem in chosen)
     for (column, problem), (summaries, _) in zip(chosen, lessons, strict=True):
         outcome.trace.show(column, problem, summaries)
     critiques = [(place, text) for place, (_, text) in enumerate(lessons) if text is not None]
     if not critiques:
-        return outcome.ended("call_failed")
+        return outcome.finish("call_failed")
     read = [(place, edits) for place, text in critiques if (edits := work.read(text)).found]
     if not read:
-        return outcome.ended("unreadable")
+        return outcome.finish("unreadable")
     draft, proposals = _propose(work, read)
     if not proposals:
-        return outcome.ended("unchanged")
+        return outcome.finish("unchanged")
 
     # The draft was only added to so far: the ids are still the parent's.
     shown = templates.render_proposals(proposals)
@@ -267,7 +267,7 @@ async def crossover(
     order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))[: len(_LETTERS)]
     outcome.trace.parents = _known([scored[place].prompt.id for place in order])
     if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
-        return outcome.ended("too_few_winners")
+        return outcome.finish("too_few_winners")
     problems, best = scored[0].problems, scored[order[0]].prompt
     for column in sorted({column for place in order for column in wins[place]}):
         outcome.trace.show(column, problems[column])
@@ -302,20 +302,20 @@ async def correct(
     work, draft = _Work(outcome, prompt, reference, settings, sampling), Draft(prompt, settings.max_words)
     principles = dict(draft.principles)
     if not principles:
-        return outcome.ended("no_evidence")
+        return outcome.finish("no_evidence")
     replies = await gather(
         work.ask(templates.CHECK, "check", prompt=prompt.text, principle=f"[{name}]. {text}")
         for name, text in principles.items()
     )
     read = [(name, work.read(reply)) for name, reply in zip(principles, replies, strict=True) if reply is not None]
     if not any(edits.found for _, edits in read):
-        return outcome.ended("unreadable" if read else "call_failed")
+        return outcome.finish("unreadable" if read else "call_failed")
     for name, edits in read:
         work.judged(draft.apply(edits.edits, ("modify", "remove"), limit=1, known={name}), "applied")
     return work.born(draft)
 
 
-async def breed(
+async def propose_children(
     reference: ChatModel,
     best: PromptResult | None,
     crossing: Sequence[PromptResult] | None,

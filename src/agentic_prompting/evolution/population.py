@@ -40,27 +40,27 @@ class Member:
     Args:
         prompt ([`SystemPrompt`]): The prompt, with its id.
         rating ([`Rating`]): The current belief.
-        games (`int`, *optional*, defaults to `0`): Batches in which it was rated against another.
+        matches (`int`, *optional*, defaults to `0`): Batches in which it was rated against another.
         held_out (`dict[str, float]`, *optional*): Its latest `mean` reward, the `deviation` and the number `n` of
             rollouts on held-out problems, where that was measured.
     """
 
     prompt: SystemPrompt
     rating: Rating
-    games: int = 0
+    matches: int = 0
     held_out: dict[str, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types; [`Member.from_json`] gives an equal member back."""
         measured = {} if self.held_out is None else {"held_out": dict(self.held_out)}
         rating = [self.rating.mu, self.rating.sigma]
-        return {"prompt": self.prompt.to_json(), "rating": rating, "games": self.games, **measured}
+        return {"prompt": self.prompt.to_json(), "rating": rating, "matches": self.matches, **measured}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Member:
         """The inverse of [`Member.to_json`]."""
         prompt, rating = SystemPrompt.from_json(saved["prompt"]), Rating(*saved["rating"])
-        return cls(prompt, rating, saved["games"], saved.get("held_out"))
+        return cls(prompt, rating, saved["matches"], saved.get("held_out"))
 
 
 class Population:
@@ -119,9 +119,9 @@ class Population:
     def select(self, k: int) -> list[SystemPrompt]:
         """The prompts of the next batch, by the rule; see [`select`]."""
         self.turns += 1
-        alive = self.alive()
-        places = select(alive, k, self.rule, self.rng, self.independent_draws)
-        return [alive[place].prompt for place in places]
+        candidates = self.candidates()
+        places = select(candidates, k, self.rule, self.rng, self.independent_draws)
+        return [candidates[place].prompt for place in places]
 
     def record(self, prompts: Sequence[SystemPrompt | int], scores: Sequence[Row]) -> list[float | None]:
         """Rate the prompts of a batch by how they did.
@@ -148,7 +148,7 @@ class Population:
             new = rate([self.members[name].rating for name in rated], list(rated.values()), self.tie_tolerance)
             for name, rating in zip(rated, new, strict=True):
                 self.members[name].rating = rating
-                self.members[name].games += 1
+                self.members[name].matches += 1
         return [values[name] for name in ids]
 
     def note_held_out(self, prompt: SystemPrompt, rewards: Sequence[float]) -> None:
@@ -202,7 +202,7 @@ class Population:
         """
         return best_of(self.members, rule or self.best_rule, self.exploration).prompt
 
-    def alive(self) -> list[Member]:
+    def candidates(self) -> list[Member]:
         """The members of the window, oldest first."""
         return self.members[-self.window :]
 
@@ -214,7 +214,7 @@ class Population:
         """How much the prompts in play differ: the mean share of words that two of them do not have in common, over
         all pairs; 0.0 where all are the same, 1.0 where no two share a word. Crossover is known to wash it out (4.4).
         """
-        words = [set(member.prompt.text.casefold().split()) for member in self.alive()]
+        words = [set(member.prompt.text.casefold().split()) for member in self.candidates()]
         pairs = [(one, other) for place, one in enumerate(words) for other in words[:place]]
         apart = [len(one ^ other) / len(one | other) if one != other else 0.0 for one, other in pairs]
         return statistics.fmean(apart) if apart else 0.0
@@ -275,7 +275,7 @@ def best_of(members: Sequence[Member], rule: str = "conservative", exploration: 
     if rule == "newest":
         return members[-1]
     doubt = exploration if rule == "conservative" else 0.0
-    rated = [member for member in members if member.games] or members
+    rated = [member for member in members if member.matches] or members
     return max(rated, key=lambda member: member.rating.mu - doubt * member.rating.sigma)
 
 

@@ -69,7 +69,7 @@ class TrainerProvider(Provider):
         self.said[str(messages)].append(rollout)
         return Reply(rollout.turns[-1].text)
 
-    async def begin(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """As an environment: the row with the prompt of a sample; waits until DSPy has a batch of them."""
         self.open.append(asyncio.get_running_loop().create_future())
         if len(self.open) == self.size:

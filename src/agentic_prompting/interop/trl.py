@@ -48,7 +48,7 @@ class TRLEnvironment(ToolEnvironment):
 
         return Tool(get_json_schema(getattr(instance, name)), call)
 
-    async def begin(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row of one episode: its instance under `environments` (what TRL's rewards call it), the prompt with what
         `reset` said. Never raises."""
         messages = list(row["prompt"])

@@ -56,7 +56,7 @@ class VerifiersTasks:
         if self._bridge is not None and self._bridge.returncode is None:
             self._bridge.kill()
 
-    async def begin(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row with the first messages of an episode of its task. Never raises."""
         try:
             begun = await self._ask(begin=row["task"])

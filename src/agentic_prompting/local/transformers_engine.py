@@ -49,22 +49,22 @@ class _Row:
     finished: bool = False
 
     def __post_init__(self):
-        self.limit = self.job.asked.max_new_tokens
-        self.uniform = np.random.default_rng(self.job.asked.seed).random(self.limit)
-        self.draft = Draft(self.job.asked.draft)
+        self.limit = self.job.request.max_new_tokens
+        self.uniform = np.random.default_rng(self.job.request.seed).random(self.limit)
+        self.draft = Draft(self.job.request.draft)
 
     @property
     def context(self) -> list[int]:
-        return self.job.asked.context + self.ids
+        return self.job.request.context + self.ids
 
     @property
     def length(self) -> int:
         """Tokens that the model has read: all but the last."""
-        return len(self.job.asked.context) + len(self.ids) - 1
+        return len(self.job.request.context) + len(self.ids) - 1
 
     @property
     def last(self) -> int:
-        return self.ids[-1] if self.ids else self.job.asked.context[-1]
+        return self.ids[-1] if self.ids else self.job.request.context[-1]
 
     @property
     def done(self) -> bool:
@@ -177,7 +177,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept between the turns
             of conversations that are not at work, in MB; the one kept first goes first. 0 keeps none. Whoever changes
             the weights must call `forget`.
-        lent (`bool`, *optional*, defaults to `False`): As in [`Engine`].
+        on_callers_thread (`bool`, *optional*, defaults to `False`): As in [`Engine`].
 
     Attributes:
         stats (`dict[str, int]`): `steps` (of decoding), `row_steps` (the same counted for each row alone), `tokens`
@@ -197,9 +197,9 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         max_batch_size: int = 256,
         max_batch_mb: float | None = None,
         prefix_cache_mb: float = 1024.0,
-        lent: bool = False,
+        on_callers_thread: bool = False,
     ):
-        super().__init__(lent)
+        super().__init__(on_callers_thread)
         self._lent_model, self.sampling, self.max_batch_size = model, sampling, max_batch_size
         self.end = TurnEnd(model, tokenizer, stop_texts, end_of_turn_ids)
         self.max_batch_bytes = None if max_batch_mb is None else max_batch_mb * 1e6
@@ -295,7 +295,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.rows += [row for row, _ in group]
 
     def _take_kept(self, row: _Row) -> Layers | None:
-        conversation, context = row.job.asked.conversation, row.context
+        conversation, context = row.job.request.conversation, row.context
         if conversation is None or conversation not in self.kept:
             return None
         ids, layers = self.kept.pop(conversation)
@@ -305,7 +305,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def _leave(self, number: int) -> None:
         """Cut a row out; the last one takes its place."""
         row = self.rows[number]
-        conversation = row.job.asked.conversation
+        conversation = row.job.request.conversation
         if row.done and conversation is not None and self.slab.bytes(1, row.length) <= self.prefix_cache_bytes:
             self._take_kept(row)  # what another turn of it, asked for at the same time, has left
             layers = self.slab.cut(number, row.length)
@@ -381,7 +381,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         tokens, logprobs = self.sampling.choose(
             self.sampling.processors(contexts, logits.flatten(0, 1).float()),
             uniform,
-            [row.job.asked.greedy for row in rows for _ in range(width)],
+            [row.job.request.greedy for row in rows for _ in range(width)],
         )
         both = torch.stack([tokens.double(), logprobs.double()]).unflatten(1, (len(rows), width)).tolist()  # one wait
         return [[int(token) for token in row] for row in both[0]], both[1]
@@ -458,7 +458,7 @@ def local_policy(
     end_of_turn_ids: Sequence[int] | None = None,
     max_batch_size: int = 256,
     prefix_cache_mb: float = 1024.0,
-    lent: bool = False,
+    on_callers_thread: bool = False,
     like: PreTrainedModel | None = None,
 ) -> Engine[SampleRequest, Sample]:
     """The [`Policy`] for a model in this process: a [`TransformersEngine`] where it can run it, else batches.
@@ -471,7 +471,7 @@ def local_policy(
     if can_slab(like if like is not None else model):
         return TransformersEngine(
             model, tokenizer, sampling, stop_texts, end_of_turn_ids, max_batch_size,
-            prefix_cache_mb=prefix_cache_mb, lent=lent,
+            prefix_cache_mb=prefix_cache_mb, on_callers_thread=on_callers_thread,
         )  # fmt: skip
     sampler = TransformersSampler(model, tokenizer, sampling, stop_texts, end_of_turn_ids)
-    return BatchEngine(sampler, max_batch_size, lent)
+    return BatchEngine(sampler, max_batch_size, on_callers_thread)

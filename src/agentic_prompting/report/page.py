@@ -336,7 +336,7 @@ def _prompt(node: Node, texts: Sequence[str]) -> dict[str, Any]:
         "parents": list(prompt.parents),
         "mu": rating.mu,
         "sigma": rating.sigma,
-        "games": node.member.games,
+        "matches": node.member.matches,
         "lane": node.lane,
         "alive": node.in_window,
         "best": node.best,

@@ -1,7 +1,7 @@
 """Episodes: the grammar, the `Rollout`, the loop that plays them. Tokens and masks are made here and nowhere else."""
 
 from .chat_format import ChatFormat
-from .engine import BatchEngine, Engine, Job, gather, lend, play_all
+from .engine import BatchEngine, Engine, Job, gather, play_all, run_with_engine
 from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
 from .play import (
     Environment,
@@ -59,7 +59,6 @@ __all__ = [
     "fill",
     "fill_template",
     "gather",
-    "lend",
     "observe",
     "parse_turn",
     "play",
@@ -70,6 +69,7 @@ __all__ = [
     "rollout_metrics",
     "rollout_record",
     "rollout_seed",
+    "run_with_engine",
     "template_for",
     "turn_seed",
 ]

@@ -21,59 +21,59 @@ from ..llm.loop import background_loop
 from .chat_format import ChatFormat
 from .play import Environment, Limits, Policy, Rollout, Sample, Sampler, SampleRequest, play
 
-Asked = TypeVar("Asked")
-Given = TypeVar("Given")
+Request = TypeVar("Request")
+Result = TypeVar("Result")
 T = TypeVar("T")
 
 _LISTEN_SECONDS = 0.5  # how often whoever waits looks whether something else has failed
 
 
 @dataclass(eq=False)
-class Job(Generic[Asked, Given]):
+class Job(Generic[Request, Result]):
     """One request on its way through an engine."""
 
-    asked: Asked
+    request: Request
     loop: asyncio.AbstractEventLoop
-    given: asyncio.Future[Given]
+    future: asyncio.Future[Result]
 
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits for it any more."""
-        return self.given.cancelled()
+        return self.future.cancelled()
 
 
-class Engine(ABC, Generic[Asked, Given]):
+class Engine(ABC, Generic[Request, Result]):
     """Awaited by many coroutines, worked by one thread. Subclasses say what a piece of work is (`step`) and what has to
     be at hand for it (`ready`).
 
     Args:
-        lent (`bool`, *optional*, defaults to `False`): Requests wait until somebody lends a thread by `work`, as a
-            trainer does, whose model nobody else may touch. Otherwise a thread of the engine's own runs while there is
-            work.
+        on_callers_thread (`bool`, *optional*, defaults to `False`): The engine runs on the thread that calls
+            `work`; until then requests wait. A trainer needs this, because only its own thread may use its model.
+            Otherwise the engine starts a thread while there are requests.
     """
 
-    def __init__(self, lent: bool = False):
-        self.lent = lent
-        self._inbox: SimpleQueue[Job[Asked, Given] | None] = SimpleQueue()
-        self._waiting: list[Job[Asked, Given]] = []  # taken from the inbox, not at work yet
-        self._finished: list[tuple[Job[Asked, Given], Given | BaseException]] = []  # not handed over yet
+    def __init__(self, on_callers_thread: bool = False):
+        self.on_callers_thread = on_callers_thread
+        self._inbox: SimpleQueue[Job[Request, Result] | None] = SimpleQueue()
+        self._waiting: list[Job[Request, Result]] = []  # taken from the inbox, not at work yet
+        self._finished: list[tuple[Job[Request, Result], Result | BaseException]] = []  # not handed over yet
         self._worker: threading.Thread | None = None
         self._hiring = threading.Lock()
         self._closed: BaseException | None = None
 
-    async def __call__(self, request: Asked) -> Given:
+    async def __call__(self, request: Request) -> Result:
         loop = asyncio.get_running_loop()
-        job: Job[Asked, Given] = Job(request, loop, loop.create_future())
+        job: Job[Request, Result] = Job(request, loop, loop.create_future())
         self._inbox.put(job)
-        if not self.lent:
+        if not self.on_callers_thread:
             with self._hiring:
                 if self._worker is None:
                     self._worker = threading.Thread(target=self._work_off, name=type(self).__name__, daemon=True)
                     self._worker.start()
-        return await job.given
+        return await job.future
 
     @abstractmethod
-    def step(self, arrived: list[Job[Asked, Given]]) -> None:
+    def step(self, arrived: list[Job[Request, Result]]) -> None:
         """Do a piece of work for all that are at work, those that have just arrived included; `finish` what is done."""
 
     @property
@@ -86,7 +86,7 @@ class Engine(ABC, Generic[Asked, Given]):
         return self.at_work > 0
 
     @abstractmethod
-    def drop(self) -> list[Job[Asked, Given]]:
+    def drop(self) -> list[Job[Request, Result]]:
         """Let go of all that is at work, and return it: the engine has failed, or nobody wants it any more."""
 
     @contextmanager
@@ -94,7 +94,7 @@ class Engine(ABC, Generic[Asked, Given]):
         """Around pieces of work."""
         yield
 
-    def joins(self, waiting: list[Job[Asked, Given]]) -> list[Job[Asked, Given]]:
+    def joins(self, waiting: list[Job[Request, Result]]) -> list[Job[Request, Result]]:
         """Those of the waiting that may start now, in order; the others are offered again at the next piece."""
         return waiting
 
@@ -122,7 +122,7 @@ class Engine(ABC, Generic[Asked, Given]):
                 self._take(block=not (self.busy or may_join()))
                 listen()
                 if together is not None:  # in the order of the conversations, whoever was asked first
-                    self._waiting.sort(key=lambda job: getattr(job.asked, "conversation", None) or 0)
+                    self._waiting.sort(key=lambda job: getattr(job.request, "conversation", None) or 0)
                 self._piece(may_join())
                 self._hand_over()
 
@@ -187,7 +187,7 @@ class Engine(ABC, Generic[Asked, Given]):
         self._waiting = []
         self.finish((job, error) for job in left)
 
-    def finish(self, results: Iterable[tuple[Job[Asked, Given], Given | BaseException]]) -> None:
+    def finish(self, results: Iterable[tuple[Job[Request, Result], Result | BaseException]]) -> None:
         """After this piece of work, give those who wait what they asked for, or raise it there."""
         self._finished += results
 
@@ -195,7 +195,7 @@ class Engine(ABC, Generic[Asked, Given]):
         finished, self._finished = self._finished, []
         for job, result in finished:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                job.loop.call_soon_threadsafe(_deliver, job.given, result)
+                job.loop.call_soon_threadsafe(_deliver, job.future, result)
 
 
 def _deliver(given: asyncio.Future[Any], result: Any) -> None:
@@ -224,11 +224,11 @@ class BatchEngine(Engine[SampleRequest, Sample]):
     Args:
         sampler ([`Sampler`]): Called with all that wait, on one thread.
         max_batch_size (`int`, *optional*): At most so many at once.
-        lent (`bool`, *optional*): As in [`Engine`].
+        on_callers_thread (`bool`, *optional*): As in [`Engine`].
     """
 
-    def __init__(self, sampler: Sampler, max_batch_size: int | None = None, lent: bool = False):
-        super().__init__(lent)
+    def __init__(self, sampler: Sampler, max_batch_size: int | None = None, on_callers_thread: bool = False):
+        super().__init__(on_callers_thread)
         self.sampler, self.max_batch_size = sampler, max_batch_size
 
     at_work = 0  # between pieces of work, each of which is a whole batch
@@ -240,7 +240,7 @@ class BatchEngine(Engine[SampleRequest, Sample]):
         return waiting[: self.max_batch_size]
 
     def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
-        samples = self.sampler([job.asked for job in arrived])
+        samples = self.sampler([job.request for job in arrived])
         self.finish(zip(arrived, samples, strict=True))
 
 
@@ -259,7 +259,7 @@ def play_all(
 
     Args:
         rollouts (`Sequence[Rollout]`): Fresh rollouts, prompts rendered.
-        policy ([`Policy`]): The agent's weights. An engine that is `lent` a thread gets the caller's.
+        policy ([`Policy`]): The agent's weights. An engine that is `on_callers_thread` gets the caller's.
         on_done (`Callable`, *optional*): Called with each rollout as it ends, for progress bars.
         listen (`Callable`, *optional*): Called now and then while waiting; what it raises ends all.
         full_determinism (`bool`, *optional*, defaults to `False`): Sample whenever each living episode waits for it,
@@ -278,10 +278,10 @@ def play_all(
         if full_determinism and isinstance(policy, Engine):
             policy.wake()  # one fewer to wait for
 
-    lend(policy, gather(map(one, rollouts)), listen, (lambda: living) if full_determinism else None)
+    run_with_engine(policy, gather(map(one, rollouts)), listen, (lambda: living) if full_determinism else None)
 
 
-def lend(
+def run_with_engine(
     policy: Policy,
     coroutine: Coroutine[Any, Any, T],
     listen: Callable[[], None] = lambda: None,
@@ -291,7 +291,7 @@ def lend(
     thread has this one. The arguments are those of [`Engine.work`]."""
     done = asyncio.run_coroutine_threadsafe(coroutine, background_loop())
     try:
-        if isinstance(policy, Engine) and policy.lent:
+        if isinstance(policy, Engine) and policy.on_callers_thread:
             policy.work(done, listen, together)
         while not wait([done], _LISTEN_SECONDS).done:
             listen()

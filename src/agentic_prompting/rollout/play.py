@@ -1,9 +1,9 @@
 """An episode: what it is made of, and how agent and environment take turns until it is over.
 
 A [`Rollout`] keeps token ids, mask and log-probabilities in step by construction: they change only through
-[`Rollout.sampled`] and [`Rollout.observed`]. `play` is a coroutine, so that any number of episodes run side by side and
-none waits for another; who shares a batch is the policy's business (`engine.py`). What an episode samples does not
-depend on it: every turn draws from a seed of its own.
+[`Rollout.add_turn`] and [`Rollout.add_observation`]. `play` is a coroutine, so any number of episodes run side by side
+and none waits for another. The policy decides which requests share a batch (`engine.py`). What an episode samples does
+not depend on the batch: every turn draws from a seed of its own.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Rollout:
     status: Status = "running"
     error: LLMError | None = None
 
-    def sampled(self, sample: Sample, turn: Turn) -> None:
+    def add_turn(self, sample: Sample, turn: Turn) -> None:
         """Append the agent's next turn: its tokens (mask 1) and what they say."""
         if not sample.ids:
             raise ValueError("a sampler returned no token; it must return at least one")
@@ -166,7 +166,7 @@ class Rollout:
         self.mask += [1] * len(sample.ids)
         self.turns.append(turn)
 
-    def observed(self, observation: Observation, ids: list[int]) -> None:
+    def add_observation(self, observation: Observation, ids: list[int]) -> None:
         """Append an observation and the template's tokens around it (mask 0)."""
         self.observations.append(observation)
         self.ids += ids
@@ -174,13 +174,13 @@ class Rollout:
         if self.logprobs is not None:
             self.logprobs += [0.0] * len(ids)
 
-    def failed(self, observation: Observation) -> Rollout:
+    def fail(self, observation: Observation) -> Rollout:
         """End as `failed`: the environment's fault, not the agent's. Its calls are still counted."""
         self.observations.append(observation)
         self.error = observation.error
-        return self.ended("failed")
+        return self.finish("failed")
 
-    def ended(self, status: Status) -> Rollout:
+    def finish(self, status: Status) -> Rollout:
         """End, as `status`."""
         self.status = status
         return self
@@ -272,26 +272,26 @@ async def play(
         seed = turn_seed(rollout.seed, len(rollout.turns))
         sample = await policy(SampleRequest(rollout.context, remaining, seed, conversation))
         turn = chat_format.parse(sample.ids)
-        rollout.sampled(sample, turn)
+        rollout.add_turn(sample, turn)
         if turn.kind == "answer":
-            return rollout.ended("answered")
+            return rollout.finish("answered")
         if turn.kind == "malformed":
             # Cut off before it could close its tags: a matter of length, not of form.
-            return rollout.ended("malformed" if sample.finished else "truncated")
+            return rollout.finish("malformed" if sample.finished else "truncated")
         if len(rollout.turns) >= limits.max_turns:
-            return rollout.ended("out_of_turns")  # the reply could not be used any more, so it is not paid for
+            return rollout.finish("out_of_turns")  # the reply could not be used any more, so it is not paid for
         observation = await observe(environment, rollout)
         if observation is None:
-            return rollout.ended("out_of_turns")
+            return rollout.finish("out_of_turns")
         if observation.error is not None:
-            return rollout.failed(observation)
+            return rollout.fail(observation)
         ids = chat_format.observation_ids(observation.text, after=rollout.ids)
         if limits.remaining_tokens(rollout, extra=len(ids)) < 1:
             # A rollout never ends on an observation: there is nothing after it to learn from.
             rollout.observations.append(observation)
-            return rollout.ended("truncated")
-        rollout.observed(observation, ids)
-    return rollout.ended("truncated")  # the prompt, or what has been said, fills the context
+            return rollout.finish("truncated")
+        rollout.add_observation(observation, ids)
+    return rollout.finish("truncated")  # the prompt, or what has been said, fills the context
 
 
 async def observe(environment: Environment | None, rollout: Rollout) -> Observation | None:

@@ -201,8 +201,10 @@ def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: C
     rollout = Rollout(chat_format.prompt_ids(spec.messages(trace)), row=dict(trace))
     for text, observation in zip(turns, [*observations, None], strict=True):
         sample = Sample(chat_format.turn_ids(text))
-        rollout.sampled(sample, chat_format.parse(sample.ids))
+        rollout.add_turn(sample, chat_format.parse(sample.ids))
         if observation is not None:
-            rollout.observed(Observation(observation), chat_format.observation_ids(observation, after=rollout.ids))
+            rollout.add_observation(
+                Observation(observation), chat_format.observation_ids(observation, after=rollout.ids)
+            )
     rollout.status = _STATUS_AFTER[rollout.turns[-1].kind]
     return rollout

@@ -87,8 +87,8 @@ class AgentAnswers:
     ) -> Answer:
         agent, limits = self.agent, self.agent.limits
         row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
-        if begin := getattr(agent.environment, "begin", None):
-            row = await begin(row)
+        if reset := getattr(agent.environment, "reset", None):
+            row = await reset(row)
         ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])  # of a megabyte it takes a second
         if limits.max_context is not None and len(ids) >= limits.max_context:
             most = f"This model's maximum context length is {limits.max_context} tokens"

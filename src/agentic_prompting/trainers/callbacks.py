@@ -166,7 +166,7 @@ class LogFile(TrainerCallback):
 
 # --- tables for trackers ---------------------------------------------------------------------------------------------
 
-_MEMBER_COLUMNS = ["id", "parents", "operator", "born", "mu", "sigma", "games", "best", "text"]
+_MEMBER_COLUMNS = ["id", "parents", "operator", "born", "mu", "sigma", "matches", "best", "text"]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _MARKDOWN = re.compile(r"[^\w\s,;]|_")
 
@@ -315,7 +315,7 @@ def _members(population: Population) -> list[Sequence]:
     for member in [population.members[best or 0], *reversed(latest)][:MEMBERS]:
         prompt, rating = member.prompt, member.rating
         descent = [prompt.id, ", ".join(map(str, prompt.parents)), prompt.operator, prompt.born_at]
-        ratings = [round(rating.mu, 4), round(rating.sigma, 4), member.games, "best" if prompt.id == best else ""]
+        ratings = [round(rating.mu, 4), round(rating.sigma, 4), member.matches, "best" if prompt.id == best else ""]
         rows.append([*descent, *ratings, _cell(prompt.text)])
     return rows
 

@@ -3,8 +3,8 @@
 Rows come from a stream of our own, in the order in which TRL's sampler gives them, so that more groups can be started
 than a step consumes: `lead` steps ahead. Each step starts as many as it consumes and trains on the oldest that are
 done; one that has reached `max_staleness` is waited for. An episode is a coroutine (`play`), so it outlives the step in
-which it began; a [`Tape`] stands between it and what it talks to. Nothing that was sampled or paid for is dropped, and
-a run that was killed finds on its tapes what it had.
+which it began. An [`EpisodeLog`] stands between the episode and the policy and environment. Nothing that was sampled or
+paid for is dropped: a run that was killed finds it in the episode logs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from accelerate.utils import gather_object
 
 from ..llm import Reply, Usage, run
 from ..records import RecordFile
-from ..rollout import Engine, Observation, Rollout, Sample, SampleRequest, lend, observe, play, rollout_seed
+from ..rollout import Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed, run_with_engine
 from .stopping import TrainingStopped
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Tape:
+class EpisodeLog:
     """What one rollout's episode is played with: the trainer's policy and environment, every turn and every reply of
     theirs written down. What is on the tape already is not asked for again.
 
@@ -97,8 +97,8 @@ class Group:
         number (`int`): Of the run, all processes together: what its row and its seeds are a function of.
         born (`int`): Updates of the weights before it was started.
         rollouts (`list[Rollout]`): Each `row` has the rendered `prompt`.
-        notes (`list[dict]`): The trainer's `record_notes` of each, when it was started.
-        tapes (`list[Tape]`): Of each.
+        notes (`list[dict]`): The trainer's `metadata` of each, when it was started.
+        tapes (`list[EpisodeLog]`): Of each.
         prompts (`int`): A fingerprint of what was rendered.
     """
 
@@ -106,7 +106,7 @@ class Group:
     born: int
     rollouts: list[Rollout]
     notes: list[dict[str, Any]]
-    tapes: list[Tape]
+    tapes: list[EpisodeLog]
     prompts: int
     tasks: list[asyncio.Task] = field(default_factory=list, repr=False)
     used_at: int = -1
@@ -176,10 +176,10 @@ class CarryOver:
         trainer, row = self.trainer, self._row(number)
         kept = self._kept(number, row)
         indices = range(trainer.rollouts_per_row())
-        notes = kept.get("notes") or [trainer.record_notes(i) for i in indices]
+        notes = kept.get("notes") or [trainer.metadata(i) for i in indices]
         prompts: list[Any] = kept.get("rendered") or [trainer.prompt_messages(row, i) for i in indices]
         seeds = [rollout_seed(trainer.args.seed, "group", number, i) for i in range(len(prompts))]
-        tapes = [Tape(self, (number, i), **kept.get("tapes", {}).get(i, {})) for i in range(len(prompts))]
+        tapes = [EpisodeLog(self, (number, i), **kept.get("tapes", {}).get(i, {})) for i in range(len(prompts))]
         batch = f"{trainer.args.seed}.lead.{number // self._groups_a_step}"  # as those that share replies know it
         rollouts = [
             Rollout(trainer.chat_format.prompt_ids(begun["prompt"]), begun, seed, batch=batch, group=number)
@@ -194,7 +194,7 @@ class CarryOver:
     def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """What an earlier life left of a group; nothing if it was of other data or under other prompts."""
         kept = self._earlier.pop(number, {})
-        if hasattr(self.trainer.environment, "begin"):  # what its episodes have done to it is not on the tapes
+        if hasattr(self.trainer.environment, "reset"):  # what its episodes have done to it is not on the tapes
             return {}
         try:
             rendered = [self.trainer.prompt_under(row, note) for note in kept.get("notes", ())]
@@ -233,7 +233,7 @@ class CarryOver:
         if hasattr(trainer.policy, "updates"):
             trainer.policy.updates = self.updates
         self._clock.tick(lending=True)
-        trainer.with_policy(lambda listen: lend(trainer.policy, self._enough(wanted), listen))
+        trainer.run_sampling(lambda listen: run_with_engine(trainer.policy, self._enough(wanted), listen))
         self._clock.tick(lending=False)
         taken = [group for group in self.groups if group.done][:wanted]
         self.groups = [group for group in self.groups if group not in taken]
@@ -264,7 +264,7 @@ class CarryOver:
         if self._landing:
             raise asyncio.CancelledError
         policy = self.trainer.policy
-        self._clock.needs_thread = isinstance(policy, Engine) and policy.lent
+        self._clock.needs_thread = isinstance(policy, Engine) and policy.on_callers_thread
         self._clock.tick(turns=1)
         try:
             return await policy(request)

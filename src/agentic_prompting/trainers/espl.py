@@ -149,7 +149,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """M·N instead of N."""
         return self.args.prompts_per_step * self.args.num_generations
 
-    def record_notes(self, index: int) -> dict[str, Any]:
+    def metadata(self, index: int) -> dict[str, Any]:
         """The system prompt of this slot of the batch; in evaluation the best one, or none after [`distill`]."""
         if not self.model.training:
             return {"system_prompt": (self._tried or self.final_prompt()).id}
@@ -236,7 +236,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             `dict[int, float]`: The mean reward by id, where there is one; also kept as `held_out` of the [`Member`].
         """
         members, scores = self.population.members, {}
-        for prompt in prompts or [member.prompt for member in members if member.games]:
+        for prompt in prompts or [member.prompt for member in members if member.matches]:
             self._tried = prompt
             try:
                 self.evaluate(**kwargs)

@@ -210,7 +210,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         )
         # The rows of the batch being generated: TRL passes on the prompts only.
         self._rows: list[dict[str, Any]] = []
-        self._notes: list[dict[str, Any]] = []  # their `record_notes`
+        self._notes: list[dict[str, Any]] = []  # their `metadata`
         self.carry_over: CarryOver | None = None  # while training with lead > 0
         self._taken: list[Rollout] | None = None  # from it
         self._counts: tuple[torch.Tensor, ...] | None = None  # of the batch at hand: see saving_calls.py
@@ -280,17 +280,17 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             row (`Mapping`): The dataset's row.
             index (`int`): Its place in the global batch, all processes together.
         """
-        return self.prompt_under(row, self.record_notes(index))
+        return self.prompt_under(row, self.metadata(index))
 
     def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The same for a rollout with these `record_notes`, whenever they were taken.
+        """The same for a rollout with these `metadata`, whenever they were taken.
 
         Raises:
             `LookupError`: They speak of what is not there.
         """
         return [dict(message) for message in self.spec.messages(row)]
 
-    def record_notes(self, index: int) -> dict[str, Any]:
+    def metadata(self, index: int) -> dict[str, Any]:
         """What else the record of the rollout at this place of the global batch should say."""
         return {}
 
@@ -318,7 +318,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._note_paid()
         saver = self._saver if self.model.training else None
         chosen = inputs if saver is None else saver.choose(inputs, first, self._batch())
-        self._notes = [self.record_notes(first + i) for i in range(len(inputs))]
+        self._notes = [self.metadata(first + i) for i in range(len(inputs))]
         self._rows = self._begun({first + i: row for i, row in enumerate(chosen)})
         scored = super()._generate_and_score_completions(self._rows)
         if self._counts is not None:
@@ -369,7 +369,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 unreachable = str(error)
         stop_if(self, unreachable)
 
-    def with_policy(self, work: Callable[[Callable[[], None]], Any]) -> None:
+    def run_sampling(self, work: Callable[[Callable[[], None]], Any]) -> None:
         """Do work that asks the policy, on every process; it gets a function to listen for the others with."""
         unreachable = None
         with rank_barrier(f"the rollouts of step {self.state.global_step}") as listen, self.backend.session():
@@ -410,8 +410,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def begun(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows with their prompts, begun by an environment that begins."""
-        begin = getattr(self.environment, "begin", None)
-        return run(gather(map(begin, rows))) if begin else rows
+        reset = getattr(self.environment, "reset", None)
+        return run(gather(map(reset, rows))) if reset else rows
 
     def _rollout(self, index: int, row: Mapping[str, Any]) -> Rollout:
         """The rollout at this place of the global batch, to be played."""
@@ -421,7 +421,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _play_all(self, rollouts: list[Rollout]) -> None:
         with progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar:
-            self.with_policy(
+            self.run_sampling(
                 lambda listen: play_all(
                     rollouts,
                     self.policy,

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import broadcast_object_list
 
-from ..evolution import Outcome, PromptResult, Rating, breed
+from ..evolution import Outcome, PromptResult, Rating, propose_children
 from ..llm import BadRequest, Message, Reply, TimedOut, Usage, as_chat, start
-from ..rollout import Rollout, SampleRequest, lend, rollout_seed
+from ..rollout import Rollout, SampleRequest, rollout_seed, run_with_engine
 
 if TYPE_CHECKING:
     from .espl import ESPLTrainer
@@ -91,7 +91,7 @@ class ReferenceReflector:
 
         repeat = rollout_seed(self.args.seed, "reflection", job.batch)
         sampling: Any = self.args.reference_sampling or {}
-        outcomes = await breed(in_time, job.best, job.crossing, self.args, repeat=repeat, **sampling)
+        outcomes = await propose_children(in_time, job.best, job.crossing, self.args, repeat=repeat, **sampling)
         if late:
             logger.warning(
                 "the reference LLM did not answer within %g s (%d calls): nothing comes of them in batch %d",
@@ -118,8 +118,8 @@ class PolicyReflector:
         trainer = self.trainer
         with trainer.backend.session():
             if trainer.accelerator.is_main_process:
-                work = breed(self.write, job.best, job.crossing, trainer.args, repeat=job.batch)
-                results = [lend(trainer.policy, work)]
+                work = propose_children(self.write, job.best, job.crossing, trainer.args, repeat=job.batch)
+                results = [run_with_engine(trainer.policy, work)]
         broadcast_object_list(results)
         return results[0]
 

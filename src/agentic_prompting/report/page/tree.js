@@ -105,7 +105,7 @@ function promptDetail(nodes, place, choose, page) {
   const children = nodes.map((_, other) => other).filter((other) => nodes[other].parents.includes(place));
   const content = [
     el("h3", {}, `Prompt ${place}${one.best ? " · the best" : ""}`),
-    el("p", { class: "note" }, `${one.operator} at step ${one.born} · rating μ ${number(one.mu, 2)}, σ ${number(one.sigma, 2)} after ${plural(one.games, "comparison")} · ${one.alive ? "in the window" : "no longer selected"} · `, el("a", { href: `#prompt-${place}`, text: "link to this one" })),
+    el("p", { class: "note" }, `${one.operator} at step ${one.born} · rating μ ${number(one.mu, 2)}, σ ${number(one.sigma, 2)} after ${plural(one.matches, "comparison")} · ${one.alive ? "in the window" : "no longer selected"} · `, el("a", { href: `#prompt-${place}`, text: "link to this one" })),
     el("p", { class: "filters" }, "parents: ", ...(one.parents.length ? one.parents.map(go) : ["none"]), " children: ", ...(children.length ? children.map(go) : ["none"])),
   ];
   one.diffs.forEach((changes, number) => {

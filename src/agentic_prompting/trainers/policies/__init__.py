@@ -23,8 +23,8 @@ from trl.models import unwrap_model_for_generation
 from ...local import Sampling, TransformersEngine, local_policy
 from ...rollout import BatchEngine, Policy, Sample, Sampler, SampleRequest
 from ..stopping import PeerFailed
-from .adapters import WeightSync, pushed_by
 from .vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, servers_of
+from .weight_sync import WeightSync, pushed_by
 
 if TYPE_CHECKING:
     from ..multi_turn_grpo import MultiTurnGRPOTrainer
@@ -86,7 +86,9 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
 def _transformers_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) -> Backend:
     gathered = GatheredPolicy(trainer)
     if trainer.use_transformers_continuous_batching:
-        return Backend(BatchEngine(ContinuousBatchingSampler(trainer, gathered.model), lent=True), gathered.hold)
+        return Backend(
+            BatchEngine(ContinuousBatchingSampler(trainer, gathered.model), on_callers_thread=True), gathered.hold
+        )
     policy = local_policy(
         gathered.model,
         trainer._tokenizer,
@@ -94,7 +96,7 @@ def _transformers_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[st
         stop_texts=stop_texts,
         end_of_turn_ids=trainer.eos_token_ids,
         prefix_cache_mb=trainer.args.prefix_cache_mb,
-        lent=True,
+        on_callers_thread=True,
         like=trainer.model,
     )
     return Backend(policy, partial(_forgetting, policy, gathered))
@@ -226,7 +228,9 @@ class CollectivePolicy(BatchEngine):
     """
 
     def __init__(self, sampler: Sampler, filler: list[int]):
-        super().__init__(lambda requests: self._sample(list(requests), self._widest(len(requests))), lent=True)
+        super().__init__(
+            lambda requests: self._sample(list(requests), self._widest(len(requests))), on_callers_thread=True
+        )
         self.collective, self.filler = sampler, filler
 
     @contextmanager

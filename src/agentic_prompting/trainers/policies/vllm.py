@@ -1,8 +1,8 @@
 """vLLM as the policy: on servers, a request per turn; in this process, a request per turn of the running engine.
 
 TRL's own paths gather all prompts of a batch, and give back when the longest is done. How the weights get there is
-TRL's affair, or that of `adapters.py`. With a seed per request, what is sampled depends on context and seed, as far as
-the engine's arithmetic does not depend on who shares a batch.
+TRL's affair, or that of `weight_sync.py`. With a seed per request, what is sampled depends on context and seed, as far
+as the engine's arithmetic does not depend on which requests share a batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...local import Sampling
 from ...rollout import Engine, Job, Sample, SampleRequest, gather
 
 if TYPE_CHECKING:
-    from .adapters import Adapters
+    from .weight_sync import Adapters
 
 _REQUEST_SECONDS = 1800.0  # so long, because a full server queues requests
 _MAX_REFUSED = 20  # aborted, or asked for an adapter that it does not know
@@ -302,7 +302,7 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
     """
 
     def __init__(self, llm: Any, args: GRPOConfig, sampling: Sampling):
-        super().__init__(lent=True)
+        super().__init__(on_callers_thread=True)
         self.engine = llm.llm_engine
         self.options = _options(args, sampling)
         self.jobs: dict[str, Job[SampleRequest, Sample]] = {}
@@ -322,7 +322,7 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
         from vllm import SamplingParams
 
         for job in arrived:
-            number, request = str(next(self._numbers)), job.asked
+            number, request = str(next(self._numbers)), job.request
             options = SamplingParams(max_tokens=request.max_new_tokens, seed=request.seed, n=1, **self.options)
             self.engine.add_request(number, {"prompt_token_ids": request.context}, options)
             self.jobs[number] = job

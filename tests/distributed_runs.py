@@ -162,36 +162,6 @@ def carried(settings, method):
     return {"outcomes": outcomes, "groups": seen, "asked": asked}
 
 
-def saving(settings):
-    """Four steps with everything that saves calls, of groups that straddle the processes; and the last two again from
-    the checkpoint before them."""
-    options = {
-        "group_start": 2, "group_chance": 0.5, "refill_rounds": 1, "hopeless_share": 0.5,
-        "curriculum_rare": 0.2, "curriculum_patience": 1,
-        "per_device_train_batch_size": 12 // settings["processes"], "max_steps": 4, "rows": 9,
-        "save_strategy": "steps", "save_steps": 2,
-    }  # fmt: skip
-    lives = []
-    for resume in (None, "checkpoint-2"):
-        trainer = trainer_for(settings, "saving", "prompt_r1", **options)
-        trainer.environment.environment.share_replies = "step"
-        steps, play = [], trainer._saver.play
-
-        def watched(rollouts, *args, steps=steps, play=play, trainer=trainer):
-            state = trainer.resume_state()
-            play(rollouts, *args)
-            saver = trainer._saver
-            told = [(one.row["question"], one.status, one.weight) for one in rollouts]
-            steps.append(
-                (len(rollouts), told, saver.group_weights, state["growth"], state["curriculum"], state["paid"])
-            )
-
-        trainer._saver.play = watched
-        trainer.train(resume_from_checkpoint=resume and str(Path(trainer.args.output_dir) / resume))
-        lives.append({"steps": steps, "end": trainer.resume_state()["curriculum"], **outcome(trainer)})
-    return lives
-
-
 def planted(settings):
     """The last process fails in its second batch. Under DDP it stays until the other has heard: once it is gone, the
     launcher ends the rest, heard or not. (Under ZeRO-3 the other is in a collective by then, which only this end ends.)
@@ -231,8 +201,6 @@ def main(settings):
     if settings.get("checkpoint"):
         fewer(settings)
         backends.leave(settings["folder"], {})
-    if settings.get("saving"):
-        backends.leave(settings["folder"], saving(settings))
     if settings.get("carry"):
         backends.leave(settings["folder"], {method: carried(settings, method) for method in ("prompt_r1", "espl")})
         return

@@ -255,7 +255,6 @@ def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp
         ({"max_staleness": 0}, "max_staleness=0 is too low"),
         ({"lead": -1}, "lead must be at least 0"),
         ({"full_determinism": True}, "lead > 0 cannot be had with full_determinism=True"),
-        ({"group_start": 2}, "lead > 0 cannot be had with group_start"),
         ({"use_transformers_continuous_batching": True}, "cannot be had with use_transformers_continuous_batching"),
         ({"use_vllm": True, "vllm_mode": "colocate"}, "lead > 0 cannot be had with vllm_mode='colocate'"),
     ],

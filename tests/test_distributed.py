@@ -120,27 +120,6 @@ def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backe
             assert (first["type"], first["sharded"]) == (TYPES[backend], backend in SHARDED)
 
 
-@pytest.mark.parametrize("backend", ["ddp", "zero3", "fsdp2"])
-def test_calls_are_saved_alike_everywhere_and_on_resume(tiny_policy, tmp_path, backend):
-    """Groups that straddle the processes grow, give way and are settled on both alike, as many rows on each; what is
-    known of the questions is in the checkpoint, and the steps after it are the same once more."""
-    settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}
-    launch("distributed_runs.py", 2, {**settings, "saving": True})
-    first, second = read(tmp_path, 2)
-    for one, other in zip(first, second, strict=True):  # both lives
-        assert (one["type"], one["sharded"]) == (TYPES[backend], backend in SHARDED)
-        assert one["log"] == other["log"] and one["end"] == other["end"]
-        for (rows, told, *decided), (others, theirs, *too) in zip(one["steps"], other["steps"], strict=True):
-            assert rows == others == 6 and decided == too
-            assert told[4][0] == told[5][0] == theirs[0][0], "one question, on both processes"
-    whole, again = first
-    assert again["steps"] == whole["steps"][2:] and again["end"] == whole["end"]
-    assert column(again, "loss")[-2:] == column(whole, "loss")[-2:]
-    decided = [step[2] for step in whole["steps"]]
-    assert any(0 in weights.values() for weights in decided) and any(1 in weights.values() for weights in decided)
-    assert whole["steps"][2][4]["flat"] and whole["steps"][2][5] < 1, "questions are settled, and replies were shared"
-
-
 @pytest.mark.parametrize(("backend", "lead"), [("ddp", 0), ("zero3", 0), ("ddp", 1)])
 def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backend, lead):
     """An exception in a rollout on one of two processes: both end, and both say where and what."""

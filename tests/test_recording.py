@@ -378,12 +378,6 @@ def test_shares_add_up_to_one(statuses):
     assert metrics["environment/latency_mean"] == metrics["environment/latency_p95"] == 0.0
 
 
-def test_rollouts_left_out_are_in_no_mean():
-    metrics = rollout_metrics([fact(turns=3), *(fact("left_out", turns=0) for _ in range(3))])
-    assert metrics["rollout/turns"] == 3 and metrics["rollout/left_out"] == 0.75
-    assert sum(metrics[f"rollout/{status}"] for status in STATUSES) == 1
-
-
 def test_all_processes_together_are_one_batch():
     """Facts of all processes are averaged once: an average of averages would weigh three like one."""
     facts = [fact(turns=1), fact(turns=1), fact(turns=1), fact(turns=5)]
@@ -395,7 +389,7 @@ def test_the_statuses_are_those_of_a_rollout():
 
     from agentic_prompting.rollout.play import Status
 
-    assert set(STATUSES) == set(get_args(Status)) - {"running", "left_out"}
+    assert set(STATUSES) == set(get_args(Status)) - {"running"}
 
 
 # --- the agent's file ---------------------------------------------------------------------------------------------

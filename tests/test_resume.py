@@ -55,7 +55,6 @@ def log_of(trainer, after):
         {"num_iterations": 2},
         {"gradient_accumulation_steps": 2, "num_iterations": 2, "per_device_train_batch_size": 2},
         {"logging_steps": 2, "num_iterations": 2},
-        {"group_start": 2, "num_generations": 4, "refill_rounds": 1, "curriculum_rare": 0.3, "curriculum_patience": 1},
     ],
     ids=lambda options: "-".join(f"{name}{value}" for name, value in options.items())[:60] or "plain",
 )

@@ -571,11 +571,6 @@ def test_a_template_that_nothing_is_filled_into_is_an_error(tiny_policy, rows, t
     assert trainer.prompt_messages(own[0], 0) == own[0]["prompt"]
 
 
-def test_server_calls_without_a_server_are_an_error(tmp_path):
-    with pytest.raises(ValueError, match="vllm_server_calls would be ignored"):
-        arguments(tmp_path, vllm_server_calls="collective")
-
-
 @pytest.mark.parametrize("kind", [MultiTurnGRPOTrainer, PromptR1Trainer])
 def test_arguments_of_another_kind_are_one_clear_line(kind, rows, tmp_path):
     """TRL's own before anything is loaded; and for the method's trainer those of the general one."""

@@ -111,17 +111,12 @@ def test_fsdp_of_the_first_version_is_refused(tiny_policy, rows, tmp_path):
 
 
 def test_how_the_server_is_called_is_checked(tmp_path):
-    with pytest.raises(ValueError, match="direct or collective"):
-        arguments(tmp_path, vllm_server_calls="both")
     with pytest.raises(ValueError, match="nccl, adapter or disk"):
         arguments(tmp_path, vllm_sync="http")
     with pytest.raises(ValueError, match="vllm_sync would be ignored"):
         arguments(tmp_path, vllm_sync="adapter")
-    server = {"use_vllm": True, "vllm_mode": "server"}
-    with pytest.raises(ValueError, match="'direct' only"):
-        arguments(tmp_path, vllm_sync="disk", vllm_server_calls="collective", **server)
     with pytest.raises(ValueError, match="several addresses"):
-        arguments(tmp_path, vllm_server_base_url="http://a:8000,http://b:8000", **server)
+        arguments(tmp_path, use_vllm=True, vllm_mode="server", vllm_server_base_url="http://a:8000,http://b:8000")
 
 
 def test_a_dropped_server_policy_closes_its_connections(tiny_policy, tmp_path):

@@ -44,8 +44,7 @@ def test_processes_are_uneven(seen):
     for path in first:
         assert path == "narrow" or first[path]["log"][0]["rollout/turns"] == 2  # of 1 and 3
         assert len(second[path]["calls"]) > len(first[path]["calls"])
-    assert seen["updates"] == 6, "three steps on each of two paths"
-    assert set(seen["asked"]) == {1, 8}, "one rollout per request; TRL's path: all of both processes, fillers included"
+    assert seen["updates"] == 3 and set(seen["asked"]) == {1}, "one rollout per request, whatever the processes do"
 
 
 def test_the_servers_limit_ends_rollouts_as_truncated(seen):

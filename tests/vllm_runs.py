@@ -89,7 +89,7 @@ def main():
     server = {"vllm_server_base_url": SETTINGS.get("server")}
     paths = {
         "direct": server,
-        "collective": {**server, "vllm_server_calls": "collective"},
+        "collective": {"vllm_mode": "colocate", "vllm_enable_sleep_mode": True},
         "colocate": {"vllm_mode": "colocate"},
         "narrow": {**server, "vllm_server_base_url": SETTINGS.get("narrow_server")},
     }

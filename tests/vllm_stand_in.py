@@ -195,6 +195,17 @@ class _LLM:
         at.load_weights = self.engine.load_weights
         vars(self.llm_engine).update(add_request=self._add, abort_request=self._abort, step=self._step)
 
+    def sleep(self, level):
+        """Only what it was told: TRL gives the weights again before it is asked."""
+
+    def wake_up(self, tags):
+        """See `sleep`."""
+
+    def generate(self, prompts, sampling_params, use_tqdm):
+        for number, prompt in enumerate(prompts):
+            self._add(str(number), prompt, sampling_params)
+        return [self._step()[0] for _ in prompts]
+
     def reset_prefix_cache(self):
         assert not self.asked, "the weights change under a request"
 
@@ -209,9 +220,9 @@ class _LLM:
         number = next(iter(self.asked))
         prompt, parameters = self.asked.pop(number)
         ids, logprobs, reason = self.engine.sample(prompt, **parameters)
-        scored = [{token: types.SimpleNamespace(logprob=one)} for token, one in zip(ids, logprobs, strict=True)]
+        scored = [{token: types.SimpleNamespace(logprob=one, rank=1)} for token, one in zip(ids, logprobs, strict=True)]
         sampled = types.SimpleNamespace(token_ids=ids, logprobs=scored, finish_reason=reason)
-        return [types.SimpleNamespace(request_id=number, finished=True, outputs=[sampled])]
+        return [types.SimpleNamespace(request_id=number, finished=True, outputs=[sampled], prompt_token_ids=prompt)]
 
 
 def install(weights):

@@ -86,11 +86,6 @@ class PromptR1Reward:
         correct = token_f1(answer or "", answers) * (answer is not None)  # raises for a row without golds in any case
         return PromptR1Score(form - self.k + (correct if form == self.k else 0.0), form, correct)
 
-    def hopeless(self, turns: Sequence[Turn], turns_left: int) -> bool:
-        """Whether the answer can no longer count: `turns_left` perfect turns would not bring the form to `k`."""
-        rest = [Turn("", "act", True)] * (turns_left - 1) + [Turn("", "answer", True, answer="any")]
-        return self._format([*turns, *rest]) < self.k
-
     def _format(self, turns: Sequence[Turn]) -> float:
         """R_fmt (eq 10); exactly `k` where it is reached."""
         if not turns:

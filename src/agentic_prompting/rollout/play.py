@@ -20,7 +20,7 @@ from ..llm import LLMError, Reply, ServerFailed
 from .chat_format import ChatFormat
 from .grammar import Turn
 
-Status = Literal["running", "answered", "out_of_turns", "truncated", "malformed", "failed", "left_out"]
+Status = Literal["running", "answered", "out_of_turns", "truncated", "malformed", "failed"]
 
 # An engine keeps what it computed for one turn for the next of the same conversation.
 _conversations = itertools.count()
@@ -123,8 +123,6 @@ class Rollout:
         seed (`int`, *optional*, defaults to `0`): The rollout's own randomness; also its identity for replay.
         batch (`str`, *optional*): The training batch it is played for; `""`: it stands alone.
         group (`int`, *optional*): Which group of the batch: rollouts of one group have the same prompt.
-        weight (`float`, *optional*, defaults to `1.0`): What it counts in the gradient where calls are saved by
-            chance. 0: it was not played, or not to its end, and has no reward.
 
     Attributes:
         ids (`list[int]`): Everything after the prompt: the agent's tokens and the observations between them.
@@ -134,7 +132,7 @@ class Rollout:
         observations (`list[Observation]`): What came back; one fewer than turns, or as many after a failure.
         status (`str`): How it ended: `answered`; `out_of_turns`, it still asked in the last turn it had; `truncated`,
             a turn, the response or the context hit its token limit; `malformed`, a turn fits no rule of the grammar;
-            `failed`, the environment failed: no reward, no gradient; `left_out`, it was not played, to save calls.
+            `failed`, the environment failed: no reward, no gradient.
         error ([`LLMError`], *optional*): The reason of `failed`.
     """
 
@@ -143,7 +141,6 @@ class Rollout:
     seed: int = 0
     batch: str = ""
     group: int | None = None
-    weight: float = 1.0
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] | None = None

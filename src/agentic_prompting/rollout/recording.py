@@ -55,7 +55,6 @@ class RolloutFacts:
     retries: int
     tokens: int
     cost_usd: float
-    weight: float = 1.0
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutFacts:
@@ -76,7 +75,6 @@ class RolloutFacts:
             retries=sum(max(reply.attempts - 1, 0) for reply in replies),
             tokens=sum(reply.usage.tokens for reply in replies),
             cost_usd=sum(reply.usage.cost_usd for reply in replies),
-            weight=rollout.weight,
         )
 
 
@@ -86,18 +84,14 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     `rollout/turns`, `rollout/interactions`: means; `rollout/<status>`: shares, which add up to 1;
     `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`, `cached`, `shared`,
     `tokens`, `cost_usd`: sums over the batch; `environment/latency_mean`, `latency_p95`: seconds per interaction.
-    Means are of the rollouts that were played; `rollout/left_out` is the share of those that were not, if any.
     """
-    everything, facts = facts, [fact for fact in facts if fact.status != "left_out"]
-    left_out = {"rollout/left_out": 1 - len(facts) / len(everything)} if len(facts) < len(everything) else {}
     latencies = [seconds for fact in facts for seconds in fact.latencies] or [0.0]
     means = ("turns", "interactions", "agent_tokens", "observation_tokens")
     sums = ("calls", "retries", "cached", "shared", "tokens", "cost_usd")
     return {
-        **left_out,
         **{f"rollout/{name}": float(np.mean([getattr(fact, name) for fact in facts])) for name in means},
         **{f"rollout/{status}": float(np.mean([fact.status == status for fact in facts])) for status in STATUSES},
-        **{f"environment/{name}": float(sum(getattr(fact, name) for fact in everything)) for name in sums},
+        **{f"environment/{name}": float(sum(getattr(fact, name) for fact in facts)) for name in sums},
         "environment/latency_mean": float(np.mean(latencies)),
         "environment/latency_p95": float(np.percentile(latencies, 95)),
     }

@@ -39,9 +39,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
             restarts together; what was spent is kept in `output_dir/spending.sqlite`. When it is reached, calls on
             their way end, training saves a checkpoint and stops. A role's own limit is its model's `budget_usd`.
         budget_tokens (`int`, *optional*): The same in tokens, for models whose price is not known.
-        vllm_server_calls (`str`, *optional*, defaults to `"direct"`): With `vllm_mode="server"`, how rollouts reach the
-            server: `direct`, each process by itself and as soon as a rollout is ready; `collective`, by TRL's own path,
-            all processes in step through the first one.
         vllm_sync (`str`, *optional*, defaults to `"nccl"`): With `vllm_mode="server"`, how the weights get there.
             `nccl`: TRL's push, which needs vLLM and a GPU in the trainer's environment. `adapter`, for LoRA: as an
             adapter with a name per version, which running servers load. `disk`: all weights, which the servers load
@@ -58,23 +55,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
             at this limit is waited for. Defaults to those that twice `lead` make.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
-        group_start (`int`, *optional*): Rollouts of a group that are played first. The others follow where those earned
-            different rewards, or by chance. Defaults to the whole group at once. This and the next five save calls of
-            the large LLM; docs/howto/save_calls.md says what each may bias.
-        group_chance (`float`, *optional*): With `group_start`: how often a group grows whose first rollouts earned the
-            same. It then counts 1/`group_chance`, which keeps the gradient as it was on average. By default the chance
-            that has the least noise for the calls, by what the groups of late have shown; see [`Growth`].
-        refill_rounds (`int`, *optional*, defaults to `0`): How often a group without a spread of reward gives its place
-            in the batch to another question (dynamic sampling).
-        curriculum_rare (`float`, *optional*, defaults to `1.0`): With which probability a question comes back whose
-            last `curriculum_patience` groups had no spread of reward; else another one comes. 1: always.
-        curriculum_patience (`int`, *optional*, defaults to `2`): See `curriculum_rare`.
-        hopeless_share (`float`, *optional*, defaults to `1.0`): Which share is played on of the episodes whose answer
-            can no longer count, as the reward function's `hopeless` says; the others end at once. Where only a part of
-            the last batch's replies had to be paid for, and the rest was shared, by as much more are played on.
-        cost_weight (`float`, *optional*, defaults to `0.0`): A price in the reward: what is taken off for each unit of
-            `cost_unit` that a rollout's calls are worth; see [`CostReward`].
-        cost_unit (`str`, *optional*, defaults to `"usd"`): `usd`, or `calls`.
         rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
             oldest part is dropped above it. 0 keeps none.
 
@@ -90,20 +70,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
     failure_window: int = _setting(3, "Batches that max_failed_share looks at.")
     budget_usd: float | None = _setting(None, "What the job may spend on large LLMs, in US $.")
     budget_tokens: int | None = _setting(None, "What the job may spend, in tokens.")
-    vllm_server_calls: str = _setting("direct", "How rollouts reach a vLLM server: direct or collective (TRL's path).")
     vllm_sync: str = _setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
     prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
     lead: float = _setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
     max_staleness: int | None = _setting(None, "Updates between a group's start and its use at most.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
-    group_start: int | None = _setting(None, "Rollouts of a group played first; others follow if these differ.")
-    group_chance: float | None = _setting(None, "How often a group grows whose first rollouts earned the same.")
-    refill_rounds: int = _setting(0, "How often a group without spread gives its place to another question.")
-    curriculum_rare: float = _setting(1.0, "How often a settled question comes back.")
-    curriculum_patience: int = _setting(2, "Groups without spread after which a question is settled.")
-    hopeless_share: float = _setting(1.0, "Share of hopeless episodes that is played on.")
-    cost_weight: float = _setting(0.0, "Reward taken off for each unit of cost.")
-    cost_unit: str = _setting("usd", "Unit of cost: usd or calls.")
     rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
 
     def __post_init__(self):
@@ -112,14 +83,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"max_failed_share must be between 0 and 1, got {self.max_failed_share}")
         if self.failure_window < 1:
             raise ValueError(f"failure_window must be at least 1, got {self.failure_window}")
-        if self.vllm_server_calls not in ("direct", "collective"):
-            raise ValueError(f"vllm_server_calls must be direct or collective, got {self.vllm_server_calls!r}")
-        if self.vllm_server_calls != "direct" and not (self.use_vllm and self.vllm_mode == "server"):
-            raise ValueError("vllm_server_calls would be ignored: set use_vllm=True and vllm_mode='server' as well")
         if self.vllm_sync not in ("nccl", "adapter", "disk"):
             raise ValueError(f"vllm_sync must be nccl, adapter or disk, got {self.vllm_sync!r}")
-        if self.vllm_sync != "nccl" and self.vllm_server_calls != "direct":
-            raise ValueError(f"vllm_sync={self.vllm_sync!r} works with vllm_server_calls='direct' only")
         if self.vllm_sync != "nccl" and not (self.use_vllm and self.vllm_mode == "server"):
             raise ValueError("vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well")
         if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
@@ -127,22 +92,12 @@ class MultiTurnGRPOConfig(GRPOConfig):
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("group_chance", "curriculum_rare", "hopeless_share"):
-            if getattr(self, name) is not None and not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
-        if self.refill_rounds < 0 or self.curriculum_patience < 1 or self.cost_weight < 0:
-            raise ValueError("refill_rounds and cost_weight must be at least 0, curriculum_patience at least 1")
-        one_of("cost_unit", self.cost_unit, ("usd", "calls"))
         (own,) = (one for one in fields(self) if one.name == "per_device_eval_batch_size")
         chosen: int = vars(self)[own.name]
         if chosen == own.default:  # by nobody: whole groups
             group = self.num_generations_eval or self.num_generations
             setattr(self, own.name, math.ceil(chosen / group) * group)
         super().__post_init__()
-        if self.group_start is not None and not 2 <= self.group_start <= self.num_generations:
-            raise ValueError(
-                f"group_start must be from 2 to num_generations={self.num_generations}: {self.group_start}"
-            )
         if self.lead:
             self._check_lead()
 
@@ -152,19 +107,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError(f"lead must be at least 0, got {self.lead}")
         if not self.vllm_importance_sampling_correction:
             raise ValueError("lead > 0 learns from what older weights sampled: set vllm_importance_sampling_correction")
-        for name, value in (
-            ("full_determinism", True),
-            ("use_transformers_continuous_batching", True),
-            ("vllm_server_calls", "collective"),
-        ):
-            if getattr(self, name) == value:
-                raise ValueError(f"lead > 0 cannot be had with {name}={value!r}: set lead=0, or leave that out")
+        for name in ("full_determinism", "use_transformers_continuous_batching"):
+            if getattr(self, name):
+                raise ValueError(f"lead > 0 cannot be had with {name}=True: set lead=0, or leave that out")
         if self.use_vllm and self.vllm_mode != "server":  # its turns would have to be taken out at each update
             raise ValueError(f"lead > 0 cannot be had with vllm_mode={self.vllm_mode!r}: set vllm_mode='server'")
-        if self.saves_calls:
-            raise ValueError(
-                "lead > 0 cannot be had with group_start, refill_rounds or curriculum_rare: leave those out"
-            )
         if self.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default, which drops what is stale
             self.vllm_importance_sampling_mode: str = "token_truncate"
         updates = self.lead * self.steps_per_batch
@@ -179,11 +126,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
     def steps_per_batch(self) -> int:
         """Training steps that learn from one generated batch; 1 also where a step takes several batches."""
         return max(1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
-
-    @property
-    def saves_calls(self) -> bool:
-        """Whether any setting leaves out rollouts or changes the questions."""
-        return self.group_start is not None or self.refill_rounds > 0 or self.curriculum_rare < 1
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the hub's token: `training_args.bin` in every saved folder is a pickle of this."""
@@ -283,11 +225,6 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
             raise ValueError(f"reflection_timeout must be above 0 seconds, got {self.reflection_timeout}")
         ESPLSettings.__post_init__(self)
         MultiTurnGRPOConfig.__post_init__(self)
-        if self.saves_calls or self.hopeless_share < 1:
-            raise ValueError(
-                "system prompts are compared on the same problems with as many rollouts each: group_start, "
-                "refill_rounds, curriculum_rare and hopeless_share are not for E-SPL"
-            )
         whole = self.phase_steps >= 1 and self.phase_steps % self.steps_per_batch == 0
         if self.mode == "alternating" and (self.lead or not whole):
             raise ValueError(

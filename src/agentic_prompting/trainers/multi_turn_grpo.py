@@ -7,13 +7,12 @@ and watches what came back. The private parts of TRL it touches are listed in `t
 
 from __future__ import annotations
 
-import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +24,6 @@ from ..data import as_dataset, validate_dataset
 from ..interop import environment_of
 from ..llm import Budget, BudgetExceeded, charge, run
 from ..local import context_length
-from ..rewards import CostReward
 from ..rollout import (
     AgentSpec,
     ChatFormat,
@@ -49,9 +47,8 @@ from .config import MultiTurnGRPOConfig
 from .hub import only_the_model, write_card
 from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
-from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages, paid_share
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
-from .trl_batch import ScoredTokens, padded_mask, reward_columns, scored_only, to_trl_batch
+from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -121,16 +118,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 "step(rollout) instead, or use trl.GRPOTrainer"
             )
         self.environment, added = environment_of(environment, tools, environment_factory)
-        if args.cost_weight:
-            added.append(CostReward(args.cost_weight, args.cost_unit))
         if added and args.reward_weights is not None:
             args = copy(args)
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
         functions += added
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
         self.spec = self._agent_spec(prompt_template, system_prompt, grammar, args)
-        if args.hopeless_share < 1:
-            self.environment = self._ending_hopeless(self.environment, functions, args)
         self._open_book(functions, args)
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
@@ -213,33 +206,15 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._notes: list[dict[str, Any]] = []  # their `metadata`
         self.carry_over: CarryOver | None = None  # while training with lead > 0
         self._taken: list[Rollout] | None = None  # from it
-        self._counts: tuple[torch.Tensor, ...] | None = None  # of the batch at hand: see saving_calls.py
         self._scored: torch.Tensor | None = None  # of the batch at hand: see ScoredTokens
         self._started = int(time.time())  # tells apart the records of several runs in one output_dir
         self._failures = FailureWatch(args.failure_window, args.max_failed_share)
         self._eval_batches = 0
-        self._paid = 1.0  # share of the last training batch's replies that nobody else's call had paid for
-        self._saver: CallSaver | None = None
-        if args.saves_calls:
-            self._saver = CallSaver(args, self.train_dataset, self.num_generations, args.seed)
-            if not self._free_rewards():
-                raise ValueError("to save calls needs a reward function that can be asked at no cost, once more")
         one_line_progress(self)
         self.live = LiveView(self)
         self.add_callback(self.live)
         if args.rollouts_max_mb:
             self.add_callback(LogFile(self.rollout_log.folder, self._started))
-
-    @staticmethod
-    def _ending_hopeless(environment: Any, functions: list[Any], args: MultiTurnGRPOConfig) -> Any:
-        hopeless = next((one.hopeless for one in functions if hasattr(one, "hopeless")), None)
-        if hopeless is None or environment is None:
-            raise ValueError(
-                "hopeless_share would be ignored: it takes an environment, and a reward function with "
-                "hopeless(turns, turns_left), as PromptR1Reward"
-            )
-        left = lambda rollout: args.max_turns - len(rollout.turns)  # noqa: E731
-        return EndsHopeless(environment, lambda rollout: hopeless(rollout.turns, left(rollout)), args.hopeless_share)
 
     # --- for subclasses ------------------------------------------------------------------------------------------
 
@@ -315,24 +290,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _with_fresh(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch of rollouts that begin and end in this step."""
         first = self.accelerator.process_index * len(inputs)
-        self._note_paid()
-        saver = self._saver if self.model.training else None
-        chosen = inputs if saver is None else saver.choose(inputs, first, self._batch())
         self._notes = [self.metadata(first + i) for i in range(len(inputs))]
-        self._rows = self._begun({first + i: row for i, row in enumerate(chosen)})
-        scored = super()._generate_and_score_completions(self._rows)
-        if self._counts is not None:
-            own = slice(first, first + len(inputs))
-            scored["advantages"] = counted(scored["advantages"], *(one[own] for one in self._counts))
-        return scored
-
-    def _note_paid(self) -> None:
-        """Calls are saved by chance: where most replies are shared, further ones are nearly free, and what was left out
-        for them would cost more steps than it saves calls."""
-        if self._saver is not None:
-            self._saver.paid = self._paid
-        if isinstance(self.environment, EndsHopeless):
-            self.environment.share = min(1.0, self.args.hopeless_share / self._paid)
+        self._rows = self._begun({first + i: row for i, row in enumerate(inputs)})
+        return super()._generate_and_score_completions(self._rows)
 
     def _with_carried(self, carry_over: CarryOver, wanted: int) -> dict[str, Any]:
         """A batch of so many whole groups of this process that are done, whenever they were started."""
@@ -392,16 +352,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _fresh(self, first: int) -> list[Rollout]:
         """This step's rollouts, played to their end; `first` is the place of this process's first."""
         rollouts = [self._rollout(first + i, row) for i, row in enumerate(self._rows)]
-        if self._saver is None or not self.model.training:
-            self._play_all(rollouts)
-            return rollouts
-
-        def begin(i: int, row: Mapping[str, Any]) -> Rollout:
-            self._rows[i].clear()  # in place: TRL hands these rows to the rewards
-            self._rows[i].update(*self._begun({first + i: row}))
-            return self._rollout(first + i, self._rows[i])
-
-        self._saver.play(rollouts, first, self._batch(), self._play_all, self._earned, begin, gather_object)
+        self._play_all(rollouts)
         return rollouts
 
     def _begun(self, rows: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -433,25 +384,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                     full_determinism=self.args.full_determinism,
                 )
             )
-
-    def _free_rewards(self) -> list[tuple[Any, float]]:
-        """The reward functions that cost nothing to ask, each with its weight."""
-        both = zip(self.reward_funcs, self.reward_weights.tolist(), strict=True)
-        paid = (torch.nn.Module,)
-        return [
-            (one, weight)
-            for one, weight in both
-            if not (isinstance(one, paid) or hasattr(one, "charge_to") or inspect.iscoroutinefunction(one))
-        ]
-
-    def _earned(self, rollouts: list[Rollout]) -> list[float | None]:
-        """What rollouts have earned, as far as it can be asked at no cost; `None` for failed ones."""
-        if not rollouts:
-            return []
-        columns = reward_columns(rollouts)
-        given = [(function(**columns), weight) for function, weight in self._free_rewards()]
-        totals = [sum(weight * (rewards[i] or 0.0) for rewards, weight in given) for i in range(len(rollouts))]
-        return [None if one.status == "failed" else total for one, total in zip(rollouts, totals, strict=True)]
 
     def _batch(self) -> str:
         """Which training batch is being played, of this run's seed; evaluation has none."""
@@ -492,56 +424,29 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rollouts = [row["rollout"] for row in inputs]
-        with quiet_about_missing_rewards(any(one.status == "failed" or not one.weight for one in rollouts)):
+        with quiet_about_missing_rewards(any(one.status == "failed" for one in rollouts)):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"
         facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
         if mode == "train" and self.state.global_step == 0 and self.accelerator.is_main_process:
             self._failures.warn_of_form(facts, self.limits)
-        # Without a reward: the environment's failures, and what was not played to its end to save calls.
-        failed = torch.tensor([fact.status == "failed" or not fact.weight for fact in facts], device=rewards.device)
+        failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
         # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.
         rewards[failed] = torch.nan
-        self._counts = self._counted(facts, rewards) if mode == "train" else None
-        everything = [*facts, *self._discarded_facts(mode)]
-        for name, value in rollout_metrics(everything).items():
+        for name, value in rollout_metrics(facts).items():
             self._metrics[mode][name].append(value)
         self._record(mode, rollouts, rewards)
         if mode == "train":
-            self.some_failed, self._paid = bool(failed.any()), paid_share(everything)
+            self.some_failed = bool(failed.any())
         else:
             self._eval_batches += 1
-        played = [fact for fact in facts if fact.status != "left_out"]
-        why = self._failures.why_stop(played, speaks=self.accelerator.is_main_process)
+        why = self._failures.why_stop(facts, speaks=self.accelerator.is_main_process)
         unscored = rewards.isnan().all(1) & ~failed
         if why:
             stop(self, why)
         if unscored.any():  # a judge gave no score; the same on every process
             stop_if(self, self._out_of_budget())
         return rewards
-
-    def _counted(self, facts: Sequence[RolloutFacts], rewards: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        """What each group counts, and which advantages are other than TRL's; `None` where every rollout counts 1."""
-        weights = torch.tensor([fact.weight for fact in facts], device=rewards.device)
-        n, by_group = self.num_generations, {} if self._saver is None else self._saver.group_weights
-        groups = torch.tensor([by_group.get(i // n, 1.0) for i in range(len(facts))], device=rewards.device)
-        if bool((weights == 1).all()) and bool((groups == 1).all()):
-            return None
-        scale = self.args.scale_rewards == "group"
-        shaped = weights.view(-1, n)
-        ours = honest_advantages(self.total_rewards(rewards).view(-1, n), shaped, scale).view(-1)
-        return groups, ours, (shaped != 1).any(1).repeat_interleave(n)
-
-    def _discarded_facts(self, mode: str) -> list[RolloutFacts]:
-        """Of rollouts that gave their place to another question: paid for, and in no mean."""
-        discarded = self._saver.discarded if self._saver is not None and mode == "train" else []
-        self.rollout_log.write(
-            rollout_record(one, run=self._started, step=self.state.global_step, mode="discarded", reward=None)
-            for one in discarded
-        )
-        if self._saver is None:
-            return []
-        return gather_object([replace(RolloutFacts.of(one), status="left_out") for one in discarded])
 
     def _record(self, mode: str, rollouts: Sequence[Rollout], rewards: torch.Tensor) -> None:
         """Keep this process's rollouts and what they earned; `rewards` are those of all processes."""
@@ -602,8 +507,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """Who has a state beside the weights, by its name in a checkpoint."""
         keepers = {
             "environment": self.environment if hasattr(self.environment, "state_dict") else None,
-            "curriculum": self._saver.curriculum if self._saver else None,
-            "growth": self._saver.growth if self._saver else None,
             "pushed": self.backend.sync,
             "carried": self.carry_over,
         }
@@ -611,10 +514,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def resume_state(self) -> dict[str, Any]:
         states = {name: keeper.state_dict() for name, keeper in self._keepers().items()}
-        return {"some_failed": self.some_failed, "paid": self._paid, **states}
+        return {"some_failed": self.some_failed, **states}
 
     def load_resume_state(self, state: Mapping[str, Any]) -> None:
-        self.some_failed, self._paid = state["some_failed"], state["paid"]
+        self.some_failed = state["some_failed"]
         for name, keeper in self._keepers().items():
             if state.get(name) is not None:
                 keeper.load_state_dict(state[name])

@@ -34,8 +34,7 @@ def to_trl_batch(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logpr
 
     Returns:
         `dict`: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (1: in the loss), and `rollout` for rewards. Of a
-        failed rollout, or one that counts 0, no token is in the loss: an advantage of 0 would still leave it the KL and
-        entropy terms.
+        failed rollout no token is in the loss: an advantage of 0 would still leave it the KL and entropy terms.
     """
     batch: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
     for rollout in rollouts:
@@ -43,8 +42,7 @@ def to_trl_batch(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logpr
         # its tag has none, and neither has a prompt that filled the context by itself.
         stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in end_ids
         end = [end_ids[0]] if stopped or not rollout.ids else []
-        out = rollout.status == "failed" or rollout.weight == 0
-        mask = [0] * len(rollout.mask) if out else rollout.mask
+        mask = [0] * len(rollout.mask) if rollout.status == "failed" else rollout.mask
         batch["prompt_ids"].append(rollout.prompt_ids)
         batch["completion_ids"].append([*rollout.ids, *end])
         batch["logprobs"].append([*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,11 +70,9 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
         sync = None if args.vllm_sync == "nccl" else trainer.vllm_generation
         adapters, tell = getattr(sync, "adapters", None), getattr(sync, "tell", None)
         policy = VLLMServerPolicy(servers, args, sampling_of(args), adapters, tell)
-        if args.vllm_server_calls == "direct":
-            # The first process pushes the weights; the others must not sample from the old ones in the meantime.
-            synced = partial(_after, trainer.accelerator.wait_for_everyone)
-            return Backend(policy, synced, policy.max_context, reach, sync, policy.changing)
-        return replace(_collective_backend(trainer, policy.max_context), reach=reach)
+        # The first process pushes the weights; the others must not sample from the old ones in the meantime.
+        synced = partial(_after, trainer.accelerator.wait_for_everyone)
+        return Backend(policy, synced, policy.max_context, reach, sync, policy.changing)
     # Within a tensor-parallel group TRL slices by equal numbers of prompts. A sleeping engine gets its weights again at
     # every call, gathered from all processes.
     if args.vllm_tensor_parallel_size > 1 or args.vllm_enable_sleep_mode:

@@ -69,7 +69,7 @@ test: $(VENV)/.test
 
 # Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
 FAST := -m "not slow and not vllm" $(foreach name,docs doctor distributed vllm notebooks \
-  serve_description vllm_real vllm_weights,--ignore=tests/test_$(name).py)
+  serve_description vllm_real vllm_weights,'--ignore-glob=*/test_$(name).py')
 MIN := .venv-min
 
 $(MIN)/.test: constraints-min.txt pyproject.toml
@@ -96,7 +96,7 @@ vllm: $(VLLM)/.vllm
 
 test-vllm: vllm
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -n 2 --dist loadfile -m "vllm and not slow" \
-	  tests/test_vllm_real.py tests/test_vllm_weights.py $(PYTEST_ARGS)
+	  tests/trainers/test_vllm_real.py tests/trainers/test_vllm_weights.py $(PYTEST_ARGS)
 
 # Environments of others, by their own packages. Each wants other versions of what we or the other one needs.
 FOREIGN := .venv-foreign
@@ -110,7 +110,7 @@ $(FOREIGN)/%.done:
 foreign: $(FOREIGN)/openenv.done $(FOREIGN)/verifiers.done
 
 test-foreign: $(VENV)/.test foreign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_interop_foreign.py $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop/test_interop_foreign.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -347,7 +347,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
     from agentic_prompting import LLMEnvironment
     from agentic_prompting.sandbox import Oracle, as_rows, make_split
     from agentic_prompting.trainers.carry_over import CarryOver
-    from test_trainer import trainer_for
+    from support.training import trainer_for
 
     folder.mkdir(exist_ok=True)
 
@@ -437,7 +437,7 @@ def main() -> None:
         return options.only == part or (options.only is None and not (options.quick and part == "score"))
 
     with tempfile.TemporaryDirectory() as name:
-        from policies import make_asking_policy, make_tiny_policy
+        from support.policies import make_asking_policy, make_tiny_policy
 
         folder = Path(name)
         policy = make_asking_policy(make_tiny_policy(folder / "tiny"), folder / "asking")

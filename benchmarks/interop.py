@@ -426,7 +426,7 @@ def foreign(package: str) -> Path:
 
 def openenv() -> tuple[bool, bool, bool]:
     """A game on the package's own server, played with native calls; then the server is gone."""
-    command = [str(foreign("openenv")), str(ROOT / "tests" / "foreign" / "openenv_server.py")]
+    command = [str(foreign("openenv")), str(ROOT / "tests" / "interop" / "foreign" / "openenv_server.py")]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -450,7 +450,9 @@ def openenv() -> tuple[bool, bool, bool]:
 
 def verifiers() -> tuple[bool, bool, bool]:
     """An environment of the package's own that talks, in its process; then the process ends."""
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tests" / "foreign"), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT / "tests" / "interop" / "foreign"), os.environ.get("PYTHONPATH", "")]
+    )
     tasks, tokenizer = VerifiersTasks("talk", foreign("verifiers")), tool_tokenizer()
     tokenizer.add_tokens(["die"])
     try:

@@ -363,7 +363,7 @@ def main() -> None:
                     file.write(json.dumps(record) + "\n")
                 print(*(record[key] for key in ("world", "seed", "method", "seconds")), file=sys.stderr, flush=True)
     sys.path.insert(0, str(REPOSITORY / "tests"))
-    from leaks import leaks
+    from support.leaks import leaks
 
     found = read_records(records)
     table_of = summarise(found)

@@ -30,7 +30,7 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
 from agentic_prompting.llm import LLMError, OpenAIChat, Reply, start  # noqa: E402
-from misbehaving import FAULTS, MisbehavingServer  # noqa: E402
+from support.misbehaving import FAULTS, MisbehavingServer  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ QUICK = Size(calls=300, latency=5.0, repeats=1, outage=4.0, kills=1, kill_steps=
 def server_process(**options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """A misbehaving server of its own process: its address, and what it counted, filled in at the end."""
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, str(TESTS / "misbehaving.py"), *words]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "support.misbehaving", *words]
+    process = subprocess.Popen(command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     counted: dict[str, Any] = {}
     yield process.stdout.readline().strip(), counted  # type: ignore[union-attr]
     counted.update(json.loads(process.communicate("\n")[0]))
@@ -168,10 +168,10 @@ def outage(size: Size, policy: Path, folder: Path) -> dict[str, Any]:
 def run_through_outage(seconds: float, policy: Path, folder: Path, patience: float) -> dict[str, Any]:
     from datasets import Dataset
 
-    import killed_runs
     from agentic_prompting.sandbox import as_rows, make_split
-    from test_trainer import trainer_for
-    from test_under_fire import Watch, same
+    from support import killed_runs
+    from support.failing_runs import Watch, same
+    from support.training import trainer_for
 
     class BringsItDown(Watch):
         """After the first step the server goes down; two steps after it is back training may end."""
@@ -209,8 +209,8 @@ def run_through_outage(seconds: float, policy: Path, folder: Path, patience: flo
 def hostile_inputs(size: Size) -> int:
     """How many hostile replies and tool calls changed nothing of what counts. Stops at the first that did."""
     from agentic_prompting import ChatFormat
-    from hostile import check_tool_call, episode, hostile_texts, json_bombs, what_counts
-    from tokenizers_for_tests import FAMILIES, tokenizer_for
+    from support.hostile import check_tool_call, episode, hostile_texts, json_bombs, what_counts
+    from support.tokenizers_for_tests import FAMILIES, tokenizer_for
 
     formats = [ChatFormat(tokenizer_for(name)) for name in FAMILIES]
     harmless = [what_counts(each, episode(each, "It is Kenya.")) for each in formats]
@@ -232,8 +232,8 @@ def measure(size: Size) -> dict[str, Any]:
     result["concurrency"] = concurrency(size)
     result["faults_tried"] = every_fault()
     result["inputs_tried"] = hostile_inputs(size)
-    from killed_runs import killed_and_resumed
-    from policies import make_asking_policy, make_tiny_policy
+    from support.killed_runs import killed_and_resumed
+    from support.policies import make_asking_policy, make_tiny_policy
 
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr):
         folder = Path(name)

@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from agentic_prompting.report import write_report
-from browser import chromium, opened, record, shows, why_not, write_run
+from support.browser import chromium, opened, record, shows, why_not, write_run
 
 
 def timed(label: str, work: Callable[[], object]) -> None:

@@ -39,7 +39,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from peft import LoraConfig, get_peft_model  # noqa: E402
-from rollout import MAX_INTERACTIONS, Tags, ToolCalls, Workload, check, make_trl_loop  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from agentic_prompting import PromptR1Config  # noqa: E402
@@ -48,13 +47,14 @@ from agentic_prompting.local import Sampling  # noqa: E402
 from agentic_prompting.rollout import Limits, Sample, SampleRequest, gather, play_all  # noqa: E402
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, servers_of  # noqa: E402
 from agentic_prompting.trainers.policies.weight_sync import Adapters  # noqa: E402
-from policies import make_tiny_policy  # noqa: E402
-from vllm_server import LORA, VLLMServer  # noqa: E402
+from rollout import MAX_INTERACTIONS, Tags, ToolCalls, Workload, check, make_trl_loop  # noqa: E402
+from support.policies import make_tiny_policy  # noqa: E402
+from support.vllm_server import LORA, VLLMServer  # noqa: E402
 
 SWAPS = 100
 ROLLOUTS, TURN_TOKENS, ROUNDS = 64, 64, 7
 CLOSE = 1e-4  # of log-probabilities; two versions are far more apart
-TESTS = ("tests/test_vllm_real.py", "tests/test_vllm_weights.py")
+TESTS = ("tests/trainers/test_vllm_real.py", "tests/trainers/test_vllm_weights.py")
 RESTARTS = "killed or comes_back or takes_over or colocated or from_a_disk"
 
 

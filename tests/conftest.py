@@ -1,4 +1,4 @@
-"""What several test files share: a tiny saved policy, and a trainer around it."""
+"""Fixtures of all tests: a tiny saved policy, sandbox questions, the command. Other shared code is in `support/`."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import pytest
 
-from policies import make_asking_policy, make_tiny_policy
+from support.policies import make_asking_policy, make_tiny_policy
 
 
 @pytest.fixture(scope="session")

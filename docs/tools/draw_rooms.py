@@ -3,7 +3,7 @@
     python docs/tools/draw_rooms.py            # write the picture again
     python docs/tools/draw_rooms.py --check    # exit status 1 if the picture is not what the source says
 
-How imports are read is `tests/test_architecture.py`'s, which also holds the order of the rooms.
+How imports are read is `tests/whole/test_architecture.py`'s, which also holds the order of the rooms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from test_architecture import ABOVE_THE_TORCH_LINE, MODULES, PACKAGE, ROOMS, imports_of, room  # noqa: E402
+from support.rooms import ABOVE_THE_TORCH_LINE, MODULES, PACKAGE, ROOMS, imports_of, room  # noqa: E402
 
 PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, ROW, BOX, HEIGHT = 900, 92, 118, 44

@@ -4,7 +4,7 @@
     python docs/tools/run_notebooks.py examples/02_espl.ipynb
 
 Each runs in an empty temporary folder. Kept are printed text, pictures and Markdown; progress bars, warnings, widgets
-and metadata are not. `tests/test_notebooks.py` compares what a run shows with what the file shows.
+and metadata are not. `tests/whole/test_notebooks.py` compares what a run shows with what the file shows.
 """
 
 from __future__ import annotations

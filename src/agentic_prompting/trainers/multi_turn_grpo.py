@@ -2,7 +2,7 @@
 
 TRL does what it does: batches, groups, advantages, loss, optimizers, engines. This class renders the prompt of each
 row, plays the rollouts with [`play_all`], hands TRL ids and mask, lets rewards read the rollout, and logs, records
-and watches what came back. The private parts of TRL it touches are listed in `tests/test_trl_contract.py`.
+and watches what came back. The private parts of TRL it touches are listed in `tests/trainers/test_trl_contract.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,65 @@
+"""The papers against the code: `benchmarks/fidelity.py`, and what docs/fidelity.md says of it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def printed():
+    command = [sys.executable, str(ROOT / "benchmarks" / "fidelity.py"), "--json"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert run.stdout, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1]) | {"code": run.returncode}
+
+
+def test_every_row_holds(printed):
+    assert printed["wrong"] == [] and printed["false"] == 0 and printed["code"] == 0
+    assert printed["rows"] >= 80 and {row["paper"] for row in printed["all"]} == {"Prompt-R1", "E-SPL", "ProRefine"}
+    assert all(one["why"] for one in printed["untested"])
+
+
+def test_no_row_is_there_twice(printed):
+    rows = [(row["paper"], row["at"], row["rule"]) for row in printed["all"]]
+    assert len(rows) == len(set(rows))
+
+
+def test_a_wrong_number_is_a_false_row(monkeypatch):
+    """The script can fail: a reward with another coefficient is found."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import fidelity_prompt_r1
+    from fidelity_check import rows_of
+
+    assert all(row["holds"] for row in rows_of("Prompt-R1", [fidelity_prompt_r1.rewards]))
+    monkeypatch.setitem(fidelity_prompt_r1.WEIGHTS, "gamma", "0.2")
+    assert sum(not row["holds"] for row in rows_of("Prompt-R1", [fidelity_prompt_r1.rewards])) >= 4
+
+
+def _checks():
+    for section in PAGE.split("\n## ")[1:]:
+        paper = section.split(" (")[0]
+        for line in section.splitlines():
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            if len(cells) == 4 and cells[3] not in ("check", "---"):
+                yield paper, cells[0], re.findall(r"`([^`]+)`", cells[3])
+
+
+def test_the_page_names_a_check_for_every_row(printed):
+    checks = list(_checks())
+    assert len(checks) > 50
+    rows = {
+        paper: [f"{row['at']} {row['rule']}" for row in printed["all"] if row["paper"] == paper]
+        for paper, _, _ in checks
+    }
+    for paper, what, named in checks:
+        assert named, f"{paper}: {what}"
+        for name in named:
+            is_file = (ROOT / name).is_file()
+            assert is_file or any(name.casefold() in row.casefold() for row in rows[paper]), f"{paper}: {what}: {name}"

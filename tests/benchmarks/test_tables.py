@@ -1,0 +1,365 @@
+"""Tables from configurations: read and checked, run in the sandbox, and through the command."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agentic_prompting.cli import main
+from agentic_prompting.evaluation import EvaluationTask
+from paper_tables import load_config, run_table
+from paper_tables.sandbox import SANDBOX_TASKS, sandbox_task
+from support.misbehaving import MisbehavingServer
+
+CONFIGS = sorted((Path(__file__).parents[2] / "examples" / "configs").glob("eval_*.yaml"))
+
+SMALL = """
+title: Small
+tasks: [prompt_r1/test/hotpot, gsm8k]
+metrics: {default: [exact_match, token_f1], gsm8k: [token_f1, semantic_similarity]}
+averages: {Average: [prompt_r1/test/hotpot, gsm8k]}
+baseline: cot
+case: opro
+left_out: {the 8B column: a run of its own}
+n: 8
+calls_budget: 60
+systems:
+  direct: {kind: prompted, prompt: direct}
+  cot: {kind: prompted}
+  self_reflection: {}
+  opro: {}
+  prorefine: {setting: verifier}
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "table.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_papers_configurations_are_sound(path):
+    from agentic_prompting.data import find_task
+
+    config = load_config(path)
+    learned = [config.train_task, config.validation_task, config.fit_task]
+    named = [one for task in learned for one in (task.values() if isinstance(task, dict) else [task]) if one]
+    for task in [*config.tasks, *named]:
+        name, _, split = task.partition("/")
+        _, split, record = find_task(name, split or "test")
+        assert split in record.expected_rows
+    roles = ("model", "environment", "critic", "editor")
+    named = {value for one in config.systems for role, value in one.settings.items() if role in roles and value}
+    assert named | ({config.judge} if config.judge else set()) <= set(config.models)
+    of_sets = config.metrics if isinstance(config.metrics, dict) else {}
+    assert set(of_sets) - {"default"} <= set(config.tasks)
+
+
+def test_there_is_a_configuration_for_every_table():
+    names = {path.stem for path in CONFIGS}
+    assert {"eval_prompt_r1_table2", "eval_prompt_r1_table4", "eval_prompt_r1_table5"} < names
+    assert {
+        "eval_prorefine_table1",
+        "eval_prorefine_ablations",
+        "eval_prompt_r1_figures4_5",
+        "eval_espl_aime25",
+        "eval_espl_hmmt",
+        "eval_espl_beyondaime",
+    } < names
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("self_reflection: {}", "reflection: {}"), "unknown 'reflection'; did you mean 'self_reflection'"),
+        (("tasks:", "task:"), "unknown 'task'; did you mean 'tasks'"),
+        (("baseline: cot", "baseline: best"), "the baseline 'best' is none of the systems"),
+        (("opro: {}", "opro: {modle: x}"), r"system opro \(opro\): unknown 'modle'; did you mean 'model'"),
+        (("title: Small", ""), "`title` is missing"),
+        (("title: Small", "title: [a"), "is no YAML"),
+    ],
+)
+def test_a_wrong_configuration_says_what_is_wrong(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        load_config(written(tmp_path, SMALL.replace(*change)))
+
+
+def test_a_table_in_the_sandbox(tmp_path):
+    config = load_config(written(tmp_path, SMALL))
+    run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
+    tasks = {"prompt_r1/test/hotpot (sandbox_countries)", "gsm8k (sandbox_counting)"}
+    assert {(result.system, result.task) for result in run.evaluation.results} == {
+        (system.name, task) for system in config.systems for task in {*tasks, "Average"}
+    }
+    found = {(result.system, result.task): result for result in run.evaluation.results}
+    counting = "gsm8k (sandbox_counting)"
+    assert found[("opro", counting)].fit_calls > 16
+    means = [found[(name, counting)].estimates["integer_match"].mean for name in ("cot", "prorefine")]
+    assert means[1] > means[0]
+    assert list(found[("cot", counting)].estimates) == ["integer_match", "token_f1"]
+    of_sets = [found["cot", task].estimates["token_f1"].mean for task in sorted(tasks)]
+    assert found["cot", "Average"].estimates["token_f1"].mean == pytest.approx(sum(of_sets) / 2)
+    assert "Average" in run.files["md"].read_text() and "semantic_similarity" in run.left_out
+    assert len(run.comparisons) == 4 * 2 and "sandbox: says nothing" in run.files["md"].read_text()
+    assert "## prorefine: exact match" in run.files["case"].read_text()
+    again = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
+    assert again.evaluation.results == run.evaluation.results
+
+
+def test_a_system_that_cannot_be_made_is_left_out_with_its_reason(tmp_path, monkeypatch):
+    import importlib.util
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "gepa" else find(name, *rest))
+    config = load_config(written(tmp_path, SMALL.replace("opro: {}", "gepa: {}")))
+    run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
+    assert list(run.skipped) == ["gepa"] and "not installed" in run.skipped["gepa"]
+    assert "gepa" not in {result.system for result in run.evaluation.results}
+
+
+def test_what_a_stand_in_cannot_answer_is_not_asked_and_says_so(asking_policy, tmp_path, monkeypatch):
+    """Prompt-R1 stood at 0.000 with p = .0001 where its policy knew none of the words."""
+    monkeypatch.setattr("paper_tables.sandbox_policies.policy_for", lambda *_: asking_policy)
+    agents = "opro: {}\n  prompt_r1: {kind: agent, folder: runs/x, environment: oracle}"
+    config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
+    run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
+    counting, countries = "gsm8k (sandbox_counting)", "prompt_r1/test/hotpot (sandbox_countries)"
+    assert [one.task for one in run.evaluation.results if one.system == "prompt_r1"] == [countries]
+    assert [one.task for one in run.comparisons if one.first == "prompt_r1"] == [countries]
+    lines = run.files["md"].read_text().splitlines()
+    (row,) = [line for line in lines if line.startswith(f"| {counting} | prompt_r1 |")]
+    assert "| – |" in row and "0.000 [" not in row and "not asked: its policy reads countries' words alone" in row
+    status("report", tmp_path / "out", "--no-pictures")
+    assert (tmp_path / "out" / "report" / "index.html").is_file()
+
+
+def test_agents_of_a_table(asking_policy, tmp_path):
+    import paper_tables.sandbox_policies
+    from paper_tables.sandbox import sandbox_models
+    from paper_tables.systems import Lessons, Unavailable, Workshop
+
+    agents = (
+        f"agent: {{folder: {asking_policy}, environment: oracle}}\n  untrained: {{kind: agent, folder: {tmp_path}}}"
+    )
+    config = load_config(written(tmp_path, SMALL.replace("opro: {}", agents)))
+    systems = {system.name: system for system in config.systems}
+    models = {name: (model, {}) for name, model in sandbox_models().items()}
+    task, lessons = sandbox_task("sandbox_countries", 1), Lessons("countries", [])
+    workshop = Workshop(config, models, tmp_path, None)
+    (answer,) = workshop.make(systems["agent"], task, lessons)([task.rows[0]])
+    assert answer.error is None and answer.calls == 1 and answer.trajectory["turns"]
+    with pytest.raises(Unavailable, match="holds no trained agent: train it first"):
+        workshop.make(systems["untrained"], task, lessons)
+    with pytest.raises(Unavailable, match="-seed3 holds no trained agent"):
+        Workshop(config, models, tmp_path / "table", None, seed=3).make(systems["agent"], task, lessons)
+    assert callable(paper_tables.sandbox_policies.policy_for)
+
+
+def test_training_and_test_questions_differ():
+    for name in SANDBOX_TASKS:
+        parts = [{row["question"] for row in sandbox_task(name, 30, split=split).rows} for split in ("train", "test")]
+        assert all(len(part) == 30 for part in parts) and not parts[0] & parts[1]
+        few = {row["question"] for row in sandbox_task(name, 10, split="train").rows}
+        assert not few & parts[1], "whatever their sizes"
+    with pytest.raises(ValueError, match="unknown sandbox task"):
+        sandbox_task("sandbox_chess", 3)
+
+
+@pytest.mark.parametrize("dear", ["small", "large"])
+def test_the_budget_of_a_table_is_that_of_all_its_models(dear, tmp_path, capsys, monkeypatch):
+    """15 tokens a call; of the systems ProRefine alone asks the large model."""
+    task = EvaluationTask("puzzles", [{"question": f"How many in {i}?", "answers": ["7"]} for i in range(30)])
+    monkeypatch.setattr("paper_tables.run.load_evaluation_task", lambda *_: task)
+    with MisbehavingServer(say=lambda request: "Answer: 3") as server:
+        text = f"""
+title: Dear
+tasks: [puzzles]
+budget_tokens: 150
+models:
+  small: {{base_url: "{server.base_url}", max_concurrency: 1}}
+  large: {{base_url: "{server.base_url}", max_concurrency: 1}}
+systems:
+  cot: {{kind: prompted, model: {dear}}}
+  prorefine: {{model: small, critic: large}}
+"""
+        config = written(tmp_path, text)
+        command = ["evaluate", "--config", str(config), "--output", str(tmp_path / "out")]
+        assert status(*command) == 1
+        said = capsys.readouterr().err.strip().splitlines()[-1]
+        asked = len(server.requests)
+        assert "of the budget of 150 tokens are spent in all" in said and asked in (10, 11), "within one call of it"
+        assert re.search(rf"Spent so far: {dear} \$0.0000 \(1(50|65) tokens\); run the same command again", said)
+        assert status(*command) == 1 and len(server.requests) == asked, "a restart does not get the budget again"
+
+
+def status(*arguments):
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    return stopped.value.code
+
+
+def test_the_evaluate_command(tmp_path, capsys):
+    config = str(written(tmp_path, SMALL))
+    folders = [str(tmp_path / name) for name in ("a", "b")]
+    assert status("evaluate", "--config", config, "--sandbox", "--output", folders[0]) == 0
+    shown = capsys.readouterr().out
+    assert "| gsm8k (sandbox_counting) | cot |" in shown
+    assert "left out: the 8B column: a run of its own\n" in shown
+    assert "left out: data sets: not read in the sandbox" in shown
+    Path(config).write_text(SMALL.replace("prompt: direct", "prompt: Be quick."))
+    assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1]) == 0
+    capsys.readouterr()
+    assert status("evaluate", "--compare", *folders) == 0
+    assert "| cot (a) | cot (b) | +0.000" in capsys.readouterr().out
+    assert status("evaluate", "--config", config, "--sandbox", "--output", folders[1], "--metric", "token_f1") == 0
+    assert "| task | system | token_f1 | iterations | answered" in capsys.readouterr().out
+    assert status("evaluate", "--config", "eval_x.yaml", "--sandbox") == 2
+    assert "eval_x.yaml does not exist; in examples/configs/ there are eval_espl_aime25, " in capsys.readouterr().err
+    assert status("evaluate") == 2 and "--config FILE, or --compare" in capsys.readouterr().err
+
+
+def test_where_there_are_no_tables_the_command_says_what_to_do(tmp_path, monkeypatch, capsys):
+    from agentic_prompting.cli import commands
+
+    monkeypatch.setattr(commands, "shared", lambda: None)
+    config = str(written(tmp_path, SMALL))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "CLONE", tmp_path)
+    assert status("evaluate", "--config", config, "--sandbox") == 2
+    said = capsys.readouterr().err
+    assert "run this command in a clone" in said and "evaluate_agent" in said
+    monkeypatch.chdir(CONFIGS[0].parent)  # a clone, though the package is installed elsewhere
+    assert status("evaluate", "--config", config, "--sandbox", "--output", str(tmp_path / "out")) == 0
+
+
+def test_the_data_command(capsys):
+    assert status("data", "list") == 0 and "writingprompts" in capsys.readouterr().out
+    assert status("data", "show", "aime25", "hmmt") == 0 and "a pair of sets" in capsys.readouterr().out
+    assert status("data", "check") == 0 and "records are consistent" in capsys.readouterr().out
+    assert status("data", "show", "hotpot") == 2 and "did you mean 'hotpotqa'" in capsys.readouterr().err
+
+
+def test_a_table_for_each_of_several_models_is_marked_within_each(tmp_path):
+    text = """
+title: Both
+tasks: [bbh_word_sorting/test]
+metrics: {bbh_word_sorting/test: [judged, word_sorting_match]}
+judge: large
+n: 6
+each_of: [small, large]
+models: {small: {}, large: {}}
+baseline: cot
+marks: [cot]
+figures: {figure4: {metric: iterations}}
+systems:
+  cot: {kind: prompted, prompt: start}
+  prorefine: {setting: optimal_verifier, prompt: start, options: {max_steps: 3}}
+  fixed: {kind: prompted, model: large}
+"""
+    config = load_config(written(tmp_path, text))
+    assert [one.name for one in config.systems] == [
+        *("cot, small", "cot, large", "prorefine, small", "prorefine, large", "fixed")
+    ]
+    run = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
+    pairs = {(one.first, one.second) for one in run.comparisons}
+    assert pairs == {(f"prorefine, {model}", f"cot, {model}") for model in ("small", "large")}
+    assert {result.task for result in run.evaluation.results} == {"bbh_word_sorting/test (sandbox_sorting)"}
+    records = [record for record in run.evaluation.records if record["system"] == "prorefine, small"]
+    assert all(record.get("judged") in (0.0, 1.0, None) and record["trajectory"]["steps"] <= 3 for record in records)
+    first = run.evaluation.results[0]
+    assert list(first.estimates)[:2] == ["judged", "word_sorting_match"]
+    assert first.estimates["judged"].n + first.ungraded["judged"] == 6 and first.ungraded["judged"] < 3
+    assert "| Wald |" in run.files["md"].read_text() and run.files["figure4"].read_bytes().startswith(b"\x89PNG")
+    again = run_table(config, sandbox=True, output=tmp_path / "out", progress=False)
+    assert again.evaluation.results == run.evaluation.results
+
+
+def test_three_seeds_are_put_together(tmp_path):
+    text = SMALL.replace("  opro: {}\n", "").replace("case: opro\n", "")
+    path = str(written(tmp_path, text))
+    assert status("evaluate", "--config", path, "--sandbox", "--output", tmp_path / "out", "--seeds", 1, 2, 3) == 0
+    run = run_table(load_config(path), sandbox=True, output=tmp_path / "out", progress=False, seeds=[1, 2, 3])
+    assert {folder.name for folder in (tmp_path / "out").glob("seed-*")} == {"seed-1", "seed-2", "seed-3"}
+    with pytest.raises(ValueError, match="at least two different seeds"):
+        run_table(load_config(path), sandbox=True, seeds=[1, 1])
+    result = run.evaluation.result("cot", "Average")
+    assert result.answers == 3 * 2 * 8 and result.estimates["token_f1"].n == 3
+    assert "means over seeds 1, 2, 3" in run.files["md"].read_text()
+
+
+def test_a_table_of_local_files_at_an_endpoint(tmp_path):
+    """The released data where they lie; up to the model, which here says A."""
+    row = {"question": "Which?", "options": ["A)1", "B)2", "C)3", "D)4", "E)5"], "rationale": "", "correct": "A"}
+    rows = [{**row, "question": f"Which of {i}?", "correct": "AB"[i % 2]} for i in range(6)]
+    (tmp_path / "aqua.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with MisbehavingServer(say=lambda request: "Answer: A") as server:
+        text = f"""
+title: AQuA
+tasks: [aqua/test]
+data_files: {{aqua/test: {tmp_path / "aqua.jsonl"}}}
+n: null
+runs: 1
+models: {{small: {{base_url: "{server.base_url}"}}}}
+systems: {{cot: {{kind: prompted, model: small, prompt: start}}}}
+"""
+        run = run_table(load_config(written(tmp_path, text)), output=tmp_path / "out", progress=False)
+        assert "with five options" in json.dumps(server.requests[0])
+    (result,) = run.evaluation.results
+    assert (result.task, result.estimates["letter_match"].mean, result.answers) == ("aqua/test", 0.5, 6)
+
+
+def test_the_curves_of_two_trainings_are_overlaid(tmp_path, capsys):
+    from paper_tables.figures import main as draw
+
+    for name in ("a", "b"):
+        folder = tmp_path / name / "checkpoint-2"
+        folder.mkdir(parents=True)
+        log = [{"step": step, "reward": step / 2, "rollout/turns": 2.0} for step in (1, 2)]
+        (folder / "trainer_state.json").write_text(json.dumps({"log_history": log}))
+    draw(["--runs", f"one={tmp_path / 'a'}", f"two={tmp_path / 'b'}", "--output", str(tmp_path)])
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG") and "training.png" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no trainer_state.json"):
+        draw(["--runs", f"none={tmp_path / 'nowhere'}"])
+
+
+def test_the_sft_baseline_is_table_7s(tmp_path, monkeypatch):
+    """LoRA of rank 8, merged; 4 x 8 rows a step, 1e-4, three epochs, cosine with a tenth of warm-up."""
+    from agentic_prompting.sandbox.policy import build_policy, world_tokenizer
+    from paper_tables import training
+
+    tokenizer = world_tokenizer()
+    build_policy(tokenizer).save_pretrained(tmp_path / "base")
+    tokenizer.save_pretrained(tmp_path / "base")
+    seen = {}
+
+    def trained(model, tokenizer, rollouts, folder, **arguments):
+        seen.update(arguments, rank=model.peft_config["default"].r, rows=len(rollouts))
+        return warm_start(model, tokenizer, rollouts, folder, **{**arguments, "max_steps": 1, "bf16": False})
+
+    warm_start = training.warm_start
+    monkeypatch.setattr(training, "warm_start", trained)
+    rows = sandbox_task("sandbox_countries", 6, split="train").rows
+    folder = training.train_sft(tmp_path / "base", rows, tmp_path / "sft", training.plain_spec(), use_cpu=True)
+    expected = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "learning_rate": 1e-4, "rank": 8}
+    assert {name: seen[name] for name in expected} == expected and seen["rows"] == 6
+    assert (seen["num_train_epochs"], seen["lr_scheduler_type"], seen["warmup_steps"]) == (3, "cosine", 0.1)
+    assert (folder / "config.json").exists() and not (folder / "adapter_config.json").exists()
+
+
+def test_single_turn_grpo_takes_prompt_r1s_numbers_from_its_file(tmp_path, monkeypatch):
+    from paper_tables import training
+
+    class Trained(Exception):
+        pass
+
+    def trainer(**arguments):
+        raise Trained(arguments["args"])
+
+    monkeypatch.setattr(training, "MultiTurnGRPOTrainer", trainer)
+    config = str(CONFIGS[0].parent / "qwen3_4b.yaml")
+    with pytest.raises(Trained) as made:
+        training.train_single_turn("base", [], tmp_path, training.plain_spec(), config=config, use_cpu=True, bf16=False)
+    (args,) = made.value.args
+    assert (args.num_generations, args.learning_rate, args.beta, args.max_turns) == (5, 1e-6, 0.001, 1)

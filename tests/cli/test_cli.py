@@ -1,0 +1,719 @@
+"""The `agentic-prompting` command: one surface over all sub-commands, `demo`, `train`, `ask`, `evolve`, and Ctrl-C."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import typing
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import typer
+
+from agentic_prompting.cli import COMMANDS, app
+from agentic_prompting.cli.train import EXAMPLES as PACKAGED, launch
+from support.servers import Answer, LoopbackServer, unused_url
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+QUESTION = "What is the language of Kenya?"
+
+
+def all_commands():
+    """Every sub-command by name, those of groups included."""
+    group, found = typer.main.get_command(app), {}
+    waiting = {name: group.get_command(None, name) for name in group.list_commands(None)}
+    while waiting:
+        name, command = waiting.popitem()
+        waiting |= {f"{name} {own}": one for own, one in getattr(command, "commands", {}).items()}
+        found[name] = command
+    return found
+
+
+# --- one surface --------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_are_those_of_the_table():
+    assert set(COMMANDS) == {
+        "demo", "train", "evaluate", "ask", "refine", "evolve", "serve", "report", "data", "doctor", "check-env",
+    }  # fmt: skip
+    assert {"train prompt-r1", "train espl"} <= set(all_commands())
+
+
+@pytest.mark.parametrize("name", sorted(all_commands()))
+def test_every_command_and_option_has_help(name):
+    command = all_commands()[name]
+    assert command.help
+    silent = [one.name for one in command.params if not getattr(one, "help", None)]
+    assert not silent, f"{name}: no help for {silent}"
+
+
+@pytest.mark.parametrize("arguments", [[], ["train"]])
+def test_a_command_alone_prints_its_help(run, arguments):
+    status, out, err = run(*arguments)
+    assert (status, err) == (0, "") and out == run(*arguments, "--help")[1] and "Commands:" in out
+
+
+def flags_of(name):
+    return {flag for option in all_commands()[name].params for flag in option.opts}
+
+
+def test_an_option_is_the_same_thing_everywhere():
+    """One name, one type. Folders that are written to are --output-dir, what scripts read is --json."""
+    types: dict[str, set[str]] = {}
+    for name, command in all_commands().items():
+        assert not [flag for flag in flags_of(name) if "_" in flag and flag.startswith("-")], name
+        if getattr(command, "callback", None) is not None:
+            for option, kind in typing.get_type_hints(command.callback).items():
+                if option not in ("run", "mode", "return"):  # RUN is an argument of some, each program has modes
+                    types.setdefault(option, set()).add(str(kind | None))
+    assert {option: kinds for option, kinds in types.items() if len(kinds) > 1} == {}
+    assert len(types) > 50
+    for name in ("ask", "data", "doctor", "evaluate", "evolve", "refine", "report"):
+        assert "--json" in flags_of(name), name
+    for name in ("demo", "doctor", "evaluate", "evolve", "report"):
+        assert "--output-dir" in flags_of(name), name
+
+
+def test_options_have_the_defaults_of_the_python_api():
+    from agentic_prompting.evolution import EvolveConfig
+    from agentic_prompting.refine.loop import RefineSettings
+    from agentic_prompting.serve import ServeConfig
+
+    for name, kind, own in (("serve", ServeConfig, 8), ("refine", RefineSettings, 7), ("evolve", EvolveConfig, 14)):
+        ours = {one.name: one.default for one in all_commands()[name].params}
+        theirs = {one.name: one.default for one in fields(kind) if one.name in ours}
+        assert len(theirs) >= own and {option: ours[option] for option in theirs} == theirs, name
+
+
+def test_options_may_be_written_as_in_scripts(run, tmp_path):
+    status, _, err = run("report", tmp_path, f"--output_dir={tmp_path}/a_b")
+    assert status == 2 and "nothing to report" in err  # and not: no such option
+
+
+def test_shells_complete_it(monkeypatch, run):
+    monkeypatch.setenv("_AGENTIC_PROMPTING_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "agentic-prompting do")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    _, out, _ = run()
+    assert out.split() == ["doctor"]
+
+
+def test_data_as_json(run):
+    found = json.loads(run("data", "list", "--json")[1])["sets"]
+    assert {"gsm8k", "hotpotqa"} <= {one["name"] for one in found} and all(one["splits"] for one in found)
+    assert [one["name"] for one in json.loads(run("data", "show", "gsm8k", "--json")[1])["sets"]] == ["gsm8k"]
+    checks = json.loads(run("data", "check", "gsm8k", "--json")[1])["checks"]
+    assert checks and all(check["task"] == "gsm8k" and not check["problem"] for check in checks)
+
+
+# --- demo and train: what is started ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What would have been started, and with which status it ends."""
+    calls = []
+
+    def start(program, arguments, accelerate_config=None):
+        calls.append((program, list(arguments), accelerate_config))
+        return start.status
+
+    start.status = 0
+    start.calls = calls
+
+    monkeypatch.setattr("agentic_prompting.cli.train.launch", start)
+    return start
+
+
+def test_the_package_has_the_examples_configurations():
+    """The wheel has no examples/: those of training are in the package, too, the same ones. Tables need a clone."""
+    ours = {path.relative_to(EXAMPLES): path.read_bytes() for path in EXAMPLES.rglob("*.yaml")}
+    packaged = {path.relative_to(PACKAGED): path.read_bytes() for path in PACKAGED.rglob("*.yaml")}
+    assert packaged == {path: text for path, text in ours.items() if not path.name.startswith("eval_")}
+
+
+def test_their_names_work_outside_of_a_clone(run, launched, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["--config", "examples/configs/qwen3_4b.yaml", "--accelerate-config", "examples/accelerate/ddp.yaml"]
+    assert run("train", "prompt-r1", *given)[0] == 0
+    options = ["--config", str(PACKAGED / "configs" / "qwen3_4b.yaml")]
+    assert launched.calls == [("prompt-r1", options, PACKAGED / "accelerate" / "ddp.yaml")]
+    assert json.loads(run("doctor", "--config", "examples/configs/qwen3_4b.yaml", "--json")[1])["findings"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program", "config"),
+    [([], "prompt-r1", "sandbox.yaml"), (["--method", "espl"], "espl", "espl/sandbox.yaml")],
+)
+def test_demo(run, launched, tmp_path, arguments, program, config):
+    status, out, _ = run("demo", *arguments, "--output_dir", tmp_path, "--max-steps", 5)
+    options = ["--config", str(PACKAGED / "configs" / config), "--output_dir", str(tmp_path), "--max-steps", "5"]
+    assert (status, launched.calls) == (0, [(program, options, PACKAGED / "accelerate" / "single.yaml")])
+    assert f"next:  agentic-prompting report {tmp_path}" in out
+
+
+def test_the_demos_threads_do_not_spin(run, launched, tmp_path, monkeypatch):
+    """One thread, and passive waiting, unless the user has said otherwise: beside other work two take far longer."""
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if not k.startswith("OMP_")})
+    run("demo", "--output-dir", tmp_path)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"]) == ("1", "passive")
+
+
+def test_an_interrupted_demo_goes_on_and_a_finished_one_is_kept(run, launched, tmp_path):
+    for step in (7, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    launched.status = 130
+    status, out, _ = run("demo", "--output-dir", tmp_path)
+    assert (status, out) == (130, "")
+    assert launched.calls[0][1][-2:] == ["--resume_from_checkpoint", str(tmp_path / "checkpoint-12")]
+    (tmp_path / "summary.json").write_text("{}")
+    status, _, err = run("demo", "--output-dir", tmp_path)
+    assert status == 2 and f"agentic-prompting report {tmp_path}" in err and len(launched.calls) == 1
+
+
+def test_demo_of_prorefine(run, tmp_path):
+    status, out, _ = run("demo", "--method", "prorefine", "--output-dir", tmp_path, "--rows", 10)
+    assert status == 0 and out.count("| bbh_word_sorting |") == 3 and "next:  agentic-prompting report" in out
+    assert len((tmp_path / "verifier.jsonl").read_text().splitlines()) == 10
+
+
+def test_train_passes_everything_on(run, launched, tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text("max_steps: 1\n")
+    launched.status = 3
+    given = ["--max-steps", "5", "--learning-rate", "1e-3", "--top-k", "-1"]
+    status, _, _ = run("train", "espl", "--config", config, *given, "--accelerate-config", "two.yaml")
+    assert status == 3
+    assert launched.calls == [("espl", ["--config", str(config), *given], Path("two.yaml"))]
+
+
+def test_train_help_shows_the_options_of_the_program(run, launched):
+    status, out, _ = run("train", "prompt-r1", "--help")
+    assert status == 0 and not launched.calls
+    for option in ("--accelerate-config", "--warm_start_steps", "--max_turns", "--use_peft", "--budget_usd"):
+        assert option in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say what to train: agentic-prompting train prompt-r1 --config FILE"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["--max_steps", "1", "--accelerate-config", "nowhere.yaml"], "accelerate config --config_file nowhere.yaml"),
+    ],
+)
+def test_train_with_bad_input_is_one_line(run, arguments, message):
+    status, out, err = run("train", "prompt-r1", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err
+
+
+@pytest.mark.parametrize(("code", "status"), [(3, 3), (130, 130), (-9, 137)])
+def test_the_status_of_the_program_is_that_of_the_command(monkeypatch, code, status):
+    def launch_command(arguments):
+        assert arguments.module and arguments.training_script == "agentic_prompting.cli.programs"
+        assert arguments.training_script_args == ["espl", "--max_steps", "1"]
+        raise subprocess.CalledProcessError(code, "python")
+
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", launch_command)
+    before = signal.getsignal(signal.SIGINT)
+    assert launch("espl", ["--max_steps", "1"], PACKAGED / "accelerate" / "single.yaml") == status
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# --- Ctrl-C -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ctrl_c_finishes_the_step_and_the_run_can_go_on(tiny_policy, tmp_path):
+    """A real SIGINT to the command, which passes it on to the process that trains."""
+    folder, log = tmp_path / "run", tmp_path / "log"
+    shutil.copytree(tiny_policy, folder / "warm_start")
+    command = [
+        sys.executable, "-c", "from agentic_prompting.cli import main; main()", "train", "prompt-r1",
+        "--config", EXAMPLES / "configs" / "sandbox.yaml",
+        "--accelerate-config", EXAMPLES / "accelerate" / "single.yaml", "--output-dir", folder,
+        "--per_device_train_batch_size", "16", "--max_steps", "500", "--n_test", "8",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with open(log, "w") as file:
+        running = subprocess.Popen(
+            [str(word) for word in command], stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 400
+        while "step 1:" not in log.read_text():
+            assert running.poll() is None and time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.1)
+        running.send_signal(signal.SIGINT)
+        status = running.wait(150)
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGKILL)
+    said = log.read_text()
+    (checkpoint,) = folder.glob("checkpoint-*")
+    assert status == 130 and "Traceback" not in said, said[-3000:]
+    assert "finishing this step, then saving a checkpoint" in said
+    assert said.rstrip().endswith(f"run the same command with --resume_from_checkpoint {checkpoint}")
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    assert 1 <= state["global_step"] < 500 and checkpoint.name == f"checkpoint-{state['global_step']}"
+    assert not (folder / "summary.json").exists(), "an interrupted run is not reported as a finished one"
+
+
+class FakeTrainer:
+    """As much of a trainer as the handling of signals needs."""
+
+    def __init__(self, folder):
+        from transformers import TrainerControl, TrainerState
+
+        self.args = type("Args", (), {"process_index": 0, "world_size": 1, "output_dir": str(folder)})()
+        self.state, self.control, self.callbacks = TrainerState(global_step=4), TrainerControl(), []
+        self.add_callback, self.remove_callback = self.callbacks.append, self.callbacks.remove
+
+    def step(self):
+        self.state.global_step += 1
+        for callback in self.callbacks:
+            callback.on_step_end(self.args, self.state, self.control)
+
+
+def test_signals_while_training(tmp_path, monkeypatch, capfd):
+    from agentic_prompting.trainers import stopping
+
+    monkeypatch.setattr(stopping, "SAME_SECONDS", 0.2)
+    before, trainer = signal.getsignal(signal.SIGINT), FakeTrainer(tmp_path)
+    with stopping.checkpoint_on_interrupt(trainer):
+        trainer.step()
+    assert not trainer.control.should_save and signal.getsignal(signal.SIGINT) is before and not trainer.callbacks
+
+    with (
+        pytest.raises(stopping.TrainingInterrupted, match=r"after step 6, .*--resume_from_checkpoint .*checkpoint-6$"),
+        stopping.checkpoint_on_interrupt(trainer),
+    ):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # passed on by the launcher: the same one
+        trainer.step()
+        assert trainer.control.should_save and trainer.control.should_training_stop
+    assert capfd.readouterr().err.count("finishing this step") == 1
+
+    with pytest.raises(KeyboardInterrupt) as second, stopping.checkpoint_on_interrupt(trainer):
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.25)
+        signal.raise_signal(signal.SIGINT)
+    assert second.type is KeyboardInterrupt and signal.getsignal(signal.SIGINT) is before
+
+    def elsewhere():
+        with stopping.checkpoint_on_interrupt(trainer):
+            assert not trainer.callbacks and signal.getsignal(signal.SIGINT) is before
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ValueError("no such thing"), "ValueError: no such thing", ""),
+        (KeyboardInterrupt("go on with --x"), 130, "go on with --x\n"),
+        (KeyboardInterrupt(), 130, "interrupted; what is not in a checkpoint is lost\n"),
+    ],
+)
+def test_programs_end_with_a_line_and_a_status(capsys, error, status, said):
+    from agentic_prompting.cli.train import run_script
+
+    def fail():
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        run_script(fail)
+    assert stopped.value.code == status and capsys.readouterr().err == said
+
+
+# --- ask ----------------------------------------------------------------------------------------------------------
+
+
+def test_ask_shows_the_conversation(run, asking_policy):
+    status, out, err = run("ask", QUESTION, "--run", asking_policy, "--sandbox", "--seed", 3)
+    assert (status, err) == (0, "")
+    lines = [line for line in out.splitlines() if line]
+    assert lines[:5] == [
+        "agent thinks   the language",
+        "agent asks     what is the language of Kenya ?",
+        "large LLM      the answer is Swahili .",
+        "agent thinks   done",
+        "agent answers  Swahili",
+    ]
+    assert lines[5:] == ["Swahili", "2 turns, 1 call to the large LLM"]
+    assert "\x1b" not in out, "no colours in a pipe"
+
+
+def test_ask_as_json(run, asking_policy):
+    status, out, _ = run("ask", QUESTION, "--run", asking_policy, "--sandbox", "--seed", 3, "--json")
+    found = json.loads(out)
+    assert status == 0 and (found["answer"], found["status"], found["error"]) == ("Swahili", "answered", None)
+    assert [said["role"] for said in found["conversation"]] == ["agent", "environment", "agent"]
+    assert found["conversation"][0]["request"] == "what is the language of Kenya ?"
+    assert found["usage"]["calls"] == 1 and found["usage"]["prompt_tokens"] > 0 and found["usage"]["agent_tokens"] > 5
+
+
+@pytest.mark.parametrize("status", [200, 400])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_the_large_llm_says_does_not_steer_the_terminal(run, asking_policy, status, as_json):
+    """A window title, the clipboard, a cleared screen, text that runs backwards."""
+    hostile = "\x1b]52;c;eA==\x07 \x1b[2J \x9b31m \u202e Kenya"
+    with LoopbackServer(lambda body, n: "ok" if n == 0 else Answer(hostile, status=status)) as server:
+        arguments = ["--run", asking_policy, "--environment-model", "m", "--environment-base-url", server.base_url]
+        out = run("ask", "what is the language of Kenya ?", *arguments, "--seed", 3, *["--json"] * as_json)[1]
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out)
+    assert "52;c;eA==" in out and "u202e" in out
+    if as_json and status == 200:
+        assert json.loads(out)["conversation"][1]["text"] == hostile
+
+
+def test_ask_when_the_large_llm_breaks(run, asking_policy):
+    """After the first word it is asked for, to see whether it is there: [markup] in its reply stays as it is."""
+    with LoopbackServer(lambda body, n: "[bold]ok" if n == 0 else Answer("no", status=400)) as server:
+        arguments = ["--run", asking_policy, "--environment-model", "m", "--environment-base-url", server.base_url]
+        status, out, _ = run("ask", "what is the language of Kenya ?", *arguments, "--seed", 3)
+    assert status == 1 and "large LLM      no reply: the endpoint rejected the request" in out
+    assert "no answer (failed: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--sandbox"], 2, "`agentic-prompting demo` trains one"),
+        (["--run", "RUN"], 2, "--environment-model NAME, or say --sandbox"),
+        (["--run", "nowhere", "--sandbox"], 2, "agentic-prompting demo --output-dir nowhere"),
+        (["--run", "RUN", "--sandbox", "Who are you?"], 2, "which country has the capital served by airport NBO ?"),
+        (["--run", "RUN", "--environment-model", "m", "--environment-base-url", "URL"], 1, "no connection"),
+    ],
+)
+def test_ask_with_bad_input_is_one_line(run, asking_policy, arguments, status, message):
+    places = {"RUN": str(asking_policy), "URL": unused_url()}
+    given = [places.get(word, word) for word in arguments]
+    question = [] if "Who are you?" in given else [QUESTION]
+    found, out, err = run("ask", *question, *given)
+    assert (found, out, err.count("\n")) == (status, "", 1), err
+    assert message in err
+
+
+# --- evolve -------------------------------------------------------------------------------------------------------
+
+
+def test_evolve_through_endpoints(run, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{i}?", "answer": "#### 7"}) + "\n" for i in range(4)))
+    reply = "<answer>7</answer>"
+    with LoopbackServer(lambda body, number: reply) as server:
+        urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
+        arguments = [*urls, "--policy-model", "small", "--reference-model", "large", "--data-files", rows, "--steps", 1,
+                     "--problems-per-step", 2, "--num-generations", 1, "--output-dir", tmp_path / "out"]  # fmt: skip
+        status, out, _ = run("evolve", *arguments, "--initial-prompt", "Think.", "--json")
+        found = json.loads(out)
+        assert status == 0 and found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
+        assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
+        status, out, _ = run("evolve", *arguments[:-2], "--steps", 2, "--output-dir", tmp_path / "out",
+                             "--initial-prompt", "Think.")  # fmt: skip
+        assert status == 0 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
+
+
+def test_evolve_needs_models(run):
+    status, _, err = run("evolve")
+    assert status == 2 and "--policy-model NAME --reference-model NAME, or --sandbox" in err
+
+
+# --- said at once -------------------------------------------------------------------------------------------------
+
+
+def test_without_its_extra_serving_says_so_before_anything_is_loaded():
+    """46 s came before it. In a process of its own: what has been imported here stays imported."""
+    code = "import sys; sys.modules['uvicorn'] = None; from agentic_prompting.cli import main\n"
+    code += (
+        "try: main(['serve', 'nowhere', '--sandbox'])\nfinally: print(*({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout) == (2, "\n"), done.stderr
+    assert done.stderr == "agentic-prompting: serving needs more (uvicorn): pip install 'agentic-prompting[serve]'\n"
+
+
+@pytest.fixture
+def no_key(monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def nothing_is_fetched(monkeypatch):
+    """A test that comes to the hub has loaded too much."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: pytest.fail("data were loaded"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve", "RUN", "--sandbox", "--port", "80800"], "port must be from 0 to 65535, got 80800"),
+        (["serve", "nowhere", "--sandbox"], "nowhere does not exist"),
+        (
+            ["ask", QUESTION, "--run", "runs/nowhere", "--sandbox"],
+            "runs/nowhere does not exist; `agentic",
+        ),
+        (["serve", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
+        (["ask", QUESTION, "--run", "EMPTY", "--sandbox"], "EMPTY holds no model (no config.json)"),
+        (["ask", QUESTION, "--run", "ADAPTER", "--sandbox"], "belongs to the base model in runs/base"),
+    ],
+)
+def test_what_cannot_be_served_or_asked(run, asking_policy, nothing_is_fetched, tmp_path, arguments, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "runs" / "base").mkdir(parents=True)
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"base_model_name_or_path": "runs/base"}')
+    places = {"RUN": str(asking_policy), "EMPTY": str(tmp_path / "empty"), "ADAPTER": str(tmp_path / "adapter")}
+    status, out, err = run(*[places.get(word, word) for word in arguments])
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert message.replace("EMPTY", places["EMPTY"]) in err
+
+
+def refused(method, *arguments):
+    """The line with which a training program ends."""
+    from agentic_prompting.cli import programs
+
+    with pytest.raises(SystemExit) as ended:
+        programs.run_script(lambda: programs.main(method, [str(word) for word in arguments]))
+    assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
+    return ended.value.code
+
+
+ON_A_CPU = ["--use_cpu", "true", "--bf16", "false"]
+
+
+def test_a_typo_is_said_before_bf16_is_asked_for(tmp_path, nothing_is_fetched):
+    config = tmp_path / "run.yaml"
+    config.write_text("learning_rat: 0.1\nmodel_name_or_path: x/y\n")
+    said = refused("prompt-r1", "--config", config, "--environment_model", "m")
+    assert "'learning_rat' is no option" in said and "learning_rate" in said and "bf16" not in said
+
+
+def test_without_a_gpu_both_options_are_named(nothing_is_fetched, tmp_path):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    said = refused("prompt-r1", "--environment_model", "m", "--model_name_or_path", tmp_path, "--output_dir", tmp_path)
+    assert said.endswith("On a machine without a GPU: --use_cpu true --bf16 false")
+
+
+def test_programs_look_at_the_endpoint_then_the_model_then_the_data(no_key, nothing_is_fetched, tmp_path):
+    """As `doctor` does, each in one line: 82 s of retries named neither of two mistakes."""
+    out = ["--output_dir", tmp_path, *ON_A_CPU]
+    wrong = ["--model_name_or_path", tmp_path / "nowhere", "--task", "gsm8k", *out]
+    assert "OPENAI_API_KEY" in refused("prompt-r1", "--environment_model", "gpt-4o-mini", *wrong)
+    assert "OPENAI_API_KEY" in refused("espl", "--reference_model", "gpt-4o-mini", *wrong)
+    with LoopbackServer(lambda body, n: "ok") as server:
+        asked = ["--environment_model", "m", "--environment_base_url", server.base_url]
+        assert f"{tmp_path / 'nowhere'} does not exist" in refused("prompt-r1", *asked, *wrong)
+        assert "say which model" in refused("prompt-r1", *asked, "--task", "gsm8k", *out)
+
+
+@pytest.fixture
+def no_hub(monkeypatch, tmp_path):
+    """An address where nobody listens, and nothing in the cache."""
+    from huggingface_hub import constants
+
+    from agentic_prompting.cli.options import hub_answers
+
+    hub_answers.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
+    yield
+    hub_answers.cache_clear()
+
+
+def test_without_a_hub_a_model_is_missed_at_once(run, no_hub, nothing_is_fetched, tmp_path, capsys, monkeypatch):
+    """Forty seconds of retries came before a traceback."""
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", lambda *_, **__: pytest.fail("it was tried"))
+    with LoopbackServer(lambda body, n: "ok") as server:
+        asked = ["--environment_model", "m", "--environment_base_url", server.base_url, "--output_dir", tmp_path]
+        said = refused("prompt-r1", *asked, *ON_A_CPU, "--model_name_or_path", "Qwen/Qwen3-4B", "--task", "gsm8k")
+    assert said.startswith("ValueError: Qwen/Qwen3-4B is no folder here, and the hub cannot be reached")
+    capsys.readouterr()
+    status, _, err = run("ask", QUESTION, "--run", "me/my-agent", "--sandbox")
+    assert status == 2 and err.startswith("agentic-prompting: me/my-agent is no folder here") and err.count("\n") == 1
+    config = tmp_path / "run.yaml"
+    config.write_text("model_name_or_path: Qwen/Qwen3-4B\n")
+    status, out, _ = run("doctor", "--config", config, "--json")
+    (found,) = [one for one in json.loads(out)["findings"] if one["check"] == "model"]
+    assert status == 1 and found["level"] == "problem" and "cannot be reached" in found["says"]
+
+
+def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatch):
+    """Libraries do not try again; what is asked for first in `evaluate` is the key."""
+    from agentic_prompting.cli.options import TaskRows
+
+    asked = []
+    monkeypatch.setattr("time.sleep", lambda seconds: asked.append(seconds))
+    with pytest.raises(ValueError, match="gsm8k, split 'train': no source could be loaded"):
+        TaskRows().load("gsm8k", 0)
+    assert not asked
+    config = tmp_path / "table.yaml"
+    config.write_text(
+        "title: T\ntasks: [gsm8k]\nmodels: {model: {name: gpt-4o-mini}}\nsystems: {cot: {kind: prompted}}\n"
+    )
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    status, _, err = run("evaluate", "--config", config, "--output", tmp_path / "out")
+    assert status == 2 and err.splitlines()[-1].startswith("agentic-prompting: no key for model (gpt-4o-mini): export")
+
+
+def test_a_missing_extra_is_said_before_anything_is_loaded(monkeypatch, nothing_is_fetched, tmp_path):
+    from agentic_prompting.cli import doctor
+
+    here = doctor.version_of
+    monkeypatch.setattr(doctor, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name))
+    common = ["--output_dir", tmp_path, "--task", "gsm8k", "--reflector", "policy", "--model_name_or_path", "x/y"]
+    assert "pip install 'agentic-prompting[math]'" in refused("espl", "--reward", "math", *common, *ON_A_CPU)
+    assert "pip install 'agentic-prompting[vllm]'" in refused("espl", "--use_vllm", "true", *common, *ON_A_CPU)
+
+
+# --- rows of one's own --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_rows(tmp_path):
+    file = tmp_path / "support.csv"
+    file.write_text("nr,request,reply\n1,Where is Rome?,Italy\n2,What is 2 + 2?,4\n")
+    return ["--dataset", file, "--columns", "question=request,answer=reply,id=nr"]
+
+
+def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
+    with LoopbackServer(lambda body, number: "<answer>4</answer>") as server:
+        urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
+        models = ["--policy-model", "small", "--reference-model", "large", "--steps", 1, "--num-generations", 1]
+        where = ["--problems-per-step", 2, "--output-dir", tmp_path / "out", "--json"]
+        status, _, err = run("evolve", *urls, *models, *own_rows, *where)
+        assert status == 0, err
+        questions = {body["messages"][-1]["content"] for body in server.requests if body["model"] == "small"}
+    assert questions == {"Where is Rome?", "What is 2 + 2?"}
+
+
+def test_training_takes_them_too(own_rows, tmp_path):
+    from agentic_prompting.cli.programs import PROGRAMS, parse
+
+    common = [
+        *own_rows,
+        "--output_dir",
+        tmp_path,
+        *ON_A_CPU,
+        "--model_name_or_path",
+        tmp_path,
+    ]  # a folder: the model is looked for first
+    for method, asked in (("prompt-r1", ["--environment_model", "m"]), ("espl", ["--reflector", "policy"])):
+        script, args, _ = parse(PROGRAMS[method], [str(word) for word in [*common, *asked]])
+        script.check(args)
+        rows = script.load(script.task, 0)
+        assert rows["question"] == ["Where is Rome?", "What is 2 + 2?"] and rows["answers"] == [["Italy"], ["4"]]
+    asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--check_environment", "false"]
+    wrong = [word if word != own_rows[3] else "request" for word in common]
+    assert "columns=request is not of the form" in refused("prompt-r1", *wrong, *asked)
+    assert "leave one of them out" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
+
+
+def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
+    def fails(*_, **__):
+        raise RuntimeError("gsm8k: no source could be loaded. Tried:\n  a: b\n  c: d")
+
+    monkeypatch.setattr("agentic_prompting.data.load_task", fails)
+    monkeypatch.setattr("agentic_prompting.cli.programs.check_first", lambda *_: None)
+    asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--task", "gsm8k"]
+    said = refused("prompt-r1", *asked, "--model_name_or_path", "x/y", "--output_dir", tmp_path, *ON_A_CPU)
+    assert said.endswith("no source could be loaded. Tried: a: b c: d")
+
+
+# --- an environment of one's own ----------------------------------------------------------------------------------
+
+SUMS = '''
+class Calculator:
+    """Answers sums."""
+
+    def step(self, rollout):
+        numbers = [int(word) for word in rollout.turns[-1].request.split() if word.isdigit()]
+        return f"the sum is {sum(numbers)} ." if numbers else None
+
+
+def broken(rollout):
+    raise KeyError("no such tool")
+
+
+def wrong(rollout):
+    return 42
+
+
+def told(rollout):
+    return "the answer is Swahili ."
+
+
+def made():
+    return Calculator()
+
+
+twelve = 12
+'''
+
+
+@pytest.fixture
+def sums(tmp_path, monkeypatch):
+    (tmp_path / "own_sums.py").write_text(SUMS)
+    (tmp_path / "rows.jsonl").write_text('{"question": "what is 17 plus 4 ?", "answers": ["21"]}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_sums", raising=False)
+
+
+@pytest.mark.parametrize("name", ["own_sums:Calculator", "own_sums.py:made"])
+def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
+    status, out, err = run("check-env", name, "--dataset", "rows.jsonl")
+    assert (status, err) == (0, "")
+    assert out.count("agent asks     what is 17 plus 4 ?") == 3 and out.count("environment    the sum is 21 .") == 3
+    assert "3 episodes: 3 answered" in out and "what training would show the agent" in out
+    found = json.loads(run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1])
+    assert [one["observations"][0]["text"] for one in found["episodes"]] == ["the sum is 3 ."] * 3
+
+
+def test_check_env_with_a_model(run, sums, asking_policy):
+    status, out, _ = run("check-env", "own_sums:Calculator", "--model", asking_policy, "--dataset", "rows.jsonl")
+    assert status == 0 and out.count("episode ") == 3 and "3 episodes: " in out
+
+
+def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy):
+    status, out, _ = run("ask", "what is 1 ?", "--run", asking_policy, "--environment", "own_sums:told")
+    assert status == 0 and "environment    the answer is Swahili ." in out and "large LLM      " not in out
+    for command in (["ask", "x", "--run", asking_policy], ["serve", asking_policy]):
+        status, _, err = run(*command, "--environment", "own_sums:Calculatr")
+        assert status == 2 and "did you mean Calculator?" in err
+        status, _, err = run(*command, "--environment", "own_sums:Calculator", "--sandbox")
+        assert status == 2 and "or name an environment of your own with --environment MODULE:NAME" in err
+    status, _, err = run("serve", asking_policy, "--environment", "own_sums:Calculator", "--refine")
+    assert status == 2 and "--refine asks a large LLM" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "message"),
+    [
+        ("own_sums:broken", 1, "KeyError: 'no such tool'"),
+        ("own_sums:wrong", 1, "step must return an Observation, a str or None, not int"),
+        ("own_sums:twelve", 2, "environment has no step(rollout) to call: int"),
+        ("own_sums:Calculatr", 2, "own_sums has no Calculatr; did you mean Calculator?"),
+        ("nowhere_at_all:x", 2, "no module nowhere_at_all"),
+        ("own_sums", 2, "module:name"),
+    ],
+)
+def test_check_env_says_what_is_wrong(run, sums, name, status, message):
+    found, out, err = run("check-env", name)
+    assert found == status and message in err and err.count("\n") == 1 and "Traceback" not in out, err

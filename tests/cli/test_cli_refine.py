@@ -1,0 +1,195 @@
+"""The `agentic-prompting` command as a user runs it: the sandbox, a real endpoint on loopback, and everything wrong."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from agentic_prompting.cli.optimize import Score
+from support.refine_models import answer, critic, improve
+from support.servers import Answer, LoopbackServer
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from agentic_prompting.cli import main; main()"]
+
+
+@pytest.fixture
+def server():
+    def said(body, number):
+        system, user = body["messages"][0]["content"], body["messages"][-1]["content"]
+        if body["model"] == "large":
+            rule = improve if user.startswith("Prompt:") else critic
+            return "<ACCURACY>0</ACCURACY>" if "Prediction:" in user else rule(system, user)
+        full, limit = answer(15)(system, user).split(), body["max_tokens"]
+        return Answer(" ".join(full[:limit]), finish_reason="length" if len(full) > limit else "stop")
+
+    with LoopbackServer(said) as server:
+        yield server
+
+
+@pytest.fixture
+def models(server):
+    urls = ["--task-base-url", server.base_url, "--feedback-base-url", server.base_url]
+    return ["--task-model", "small", "--feedback-model", "large", *urls]
+
+
+def test_the_console_script_is_this_command():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"agentic-prompting": "agentic_prompting.cli:main"}
+
+
+def test_help_is_quick_and_light():
+    """In CPU time, which other work on the machine disturbs less."""
+    code = (
+        "import sys, time; start = time.process_time()\n"
+        "try:\n from agentic_prompting.cli import main; main(['--help'])\n"
+        "except SystemExit as end: print(time.process_time() - start, end.code, 'torch' in sys.modules)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(3)]
+    assert all("refine" in run.stdout and run.stdout.split()[-2:] == ["0", "False"] for run in runs)
+    assert min(float(run.stdout.split()[-3]) for run in runs) < 0.4
+
+
+def test_scores_are_named_by_their_functions():
+    from agentic_prompting import rewards
+
+    assert all(callable(getattr(rewards, name)) for name in get_args(Score))
+
+
+def test_the_sandbox_shows_a_refinement_as_diffs(run):
+    status, out, err = run("refine", "--sandbox")
+    assert (status, err) == (0, "")
+    assert "Verdict: wrong" in out and "Step 1" in out and "  + Compare words that begin alike" in out
+    assert "Ended: finished" in out and "accuracy                     1" in out
+
+
+def test_the_budget_is_that_of_all_roles_and_of_restarts(run, server, models, tmp_path):
+    """15 tokens a call. The task model may ask what it likes: it is the whole that counts."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(f"Question {i}?") + "\n" for i in range(300)))
+    files = ["--input", rows, "--output", tmp_path / "results.jsonl"]
+    status, _, err = run("refine", *models, *files, "--budget-tokens", "3000", "--max-in-flight", "2")
+    bill = err.strip().splitlines()[-1]
+    assert status == 1 and "of the budget of 3,000 tokens are spent in all" in bill
+    spent = {name: int(n.replace(",", "")) for name, n in re.findall(r"(\w+) \$0\.0000 \(([\d,]+) tokens\)", bill)}
+    assert set(spent) == {"task", "feedback", "optimizer", "verifier"}
+    assert 3000 <= sum(spent.values()) <= 15 * len(server.requests) < 4000
+    asked = len(server.requests)
+    assert run("refine", *models, *files, "--budget-tokens", "3000")[0] == 1 and len(server.requests) == asked
+
+
+def test_json_is_one_object(run):
+    _, out, _ = run("refine", "--sandbox", "--json")
+    found = json.loads(out)
+    assert found["summary"]["queries"] == 1 and found["results"][0]["steps"]
+
+
+def test_a_question_through_an_endpoint(run, models):
+    status, out, _ = run("refine", "--prompt", "Think. [bold]", "--query", "How many?", *models)
+    assert status == 0 and "Verdict: wrong" in out
+    assert "  - [bold]" in out and "  + [bold]+" in out  # brackets are no markup
+
+
+def test_a_file_is_resumed(run, models, server, tmp_path):
+    questions, results = tmp_path / "queries.jsonl", tmp_path / "out" / "results.jsonl"
+    rows = [{"question": "A?", "answers": [answer(15)("", "")]}, {"question": "B?", "answers": ["other"]}, "C?"]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]))
+    arguments = ["refine", "--input", questions, "--output", results, "--paper-setting", "optimal_verifier", *models]
+    arguments += ["--replay-cache", tmp_path / "replies.sqlite", "--json"]
+    _, out, _ = run(*arguments)
+    assert json.loads(out)["summary"]["accuracy"] == 0.5 and json.loads(out)["output"] == str(results)
+    assert sorted(json.loads(line)["verdict"] for line in results.read_text().splitlines()) == ["right", "wrong"]
+    asked = len(server.requests)
+    assert json.loads(run(*arguments)[1])["summary"]["accuracy"] == 0.5
+    results.unlink()
+    assert json.loads(run(*arguments)[1])["summary"]["accuracy"] == 0.5
+    assert len(server.requests) == asked
+    questions.write_text(json.dumps(rows[2]))
+    status, _, err = run(*arguments)
+    assert status == 2 and "compares with accepted answers" in err
+
+
+def test_a_model_in_a_folder_answers(run, server, tiny_policy):
+    feedback = ["--feedback-model", "large", "--feedback-base-url", server.base_url]
+    status, out, err = run(
+        "refine", "--prompt", "Think.", "--query", "what is the capital of Kenya ?", "--local-model", tiny_policy,
+        "--tokens-per-step", "4", "--max-steps", "2", "--final-max-tokens", "12", *feedback, "--json",
+    )  # fmt: skip
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert result["stop_reason"] in ("finished", "max_steps") and result["failures"] == [] and result["steps"]
+    assert {body["model"] for body in server.requests} == {"large"}
+
+
+def test_failed_questions_are_said_and_show_in_the_status(run):
+    with LoopbackServer(lambda body, number: Answer(status=401)) as server:
+        urls = ["--task-base-url", server.base_url, "--feedback-base-url", server.base_url]
+        status, _, err = run("refine", "--query", "q", "--task-model", "s", "--feedback-model", "l", *urls)
+    assert status == 1 and err.splitlines()[-1].startswith(
+        "agentic-prompting: 1 of 1 questions failed; first: task model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "either --query TEXT or --input FILE"),
+        (["--query", "q", "--input", "f"], "either --query TEXT or --input FILE"),
+        (["--query", "q"], "either --task-model NAME or --local-model FOLDER"),
+        (["--query", "q", "--task-model", "m"], "--feedback-model NAME"),
+        (["--query", "q", "--local-model", "nowhere", "--feedback-model", "m"], "no transformers model"),
+        (["--input", "nowhere.jsonl"], "No such file"),
+        (["--sandbox", "--query", " "], "query 0 is empty"),
+        (["--sandbox", "--prompt", ""], "the prompt is empty"),
+        (["--sandbox", "--query", ""], "query 0 is empty"),
+        (["--sandbox", "--tokens-per-step", "0"], "tokens_per_step must be a whole number of at least 1"),
+        (["--sandbox", "--max-in-flight", "0"], "max_in_flight must be at least 1"),
+        (["--sandbox", "--tokens-per-step", "ten"], "valid integer"),
+        (["--sandbox", "--paper-setting", "best"], "optimal_verifier"),
+        (["--sandbox", "--query", "q", "--paper-setting", "optimal_verifier"], "pass a row with `question` and"),
+        (["--nope"], "No such option: --nope"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(run, arguments, message):
+    status, out, err = run("refine", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert message in err
+
+
+def test_a_line_that_is_no_json_is_named(run, tmp_path):
+    file = tmp_path / "queries.jsonl"
+    file.write_text('"fine"\n\n{oops\n')
+    status, _, err = run("refine", "--sandbox", "--input", file)
+    assert status == 2 and f"line 3 of {file} is no JSON" in err
+
+
+def test_ctrl_c_leaves_a_file_to_go_on_from(tmp_path):
+    questions, results = tmp_path / "queries.jsonl", tmp_path / "results.jsonl"
+    questions.write_text("".join(json.dumps(f"Question {i}?") + "\n" for i in range(4)))
+
+    def said(body, number):
+        if "Question 3?" in body["messages"][-1]["content"]:
+            time.sleep(20)
+        user = body["messages"][-1]["content"]
+        return improve("", user) if user.startswith("Prompt:") else "<ACCURACY>1</ACCURACY>"
+
+    with LoopbackServer(said) as server:
+        urls = ["--task-base-url", server.base_url, "--feedback-base-url", server.base_url]
+        arguments = ["refine", "--input", questions, "--output", results, "--task-model", "s", "--feedback-model", "l"]
+        running = subprocess.Popen(
+            [*COMMAND, *map(str, arguments), *urls], stderr=subprocess.PIPE, text=True, env={"OPENAI_API_KEY": "none"}
+        )
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (results.exists() and results.read_bytes().count(b"\n") == 3):
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=30)
+    assert running.returncode == 130 and f"the same command goes on from {results}" in err and "Traceback" not in err
+    assert len([json.loads(line) for line in results.read_text().splitlines()]) == 3

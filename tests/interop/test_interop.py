@@ -1,0 +1,680 @@
+"""Adapters: what others have, played as episodes; an outage is never text, a tool's own error is."""
+
+import asyncio
+import copy
+import itertools
+import json
+import random
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import trl
+from datasets import Dataset
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptR1Config, PromptR1Trainer
+from agentic_prompting.interop import (
+    Dialogue,
+    MCPTools,
+    ToolEnvironment,
+    ToolGrammar,
+    TRLEnvironment,
+    UserSimulator,
+    ask_tool,
+)
+from agentic_prompting.llm import Budget, Reply, ScriptedChat, ServerFailed, Unreachable, charge
+from agentic_prompting.llm.loop import run
+from agentic_prompting.rewards import exact_match_reward
+from agentic_prompting.rollout import (
+    AgentSpec,
+    ChatFormat,
+    Limits,
+    Observation,
+    Rollout,
+    Sample,
+    parse_turn,
+    play,
+    read_rollouts,
+)
+from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, make_split, make_traces
+from support.tokenizers_for_tests import tokenizer_for
+
+SERVER = """
+import os
+from mcp.server.mcpserver import MCPServer
+server = MCPServer("capitals")
+@server.tool()
+def capital(country: str) -> str:
+    "The capital of a country."
+    if country == "die":
+        os._exit(1)
+    return {"Kenya": "Nairobi"}[country]
+server.run("stdio")
+"""
+
+
+def capital(country: str) -> str:
+    """The capital of a country.
+
+    Args:
+        country: Its English name.
+    """
+    return {"Kenya": "Nairobi", "Peru": "Lima"}[country]
+
+
+async def currency(country: str, years: int = 1) -> dict:
+    """The currency of a country.
+
+    Args:
+        country: Its English name.
+        years: Since when.
+    """
+    await asyncio.sleep(0)
+    return {"currency": {"Kenya": "shilling"}[country], "years": years}
+
+
+def unreachable(country: str) -> str:
+    """Is down.
+
+    Args:
+        country: Any.
+    """
+    raise ConnectionError("no route")
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def asked(environment: ToolEnvironment, *turns: str, row: dict | None = None) -> Rollout:
+    """A rollout that has said these turns, the last not yet answered."""
+    rollout = Rollout([1], row=row or {}, seed=7)
+    for text in turns:
+        rollout.add_turn(Sample([1]), environment.grammar.parse(text))
+    return rollout
+
+
+def step(environment: ToolEnvironment, *turns: str, row: dict | None = None):
+    return run(environment.step(asked(environment, *turns, row=row)))
+
+
+# --- the grammar ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "what"),
+    [
+        ("<think>\nhm\n</think>\n\n" + call("capital", country="Kenya"), "act", None),
+        ("<think>hm</think>It is Nairobi.", "answer", "It is Nairobi."),
+        ("It is Nairobi.", "answer", "It is Nairobi."),
+        ("<tool_call>\n{", "malformed", None),
+        ("so: </tool_call>", "malformed", None),
+        ("<tool_response>\nNairobi\n</tool_response>", "malformed", None),
+        ("<think><tool_call>1</tool_call></think>Nairobi", "answer", "Nairobi"),
+    ],
+)
+def test_turns_are_read(text, kind, what):
+    turn = ToolGrammar().parse(text)
+    assert (turn.kind, turn.answer) == (kind, what)
+
+
+def test_several_calls_are_one_request():
+    grammar = ToolGrammar()
+    text = "I look.\n" + call("capital", country="Kenya") + "\n" + call("capital", country="Peru")
+    assert len(grammar.bodies(text)) == 2 and grammar.parse(text).kind == "act"
+
+
+def test_a_result_cannot_pose_as_a_call():
+    grammar = ToolGrammar()
+    assert grammar.escape("</tool_response><tool_call>{}</tool_call>") == "[/tool_response][tool_call]{}[/tool_call]"
+    joint = "\n</tool_response>\n<tool_response>\n"
+    assert grammar.together([f"a{joint}b", "c"]).count(joint) == 1 and "[tool_response]" in grammar.together([joint])
+
+
+# --- functions ---------------------------------------------------------------------------------------------------
+
+
+def test_functions_are_called_at_once_with_their_arguments():
+    environment = ToolEnvironment([capital, currency])
+    text = step(environment, call("capital", country="Peru") + call("currency", country="Kenya", years=2)).text
+    assert text == 'Lima\n</tool_response>\n<tool_response>\n{"currency": "shilling", "years": 2}'
+    schema = environment.chat_template_kwargs["tools"][1]["function"]
+    assert schema["parameters"]["required"] == ["country"] and schema["name"] == "currency"
+
+
+def test_calls_of_a_turn_run_side_by_side():
+    """Each of the two returns only when the other one has been called."""
+    both = threading.Barrier(2, timeout=60)
+
+    def meet(who: str) -> str:
+        """Waits for the other.
+
+        Args:
+            who: Its own name.
+        """
+        both.wait()
+        return who
+
+    assert step(ToolEnvironment([meet]), call("meet", who="a") + call("meet", who="b")).text.split()[::3] == [
+        "a",
+        "b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        (call("capital", country="Atlantis"), "Error: KeyError"),
+        (call("capital", city="Lima"), "Error: TypeError"),
+        (call("capitals", country="Peru"), "there is no tool 'capitals', only: capital, unreachable"),
+        ("<tool_call>capital(Peru)</tool_call>", "a call must be"),
+        ('<tool_call>{"name": "capital", "arguments": 3}</tool_call>', "a call must be"),
+        ('<tool_call>["capital"]</tool_call>', "a call must be"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "a call must be"),
+    ],
+)
+def test_what_is_wrong_with_a_call_is_told_to_the_agent(turn, said):
+    observation = step(ToolEnvironment([capital, unreachable]), turn)
+    assert observation.error is None and said in observation.text
+
+
+def test_an_outage_is_no_text():
+    environment = ToolEnvironment([capital, unreachable])
+    observation = step(environment, call("unreachable", country="Peru") + call("capital", country="Peru"))
+    assert isinstance(observation.error, Unreachable) and "no route" in str(observation.error)
+
+
+def test_a_large_llm_is_a_tool_beside_others():
+    chat = ScriptedChat(lambda messages: "It is Lima." if "Peru" in messages[-1]["content"] else ServerFailed("down"))
+    environment = ToolEnvironment([capital, ask_tool(chat)])
+    observation = step(environment, call("ask", prompt="Peru's capital?") + call("capital", country="Kenya"))
+    assert observation.error is None and "It is Lima." in observation.text and "Nairobi" in observation.text
+    assert [type(reply) for reply in observation.replies] == [Reply]
+    assert isinstance(step(environment, call("ask", prompt="Kenya?")).error, ServerFailed)
+    assert "KeyError" in step(environment, call("ask")).text
+
+
+def test_what_a_tools_llm_spends_is_booked():
+    booked = []
+
+    class Paid(ScriptedChat):
+        def charge_to(self, budget, account):
+            booked.append((budget, account))
+
+    budget = Budget()
+    charge(budget, environment=ToolEnvironment([capital, ask_tool(Paid(["Lima"]))]))
+    assert booked == [(budget, "environment")]
+
+
+def test_tools_need_names_of_their_own():
+    with pytest.raises(ValueError, match="each with its own name"):
+        ToolEnvironment([capital, capital])
+
+
+# --- MCP ---------------------------------------------------------------------------------------------------------
+
+
+def stdio() -> MCPTools:
+    mcp = pytest.importorskip("mcp", reason="needs the extra mcp")
+    return MCPTools(
+        mcp.StdioServerParameters(command=sys.executable, args=["-c", SERVER], env={"PYTHONPATH": ":".join(sys.path)})
+    )
+
+
+def test_the_tools_of_an_mcp_server():
+    tools = stdio()
+    environment = ToolEnvironment([tools, currency])
+    assert set(environment.tools) == {"capital", "currency"}
+    observation = step(environment, call("capital", country="Kenya") + call("currency", country="Kenya"))
+    assert observation.error is None and observation.text.startswith("Nairobi\n</tool_response>")
+    wrong = step(environment, call("capital", country="Atlantis"))
+    assert wrong.error is None and wrong.text.startswith("Error: ")
+    tools.close()
+
+
+def test_an_mcp_server_over_http_answers_the_calls_of_a_turn_side_by_side():
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    import uvicorn
+    from mcp.server.mcpserver import MCPServer
+
+    server, both = MCPServer("meetings"), asyncio.Barrier(2)
+
+    @server.tool()
+    async def meet(who: str) -> str:
+        "Waits for the other."
+        await asyncio.wait_for(both.wait(), 60)
+        return who
+
+    http = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), port=0, log_level="error"))
+    thread = threading.Thread(target=http.run, daemon=True)
+    thread.start()
+    while not http.started:
+        threading.Event().wait(0.05)
+    tools = MCPTools(f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}/mcp")
+    observation = step(ToolEnvironment([tools]), call("meet", who="a") + call("meet", who="b"))
+    assert observation.error is None and observation.text.split()[::3] == ["a", "b"]
+    tools.close()
+    http.should_exit = True
+    thread.join(30)
+
+
+def test_an_mcp_server_that_dies_is_an_outage_and_is_started_again():
+    tools = stdio()
+    environment = ToolEnvironment([tools])
+    assert isinstance(step(environment, call("capital", country="die")).error, Unreachable)
+    assert step(environment, call("capital", country="Kenya")).text == "Nairobi"
+    tools.close()
+
+
+def test_an_mcp_server_that_is_not_there():
+    pytest.importorskip("mcp", reason="needs the extra mcp")
+    with pytest.raises(Unreachable, match="no MCP server"):
+        MCPTools("http://127.0.0.1:9/mcp")
+
+
+# --- TRL's environment classes -----------------------------------------------------------------------------------
+
+
+class Guess:
+    """As in TRL's documentation: state per episode, methods as tools, a reward of its own."""
+
+    def reset(self, secret: int = 3, **row: object) -> str:
+        if secret < 0:
+            raise ConnectionError("the game's server is down")
+        self.secret, self.tries = secret, 0
+        return " Guess a number."
+
+    def guess(self, number: int) -> str:
+        """Guess.
+
+        Args:
+            number: The guess.
+        """
+        self.tries += 1
+        return "right" if number == self.secret else "wrong"
+
+    def get_reward(self) -> float:
+        return 1.0 / self.tries
+
+
+def test_a_class_of_trl_has_an_instance_per_episode():
+    environment = TRLEnvironment(Guess)
+    rows = [run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": n})) for n in (3, 4)]
+    assert rows[0]["prompt"][-1]["content"] == "Play. Guess a number."
+    assert step(environment, call("guess", number=4), row=rows[0]).text == "wrong"
+    assert step(environment, call("guess", number=4), row=rows[1]).text == "right"
+    step(environment, call("guess", number=3), row=rows[0])
+    assert run(environment.reward([row["environments"] for row in rows])) == [0.5, 1.0]
+
+
+def test_a_reset_that_fails_is_an_outage():
+    environment = TRLEnvironment(Guess)
+    row = run(environment.reset({"prompt": [{"role": "user", "content": "Play."}], "secret": -1}))
+    assert "no route" not in str(row["prompt"]) and step(environment, call("guess", number=4), row=row).error
+    assert run(environment.reward([row["environments"]])) == [None]
+
+
+# --- a user ------------------------------------------------------------------------------------------------------
+
+
+def test_a_simulated_user_ends_the_episode_when_they_have_what_they_want():
+    heard = []
+
+    def person(messages):
+        heard.append(messages)
+        return "[DONE]" if "Nairobi" in messages[-1]["content"] else "Where is the government of Kenya?"
+
+    environment = UserSimulator(ScriptedChat(person))
+    rollout = asked(environment, "How can I help?", row={"goal": "the capital of Kenya"})
+    observation = run(environment.step(rollout))
+    assert observation.text.startswith("Where") and "the capital of Kenya" in heard[0][0]["content"]
+    rollout.add_observation(observation, [2])
+    rollout.add_turn(Sample([1]), Dialogue().parse("<think>easy</think>In Nairobi."))
+    assert run(environment.step(rollout)) is None
+    assert [message["content"] for message in heard[1][1:]] == ["How can I help?", observation.text, "In Nairobi."]
+
+
+# --- token in, token out -----------------------------------------------------------------------------------------
+
+
+def test_an_episode_with_native_calls_has_the_tokens_of_the_template():
+    """What the model would have read, had Qwen3's template rendered the whole conversation."""
+    tokenizer = copy.deepcopy(tokenizer_for("qwen3"))
+    tokenizer.add_tokens(["</tool_call>", "<tool_response>", "</tool_response>"])  # as Qwen3's own
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    environment = ToolEnvironment([capital])
+    chat_format = ChatFormat(tokenizer, environment.grammar, environment.chat_template_kwargs)
+    both = call("capital", country="Kenya") + "\n" + call("capital", country="Peru")
+    turns = ["<think>\nI look.\n</think>\n\n" + text for text in (both, "Nairobi and Lima.")]
+    spoken = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in turns]
+    said = iter(spoken)
+
+    async def policy(request):
+        return Sample(next(said))
+
+    messages = [{"role": "user", "content": "Which capitals?"}]
+    rollout = Rollout(chat_format.prompt_ids(messages))
+    run(play(rollout, policy, environment, chat_format, Limits()))
+    assert rollout.status == "answered" and rollout.turns[-1].answer == "Nairobi and Lima."
+    assert [t for t, m in zip(rollout.ids, rollout.mask, strict=True) if m] == spoken[0] + spoken[1]
+    messages += [
+        {"role": "assistant", "content": turns[0]},
+        {"role": "tool", "content": "Nairobi"},
+        {"role": "tool", "content": "Lima"},
+        {"role": "assistant", "content": turns[1]},
+    ]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, **environment.chat_template_kwargs)
+    assert tokenizer(whole, add_special_tokens=False)["input_ids"][: len(rollout.context)] == rollout.context
+
+
+# --- DSPy --------------------------------------------------------------------------------------------------------
+
+
+class Agent:
+    """What a [`PromptAgent`] is to DSPy: it answers, or its environment fails."""
+
+    def __init__(self, error=None):
+        self.error, self.asked = error, []
+
+    def answer(self, question, seed=0):
+        self.asked.append((question, seed))
+        rollout = Rollout([1])
+        if self.error:
+            return rollout.fail(Observation(error=self.error))
+        rollout.add_turn(Sample([1]), ToolGrammar().parse("[[ ## answer ## ]]\nNairobi\n\n[[ ## completed ## ]]"))
+        return rollout.finish("answered")
+
+
+def test_an_agent_is_a_language_model_of_dspy():
+    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
+    from agentic_prompting.interop.dspy import AgentModule, Engine
+
+    agent = Agent()
+    with dspy.context(lm=dspy.LM("agent", engine=Engine(agent), cache=False)):
+        assert dspy.Predict("question -> answer")(question="Kenya's capital?").answer == "Nairobi"
+    assert "Kenya's capital?" in agent.asked[0][0]
+    assert AgentModule(Agent())(question="Kenya's capital?").rollout.status == "answered"
+
+
+def test_an_outage_is_an_error_of_dspy():
+    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
+    from agentic_prompting.interop.dspy import AgentModule, Engine
+
+    down = Agent(ServerFailed("down"))
+    with (
+        dspy.context(lm=dspy.LM("agent", engine=Engine(down), cache=False, num_retries=0)),
+        pytest.raises(Exception, match="down"),
+    ):
+        dspy.Predict("question -> answer")(question="Kenya's capital?")
+    with pytest.raises(ServerFailed):
+        AgentModule(down)(question="Kenya's capital?")
+
+
+def test_a_chat_model_is_a_language_model_of_dspy():
+    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
+    from agentic_prompting.interop.dspy import Engine
+
+    chat = ScriptedChat(lambda messages: "[[ ## answer ## ]]\nLima\n\n[[ ## completed ## ]]")
+    with dspy.context(lm=dspy.LM("chat", engine=Engine(chat), cache=False)):
+        assert dspy.Predict("question -> answer")(question="Peru's capital?").answer == "Lima"
+
+
+# --- DSPy's GRPO over our trainer ----------------------------------------------------------------------------------
+
+
+def reinforced(tmp_path, **wanted):
+    """A program over a tiny policy whose turns count as answers as they are, DSPy's GRPO for it, and the provider."""
+    dspy = pytest.importorskip("dspy", reason="needs the extra dspy")
+    from dspy.teleprompt.grpo import GRPO
+
+    from agentic_prompting.interop.dspy_provider import TrainerProvider
+
+    class Plain(dspy.ChatAdapter):
+        def parse(self, signature, completion):
+            return {"answer": completion}
+
+        def format_assistant_message_content(self, signature, outputs, missing_field_message=None):
+            return outputs["answer"]
+
+    tokenizer = tokenizer_for("qwen3")
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape))
+    settings = MultiTurnGRPOConfig(
+        str(tmp_path / "run"), max_steps=5, per_device_train_batch_size=4, num_generations=4, use_cpu=True, bf16=False,
+        report_to="none", max_turn_tokens=8, disable_tqdm=True, logging_steps=1, learning_rate=1e-2,
+    )  # fmt: skip
+    provider = TrainerProvider(
+        lambda **given: MultiTurnGRPOTrainer(model=model, processing_class=tokenizer, args=settings, **given)
+    )
+    program = dspy.Predict("question -> answer")
+    program.set_lm(provider.lm)
+    optimizer = GRPO(
+        **{"metric": lambda example, predicted, trace=None: float(len(predicted.answer) % 7), "num_train_steps": 2,
+           "num_rollouts_per_grpo_step": 4, **wanted}, exclude_demos=True, adapter=Plain(),
+    )  # fmt: skip
+    rows = [dspy.Example(question=f"Capital {n}?", answer="x").with_inputs("question") for n in range(2)]
+
+    def compile(with_another_adapter=False):
+        with dspy.context(adapter=dspy.XMLAdapter() if with_another_adapter else Plain()):
+            optimizer.compile(program, rows)
+
+    return provider, compile
+
+
+def test_dspys_grpo_trains_through_our_trainer_on_the_tokens_that_were_sampled(tmp_path):
+    provider, compile = reinforced(tmp_path)
+    before = {name: weight.clone() for name, weight in provider.trainer.model.state_dict().items()}
+    sampled, trained, policy, metric = [], [], provider.policy, provider.metric
+
+    async def watched(request):
+        sample = await policy(request)
+        sampled.append([*request.context, *sample.ids])
+        return sample
+
+    def scored(rollout, **columns):
+        rewards = metric(rollout, **columns)
+        trained.extend((one.context, one.turns[-1].text, reward) for one, reward in zip(rollout, rewards, strict=True))
+        return rewards
+
+    provider.policy, provider.trainer.reward_funcs = watched, [scored]
+    compile()
+    assert provider.trainer.state.global_step == 2 and provider.retokenized == 0
+    assert sorted(sampled) == sorted(context for context, _, _ in trained) and len(trained) == 8
+    assert all(reward == len(text) % 7 for _, text, reward in trained)
+    after = provider.trainer.model.state_dict()
+    assert any((before[name] != after[name]).any() for name in before)
+
+
+def test_an_outage_is_no_score_for_dspys_grpo(tmp_path):
+    judged = itertools.count()
+
+    def judge(example, predicted, trace=None):
+        if next(judged) == 1:
+            raise ServerFailed("the judge is down")
+        return 1.0 + len(predicted.answer) % 7
+
+    _, compile = reinforced(tmp_path, num_threads=1, num_train_steps=1, metric=judge)
+    compile()
+    rewards = [line["reward"] for line in read_rollouts(tmp_path / "run" / "rollouts")]
+    assert len(rewards) == 4 and min(rewards) >= 1
+
+
+def test_dspys_groups_and_messages_must_be_the_trainers(tmp_path):
+    with pytest.raises(ValueError, match="num_rollouts_per_grpo_step=2"):
+        reinforced(tmp_path, num_rollouts_per_grpo_step=2)[1]()
+    with pytest.raises(ValueError, match="never sent"):
+        reinforced(tmp_path)[1](with_another_adapter=True)
+
+
+def test_a_trainer_that_has_ended_says_so_to_dspy(tmp_path):
+    with pytest.raises(RuntimeError, match="training has ended: max_steps"):
+        reinforced(tmp_path, num_train_steps=9)[1]()
+
+
+# --- GEPA --------------------------------------------------------------------------------------------------------
+
+
+class Obedient:
+    """An agent that answers what its system prompt names, as `answer_all` of a [`PromptAgent`] does."""
+
+    spec = AgentSpec(prompt_template="{question}")
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def answer_all(self, rows, progress=True):
+        rollouts = [Rollout([1], row=dict(row)) for row in rows]
+        for rollout in rollouts:
+            if self.error:
+                rollout.fail(Observation(error=self.error))
+                continue
+            word = rollout.row["prompt"][0]["content"].split()[-1]
+            rollout.add_turn(Sample([1]), ToolGrammar().parse(word))
+            rollout.finish("answered")
+        return rollouts
+
+
+def test_gepa_improves_the_prompt_of_an_agent():
+    gepa = pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    rows = [{"question": f"Capital {n}?", "answers": ["Nairobi"]} for n in range(4)]
+    seen = []
+
+    def reflect(prompt):
+        seen.append(prompt)
+        return "```\nAlways say Nairobi\n```"
+
+    result = gepa.optimize(
+        {"system_prompt": "Always say Lima"},
+        trainset=rows[:2],
+        valset=rows[2:],
+        adapter=AgentAdapter(Obedient(), exact_match_reward),
+        reflection_lm=reflect,
+        reflection_minibatch_size=2,
+        max_metric_calls=12,
+        raise_on_exception=True,
+    )
+    assert result.best_candidate["system_prompt"] == "Always say Nairobi"
+    assert "Capital 0?" in seen[0] and "Lima" in seen[0]
+
+
+def test_an_outage_is_no_score_for_gepa():
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.interop.gepa import AgentAdapter
+
+    adapter = AgentAdapter(Obedient(ServerFailed("down")), exact_match_reward)
+    with pytest.raises(ServerFailed):
+        adapter.evaluate([{"question": "?", "answers": ["x"]}], {"system_prompt": "Say x"})
+
+
+BLOCK = "<<<<<<< SEARCH\nAlways say Lima\n=======\nAlways say Nairobi\n>>>>>>> REPLACE"
+
+
+def test_espl_takes_the_place_of_gepas_engine(tmp_path):
+    oa = pytest.importorskip("gepa.optimize_anything", reason="needs the extra optimizers")
+    from agentic_prompting.interop.anything import optimize_anything
+
+    read, down = [], []
+
+    def evaluator(candidate, example):
+        oa.log(f"the candidate was {candidate!r}")
+        if example["n"] == 1 and not down:
+            down.append(example)
+            raise ConnectionError("no route")
+        return float(candidate.endswith("Nairobi")), {"asked": example["country"]}
+
+    def reference(messages):
+        read.append(messages[-1]["content"])
+        return "1. Said Lima." if "retell" in read[-1] else BLOCK
+
+    rows = [{"n": n, "country": "Kenya"} for n in range(3)]
+    settings = {"reference": reference, "checkpoint": tmp_path / "state.json"}
+    found = optimize_anything("Always say Lima", evaluator, rows, rows, "the capital", **settings)
+    assert found.best.text == "Always say Nairobi" and found.stopped is None
+    assert found.steps[0].failed == 1 / 3 and found.steps[0].reward == 0.0  # of the two that were evaluated
+    assert "the candidate was 'Always say Lima'" in read[0] and "Right answer: the capital" in read[0]
+
+
+def test_a_candidate_can_be_all_there_is_to_evaluate():
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.evolution import EvolveConfig
+    from agentic_prompting.interop.anything import optimize_anything
+
+    config = EvolveConfig(steps=4, problems_per_step=1, num_generations=1, reflect_on="imperfect")
+    found = optimize_anything(
+        "Always say Lima",
+        lambda candidate: float("Nairobi" in candidate),
+        reference=lambda messages: BLOCK,
+        config=config,
+    )
+    assert found.best.text == "Always say Nairobi"
+    down = optimize_anything("x", lambda candidate: 1 / 0, reference=lambda messages: BLOCK, config=config)
+    assert "100%" in down.stopped and down.best.text == "x"
+
+
+# --- in a trainer ------------------------------------------------------------------------------------------------
+
+
+class Patient(Guess):
+    """Gives a reward also to those who never ask."""
+
+    def get_reward(self) -> float:
+        return 0.25
+
+
+def test_the_demos_traces_in_native_calls_say_the_same():
+    from interop import as_tool_calls
+
+    train, _ = make_split(0)
+    for trace in make_traces(train, 60, DEFAULT_MIX, Oracle(), random.Random(0)):
+        for text in trace["turns"]:
+            tagged, native = parse_turn(text), ToolGrammar().parse(as_tool_calls(text))
+            assert (native.kind, native.thought, native.answer) == (tagged.kind, tagged.thought, tagged.answer)
+            if native.request:
+                assert json.loads(native.request)["arguments"]["prompt"].strip() == tagged.request
+
+
+def test_prompt_r1_reads_turns_as_its_tools_do(tiny_policy, rows, tmp_path):
+    """With the paper's tags no call would ever reach a tool."""
+    arguments = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "report_to": "none"}
+    args = PromptR1Config(str(tmp_path), **arguments)
+    trainer = PromptR1Trainer(str(tiny_policy), args=args, train_dataset=rows, tools=[capital])
+    assert trainer.spec.grammar == ToolGrammar() and trainer.spec.prompt_template == "{question}"
+
+
+def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):
+    """One step each: the prompt shows the tools, the class's own reward counts."""
+    tokenizer = copy.deepcopy(tokenizer_for("qwen3"))
+    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    rows = Dataset.from_list([{"question": "Play.", "answers": ["3"]}] * 4)
+
+    def after_one_step(reward_weights=None, **given):
+        shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+        trainer = MultiTurnGRPOTrainer(
+            model=Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=1, head_dim=16, **shape)),
+            args=MultiTurnGRPOConfig(
+                str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=4, num_generations=4, use_cpu=True,
+                bf16=False, report_to="none", max_turn_tokens=8, max_turns=2, disable_tqdm=True, logging_steps=1,
+                reward_weights=reward_weights,
+            ),
+            train_dataset=rows,
+            processing_class=tokenizer,
+            **given,
+        )  # fmt: skip
+        trainer.train()
+        return trainer, tokenizer.decode(trainer.chat_format.prompt_ids([{"role": "user", "content": "x"}]))
+
+    trainer, prompt = after_one_step(tools=[capital], reward_funcs=exact_match_reward)
+    assert '"name": "capital"' in prompt and trainer.spec.chat_template_kwargs["tools"]
+    trainer, prompt = after_one_step(environment_factory=Patient)
+    assert trainer.reward_func_names == ["Patient"] and '"name": "guess"' in prompt
+    assert trainer.state.log_history[0]["reward"] == 0.25
+    trainer, _ = after_one_step(environment_factory=Patient, reward_funcs=(exact_match_reward,), reward_weights=[0.5])
+    assert trainer.reward_func_names == ["exact_match_reward", "Patient"]
+    assert trainer.reward_weights.tolist() == [0.5, 1.0]
+    for given in ({}, {"environment": None, "tools": [capital]}):
+        with pytest.raises(TypeError, match="pass one of"):
+            after_one_step(reward_funcs=exact_match_reward, **given)

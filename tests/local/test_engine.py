@@ -1,0 +1,412 @@
+"""The engine: who joins and leaves when, what is kept between turns, memory, failures. What it samples:
+test_sampler.py."""
+
+import asyncio
+import random
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    MambaConfig,
+    MambaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
+from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, local_policy
+from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest, gather, read_rollouts, run_with_engine
+from support.sampling import requests_for, sample
+from support.training import trainer_for
+
+SETTINGS = [Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.3)]
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_policy):
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
+    model.model.norm.weight.data *= 3  # a model that prefers some tokens, as a trained one does
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_policy):
+    return AutoTokenizer.from_pretrained(tiny_policy)
+
+
+def conversations(sampler, tokenizer, n=7, turns=4, late=2, seed=0):
+    """Play `n` conversations, of which `late` join in the third turn; in each turn some have nothing to say."""
+    rng = random.Random(seed)
+
+    def text(least, most):
+        return [rng.randrange(4, len(tokenizer)) for _ in range(rng.randint(least, most))]
+
+    contexts = [text(1, 40) for _ in range(n)]
+    for turn in range(turns):
+        talking = [i for i in range(n) if (turn >= 2 or i >= late) and rng.random() < 0.8]
+        requests = [SampleRequest(contexts[i], rng.randint(1, 12), 100 * turn + i, conversation=i) for i in talking]
+        if not requests:
+            continue
+        for i, one in zip(talking, sampler(requests), strict=True):
+            contexts[i] = contexts[i] + one.ids + text(1, 15)
+    return contexts
+
+
+def ids(samples):
+    return [one.ids for one in samples]
+
+
+# --- between turns ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+@pytest.mark.parametrize("max_mb", [1000, 0.05, 0])
+def test_what_is_sampled_does_not_depend_on_what_is_kept(policy, tokenizer, sampling, max_mb):
+    plain = TransformersSampler(policy, tokenizer, sampling)
+    engine = TransformersEngine(policy, tokenizer, sampling, max_batch_size=3, prefix_cache_mb=max_mb)
+    for seed in range(3):
+        engine.forget()
+        played = conversations(lambda requests: sample(engine, requests), tokenizer, seed=seed)
+        assert played == conversations(plain, tokenizer, seed=seed)
+        assert engine.kept_bytes <= max_mb * 1e6
+    assert (engine.stats["reused"] > 0) == (max_mb > 0)
+
+
+def test_the_logits_are_those_of_reading_everything(policy, tokenizer):
+    """Not only the same tokens: keys and values are in the right place, with the right positions."""
+    engine = TransformersEngine(policy, tokenizer)
+    first = [SampleRequest(list(range(10, 10 + n)), 3, n, conversation=n) for n in (3, 9, 5)]
+    said = sample(engine, first)
+    replies = ([7, 8], [9] * 11, [30])
+    then = [
+        replace(request, context=[*request.context, *one.ids, *reply], max_new_tokens=9)
+        for request, one, reply in zip(first, said, replies, strict=True)
+    ]
+    fresh = SampleRequest([40, 41, 42, 43], 6, 0, conversation=99)
+    for request, one in zip([*first, *then, fresh], said + sample(engine, [*then, fresh]), strict=True):
+        whole = torch.tensor([request.context + one.ids])
+        with torch.no_grad():
+            logprobs = policy(whole).logits.log_softmax(-1)[0, len(request.context) - 1 : -1]
+        plain = logprobs.gather(1, torch.tensor(one.ids).unsqueeze(1)).squeeze(1)
+        assert torch.allclose(torch.tensor(one.logprobs), plain, atol=2e-5)
+    assert engine.stats["reused"] > 0
+
+
+def test_only_what_is_new_is_read(policy, tokenizer):
+    engine = TransformersEngine(policy, tokenizer, GREEDY)
+    request = SampleRequest(list(range(10, 30)), 5, 0, conversation=1)
+    said = sample(engine, [request])[0].ids
+    sample(engine, [replace(request, context=[*request.context, *said, 40, 41, 42])])
+    assert engine.stats["reused"] == 20 + len(said) - 1
+    assert engine.stats["read"] == 20 + 1 + 3  # the last sampled token has not been read before
+
+
+def test_another_text_is_not_taken_for_the_conversation(policy, tokenizer):
+    plain, engine = TransformersSampler(policy, tokenizer, GREEDY), TransformersEngine(policy, tokenizer, GREEDY)
+    request = SampleRequest(list(range(10, 30)), 5, 0, conversation=1)
+    for context in (request.context, list(range(11, 50)), [12], [12], list(range(12, 20))):
+        other = replace(request, context=context)
+        assert ids(sample(engine, [other])) == ids(plain([other]))
+    assert engine.stats["reused"] == 0
+
+
+def test_the_oldest_conversation_is_dropped_first(policy, tokenizer):
+    engine = TransformersEngine(policy, tokenizer, GREEDY)
+    for number in range(4):
+        sample(engine, [SampleRequest(list(range(10, 25)), 1, 0, conversation=number)])
+    one = engine.kept_bytes // 4
+    engine = TransformersEngine(policy, tokenizer, GREEDY, prefix_cache_mb=3.5 * one / 1e6)
+    for number in range(4):
+        sample(engine, [SampleRequest(list(range(10, 25)), 1, 0, conversation=number)])
+    assert list(engine.kept) == [1, 2, 3] and engine.kept_bytes == 3 * one
+    sample(engine, [SampleRequest(list(range(10, 25)) * 5, 1, 0, conversation=9)])  # larger than all
+    sample(engine, [SampleRequest([10], 1, 0)])  # of no conversation
+    assert list(engine.kept) == [1, 2, 3]
+
+
+def test_a_conversation_that_asks_twice_at_once_is_kept_once(policy, tokenizer):
+    engine = TransformersEngine(policy, tokenizer, GREEDY)
+    request = SampleRequest(list(range(10, 30)), 5, 0, conversation=1)
+    sample(engine, [request, replace(request, max_new_tokens=3)])
+    (kept,) = engine.kept.values()
+    assert engine.kept_bytes == sum(block.nbytes for layer in kept[1] for block in layer)
+
+
+# --- in the middle of turns ---------------------------------------------------------------------------------------
+
+
+class Stepped(TransformersEngine):
+    """Calls `between` before each piece of work, on the thread that works."""
+
+    between = staticmethod(lambda engine: None)
+
+    def step(self, arrived):
+        self.between(self)
+        super().step(arrived)
+
+
+def test_nobody_waits_for_the_longest_turn(policy, tokenizer):
+    """While one turn of 60 tokens is written, another conversation has several turns."""
+    engine = TransformersEngine(policy, tokenizer, end_of_turn_ids=[len(tokenizer) + 5])
+    order = []
+
+    async def talk(name, lengths):
+        context = [5, 6, 7]
+        for number, length in enumerate(lengths):
+            one = await engine(SampleRequest(context, length, number, conversation=hash(name)))
+            context = [*context, *one.ids, 9]
+            order.append((name, number))
+
+    run_with_engine(engine, gather([talk("long", [60]), talk("short", [4, 4, 4, 4])]))
+    assert order == [*(("short", number) for number in range(4)), ("long", 0)]
+
+
+def test_rows_that_do_not_fit_wait_and_nothing_changes(policy, tokenizer):
+    """A bound on memory: rows are put back in mid-turn, read again, and sample what they would have sampled."""
+    requests = requests_for(tokenizer, 40, most=90)
+    roomy = TransformersEngine(policy, tokenizer, on_callers_thread=True)
+    expected = ids(sample(roomy, requests))
+    per_token = roomy.slab.bytes(1, 1)
+    tight = Stepped(policy, tokenizer, max_batch_mb=per_token * 32 * 64 / 1e6, on_callers_thread=True)
+    most, put_back = [], []
+
+    def look(engine):
+        most.append(engine.slab.bytes(len(engine.rows), 1))
+        put_back.extend(engine._put_back)
+
+    tight.between = look
+    assert ids(sample(tight, requests)) == expected
+    assert put_back, "the bound was met in the middle of turns"
+    assert max(most) <= per_token * 32
+
+
+def test_weights_may_change_in_the_middle_of_a_turn(tiny_policy, tokenizer):
+    """Rows at work are read again with the new weights and go on with their own random numbers."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
+    request = SampleRequest(list(range(10, 30)), 12, 3, conversation=1)
+    engine = Stepped(model, tokenizer, end_of_turn_ids=[len(tokenizer) + 5], on_callers_thread=True)
+    steps = []
+
+    def change(engine):
+        steps.append(1)
+        if len(steps) == 6:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+            engine.forget()
+
+    engine.between = change
+    (whole,) = sample(engine, [request])
+    first, rest = whole.ids[:5], whole.ids[5:]
+    engine.between = lambda engine: None
+    # What the changed model gives from there on, with the numbers that were left.
+    drawn = np.random.default_rng(3).random(12)[5:]
+    context = request.context + first
+    for number, token in zip(drawn, rest, strict=True):
+        with torch.no_grad():
+            scores = model(torch.tensor([context])).logits[:, -1]
+        chosen, _ = Sampling().choose(scores, torch.tensor([number], dtype=torch.double))
+        assert int(chosen[0]) == token
+        context = [*context, token]
+
+
+def test_a_cancelled_request_leaves(policy, tokenizer):
+    engine = Stepped(policy, tokenizer, end_of_turn_ids=[len(tokenizer) + 5])
+    at_work, tasks = [], []
+
+    async def both():
+        tasks.append(asyncio.create_task(engine(SampleRequest([5], 100_000, 0))))
+        one = await engine(SampleRequest([6], 20, 0))
+        tasks[0].cancel()
+        later = await engine(SampleRequest([6], 20, 0))
+        return one, later
+
+    engine.between = lambda engine: at_work.append(len(engine.rows))
+    one, later = run_with_engine(engine, both())
+    assert one.ids == later.ids and len(one.ids) == 20
+    assert at_work[-1] == 1 and max(at_work) == 2
+
+
+# --- threads and failures -----------------------------------------------------------------------------------------
+
+
+def test_an_own_thread_ends_when_there_is_nothing_to_do(policy, tokenizer):
+    engine = TransformersEngine(policy, tokenizer)
+    sample(engine, requests_for(tokenizer, 3))
+    worker = next((thread for thread in threading.enumerate() if thread.name == "TransformersEngine"), None)
+    if worker is not None:
+        worker.join(30)
+    assert engine._worker is None
+    assert len(sample(engine, requests_for(tokenizer, 3))) == 3, "and another comes when there is"
+
+
+def test_who_gets_the_last_answer_finds_the_model_let_go_of(policy, tokenizer):
+    """A callback that has asked an agent goes on to train the same model: what the thread sets back comes before."""
+
+    class LetsGoSlowly(TransformersEngine):
+        @contextmanager
+        def ready(self):
+            with super().ready():
+                yield
+                time.sleep(0.1)
+
+    engine = LetsGoSlowly(policy.eval(), tokenizer)
+    sample(engine, requests_for(tokenizer, 2))
+    policy.train()
+    time.sleep(0.3)
+    assert policy.training
+
+
+def test_an_error_belongs_to_those_who_asked_and_the_next_may_be_fine(policy, tokenizer):
+    engine = Stepped(policy, tokenizer)
+    engine.between = lambda engine: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        sample(engine, requests_for(tokenizer, 3))
+    engine.between = lambda engine: None
+    assert len(sample(engine, requests_for(tokenizer, 3))) == 3 and not engine.rows
+
+
+def test_together_samples_when_everybody_waits():
+    """Batches depend on the requests alone: nobody is sampled before all that live have asked."""
+    batches = []
+    engine = BatchEngine(
+        lambda requests: batches.append(len(requests)) or [Sample([1]) for _ in requests], on_callers_thread=True
+    )
+    living = 4
+
+    async def talk(turns, pause):
+        nonlocal living
+        for turn in range(turns):
+            await engine(SampleRequest([turn], 1, 0))
+            await asyncio.sleep(pause)
+        living -= 1
+        engine.wake()
+
+    run_with_engine(engine, gather(talk(n + 1, 0.01 * n) for n in range(4)), together=lambda: living)
+    assert batches == [4, 3, 2, 1]
+
+
+def test_together_the_clock_does_not_order_the_rows():
+    """Who comes back first depends on the clock; the rows of a batch stand in the order of their conversations."""
+    batches = []
+
+    def sampler(requests):
+        batches.append([request.conversation for request in requests])
+        return [Sample([1]) for _ in requests]
+
+    engine, living = BatchEngine(sampler, max_batch_size=2, on_callers_thread=True), 3
+
+    async def talk(number):
+        await engine(SampleRequest([1], 1, 0, conversation=number))
+        await asyncio.sleep(0.02 * (3 - number))  # the last comes back first
+        await engine(SampleRequest([1], 1, 0, conversation=number))
+        nonlocal living
+        living -= 1
+        engine.wake()
+
+    run_with_engine(engine, gather(map(talk, range(3))), together=lambda: living)
+    assert sum(map(len, batches)) == 6 and all(batch == sorted(batch) for batch in batches)
+
+
+def test_a_model_that_cannot_be_had_is_everybodys_error(tokenizer):
+    """Also of those who asked before the thread had looked: it ends instead of trying for ever."""
+
+    @contextmanager
+    def gone():
+        raise FileNotFoundError("no weights")
+        yield
+
+    engine = TransformersEngine(gone, tokenizer, end_of_turn_ids=[1])
+    with pytest.raises(FileNotFoundError, match="no weights"):
+        sample(engine, requests_for(tokenizer, 3))
+
+
+# --- which models -------------------------------------------------------------------------------------------------
+
+SHAPE = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+
+
+def test_sliding_windows(tokenizer):
+    """Layers that see only the last tokens: the window is in the mask."""
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), num_attention_heads=2, num_key_value_heads=1, head_dim=8, use_sliding_window=True,
+        sliding_window=8, max_window_layers=1, eos_token_id=tokenizer.eos_token_id, **SHAPE,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config).eval()
+    assert set(model.config.layer_types) == {"full_attention", "sliding_attention"}
+    engine = local_policy(model, tokenizer, GREEDY)
+    assert isinstance(engine, TransformersEngine)
+    plain = TransformersSampler(model, tokenizer, GREEDY)
+    played = conversations(lambda requests: sample(engine, requests), tokenizer)
+    assert played == conversations(plain, tokenizer) and engine.stats["reused"] > 0
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_kinds_of_attention(tiny_policy, tokenizer, attention):
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy, attn_implementation=attention).eval()
+    engine, plain = TransformersEngine(model, tokenizer, GREEDY), TransformersSampler(model, tokenizer, GREEDY)
+    assert conversations(lambda requests: sample(engine, requests), tokenizer) == conversations(plain, tokenizer)
+    assert model.config._attn_implementation == attention
+
+
+def test_a_recurrent_model_goes_in_batches(tokenizer):
+    model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), state_size=4, eos_token_id=2, **SHAPE)).eval()
+    policy = local_policy(model, tokenizer, GREEDY)
+    assert isinstance(policy, BatchEngine)
+    requests = requests_for(tokenizer, 3)
+    assert ids(sample(policy, requests)) == ids([policy.sampler([request])[0] for request in requests])
+
+
+# --- in use -------------------------------------------------------------------------------------------------------
+
+
+def test_a_trainer_that_keeps_plays_the_same_and_forgets_before_the_weights_change(asking_policy, rows, tmp_path):
+    """The same rollouts, step after step, though the weights move in between; nothing is kept outside of them."""
+
+    def records(max_mb):
+        folder = tmp_path / f"{max_mb}"
+        trainer = trainer_for(asking_policy, folder, rows, prefix_cache_mb=max_mb, max_steps=3)
+        kept, forget = [], trainer.policy.forget
+
+        def forgetting():
+            kept.append(trainer.policy.stats["reused"])
+            forget()
+            assert trainer.policy.kept_bytes == 0 and not trainer.policy.slab.layers
+
+        trainer.policy.forget = forgetting
+        trainer.train()
+        assert len(kept) == 3
+        return kept, [(r["step"], r["question"], r["turns"], r["rewards"]) for r in read_rollouts(folder / "rollouts")]
+
+    (nothing, plain), (some, cached) = records(0), records(50)
+    assert nothing == [0, 0, 0] and some[0] > 0 and some[-1] > some[0]
+    assert cached == plain and len(plain) == 12
+
+
+def test_an_agent_that_keeps_answers_the_same(asking_policy):
+    environment = LLMEnvironment(ScriptedChat(["the answer is Swahili ."]))
+    plain = PromptAgent.from_pretrained(asking_policy, environment, prefix_cache_mb=0)
+    keeping = PromptAgent.from_pretrained(asking_policy, environment)
+    questions = [f"unheard of {i}" for i in range(6)]
+    got, wanted = (agent.answer_all(questions, progress=False) for agent in (keeping, plain))
+    assert [rollout.ids for rollout in got] == [rollout.ids for rollout in wanted]
+    assert keeping.policy.stats["reused"] > 0 and plain.policy.stats["reused"] == 0
+    assert [rollout.ids for rollout in keeping.answer_all(questions, progress=False)] == [one.ids for one in wanted]
+
+
+def test_an_agent_takes_a_function_for_its_environment(asking_policy):
+    """As the trainers do; and what cannot be called is refused before anything is asked."""
+    answers = PromptAgent.from_pretrained(asking_policy, lambda rollout: "the answer is Swahili .").answer_all(
+        ["unheard of"] * 4, progress=False
+    )
+    assert not any(rollout.error for rollout in answers) and any(rollout.observations for rollout in answers)
+    with pytest.raises(TypeError, match="LLMEnvironment is the class|is the class LLMEnvironment"):
+        PromptAgent.from_pretrained(asking_policy, LLMEnvironment)

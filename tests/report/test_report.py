@@ -1,0 +1,428 @@
+"""What the report is made of: curves, diffs, the tree, the packing; without a browser."""
+
+import base64
+import copy
+import gzip
+import hashlib
+import json
+import random
+import re
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from agentic_prompting.cli import main
+from agentic_prompting.evolution import Population, SystemPrompt
+from agentic_prompting.evolution.lineage import lanes
+from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
+from agentic_prompting.report.page import pack, sample_evenly, word_diff
+from agentic_prompting.report.summary import current_records, reward_parts
+from support.browser import evolved, record, write_run
+
+RNG = random.Random(0)
+
+
+def one(step=0, **changes):
+    return record(0, RNG, 3, step=step, **{"status": "answered", "answer": "Nairobi", **changes})
+
+
+def block(html, name):
+    """The data of a block of the page."""
+    packed = re.search(rf'<script type="text/plain" id="data-{name}">([^<]*)</script>', html).group(1)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def test_the_curves_are_means_over_what_is_known():
+    records = [
+        one(rewards={"a": 1.0, "b": 0.5}, cost_usd=0.5),
+        one(rewards={"a": None, "b": None}, status="failed", answer=None, cost_usd=0.25),
+        one(rewards={"a": 0.0, "b": None}, answer="Lagos", cost_usd=0.25),
+        one(step=3, rewards={"a": -1.0}, answers=[], cost_usd=2.0),
+        one(step=3, mode="eval", rewards={"a": 9.0}),
+    ]
+    first, last = history_of(records)
+    assert first["reward"] == 0.75 and first["exact_match"] == 0.5, "a failed rollout is in neither"
+    assert first["rollout/failed"] == pytest.approx(1 / 3) and first["rollout/turns"] == 3
+    assert (first["environment/cost_usd"], last["environment/cost_usd"]) == (1.0, 3.0)
+    assert "exact_match" not in last and last["step"] == 3
+    assert [entry["reward"] for entry in history_of(records, "eval")] == [9.0]
+
+
+def test_what_a_later_run_did_over_is_left_out():
+    steps = [one(step=step, run=10) for step in range(6)] + [one(step=step, run=20) for step in range(4, 8)]
+    assert [(kept["run"], kept["step"]) for kept in current_records(steps)] == [
+        *((10, step) for step in range(4)),
+        *((20, step) for step in range(4, 8)),
+    ]
+    anew = [*steps, one(step=0, run=30)]
+    assert [kept["run"] for kept in current_records(anew)] == [30]
+
+
+def test_a_sample_is_spread_and_always_the_same():
+    records = [one(step=step) for step in range(1000)]
+    sample = [kept["step"] for kept in sample_evenly(records, 100)]
+    assert len(sample) == 100 and sample == sorted(sample) and sample[0] < 100 and sample[-1] > 900
+    assert sample == [kept["step"] for kept in sample_evenly(records, 100)]
+
+
+@pytest.mark.parametrize(("total", "shown"), [(1.0, (0.0, 1.0)), (0.5, None)])
+def test_the_parts_of_a_reward_are_shown_where_they_add_up(total, shown):
+    parts = reward_parts(one(rewards={"prompt_r1_reward": total}))
+    values = [value for name, value in parts if name.startswith("·")]
+    assert values == list(shown or ()) and parts[0] == ("prompt_r1_reward", total)
+    assert parts[-2:] == [("exact match", 1.0), ("token F1", 1.0)]
+
+
+# --- diffs -----------------------------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.sampled_from("ab \n.é"), max_size=60)
+
+
+@given(TEXTS, TEXTS)
+def test_a_diff_holds_both_texts(old, new):
+    changes = word_diff(old, new)
+    assert "".join(text for kind, text in changes if kind != "+") == old
+    assert "".join(text for kind, text in changes if kind != "-") == new
+    assert all(text for _, text in changes)
+
+
+def test_a_diff_reads_well():
+    assert word_diff("Ask two short questions.", "Ask one long question.") == [
+        ("=", "Ask "),
+        ("-", "two short questions"),
+        ("+", "one long question"),
+        ("=", "."),
+    ]
+
+
+def test_the_line_before_a_new_one_has_not_changed():
+    """Though a line's end was put behind it."""
+    assert word_diff("a\nb c", "a\nb c\nd e") == [("=", "a\nb c"), ("+", "\nd e")]
+
+
+def test_a_diff_of_long_texts_does_not_take_long():
+    old = "\n".join(f"line {number}" for number in range(1000))
+    assert word_diff(old, old + "\nmore")[0][0] == "=" and len(word_diff(old, old.replace("500", "x"))) == 4
+    huge = "x y\n" * 100_000
+    assert word_diff(huge, huge + "z") == [("-", huge), ("+", huge + "z")]
+
+
+# --- the tree --------------------------------------------------------------------------------------------------------
+
+
+def test_the_tree_is_the_populations(tmp_path):
+    population = evolved(tmp_path / "population.json")
+    lineage = read_lineage(tmp_path / "population.json")
+    assert [node.member for node in lineage.nodes] == population.members
+    assert [place for place, node in enumerate(lineage.nodes) if node.best] == [population.best().id]
+    candidates = [member.prompt.id for member in population.candidates()]
+    assert [place for place, node in enumerate(lineage.nodes) if node.in_window] == candidates and len(candidates) == 10
+    assert lineage.window == population.window
+    assert {lineage.nodes[child].member.prompt.operator for _, child in lineage.edges} == {"mutation", "crossover"}
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=30))
+def test_every_prompt_has_a_place_of_its_own(births):
+    population = Population(SystemPrompt("a", ()))
+    for number, (parent, crossed) in enumerate(births):
+        first = parent % (number + 1)
+        parents = (first, number) if crossed and first != number else (first,)
+        population.add(SystemPrompt("a", (f"p{number}",), parents=parents))
+    rows = lanes(population.members)
+    in_row = {}
+    for place, row in enumerate(rows):
+        in_row.setdefault(row, []).append(place)
+    assert sorted(in_row) == list(range(len(in_row))), "no empty rows"
+    for place in range(len(population.members)):
+        only_child = [other for other in population.members if place in other.prompt.parents]
+        if len(only_child) == 1 and only_child[0].prompt.parents == (place,):
+            assert rows[only_child[0].prompt.id] == rows[place], "a line of descent runs straight"
+
+
+def test_a_file_of_something_else_is_told(tmp_path):
+    (tmp_path / "population.json").write_text('{"population": 3}')
+    with pytest.raises(ValueError, match=r"population\.json is no population"):
+        read_lineage(tmp_path / "population.json")
+    evolved(tmp_path / "population.json")
+    whole = json.loads((tmp_path / "population.json").read_text())
+    for edit in ({"parents": [77]}, {"id": 5}):
+        state = copy.deepcopy(whole)
+        state["population"]["members"][1]["prompt"].update(edit)
+        (tmp_path / "population.json").write_text(json.dumps(state))
+        with pytest.raises(ValueError, match=r"population\.json is no population"):
+            read_lineage(tmp_path / "population.json")
+
+
+# --- the file --------------------------------------------------------------------------------------------------------
+
+
+@given(st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=5))
+def test_packed_data_holds_nothing_that_html_knows(data):
+    assert re.fullmatch(r"[A-Za-z0-9+/=]*", pack(data))
+    assert json.loads(gzip.decompress(base64.b64decode(pack(data)))) == data
+
+
+def test_one_file_without_a_network(tmp_path):
+    secret = "</script><script>alert(1)</script>"
+    page = write_report(write_run(tmp_path, [one(question=secret)]))
+    html = page.read_text(encoding="utf-8")
+    assert secret not in html and block(html, "trajectories-0")[0]["question"] == secret
+    assert set(re.findall(r"https?://[^\s\"'`]+", html)) == {"http://www.w3.org/2000/svg"}, "a name, not an address"
+    assert not re.search(r"\b(src|href)=\"?[a-z]", html) and "innerHTML" not in html and "{{" not in html
+    for kind in ("script", "style"):
+        inner = re.search(rf"<{kind}>(.*?)</{kind}>", html, re.DOTALL).group(1)
+        allowed = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{allowed}'" in html
+    assert write_report(tmp_path).read_text(encoding="utf-8") == html, "the same run gives the same page"
+
+
+def test_pictures(tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra [report] is not installed")
+    evolved(tmp_path / "population.json")
+    write_report(write_run(tmp_path, [one(step=step) for step in range(3)]), output=tmp_path / "out")
+    drawn = {path.name for path in (tmp_path / "out").glob("*.png")}
+    assert drawn == {"reward.png", "exact_match.png", "turns.png", "outcomes.png", "cost.png", "tree.png"}
+    plot_lineage(read_lineage(tmp_path / "population.json"), tmp_path / "again.png")
+    assert (tmp_path / "again.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_more_than_it_can_show(tmp_path):
+    run = write_run(tmp_path, [one(step=step) for step in range(30)])
+    html = write_report(run, max_trajectories=10, pictures=False).read_text(encoding="utf-8")
+    index = block(html, "trajectories")
+    assert index["total"] == 30 and len(index["columns"]["step"]) == 10
+    assert len(block(html, "history")["modes"]["train"]) == 30, "the curves are of all"
+
+
+def test_nothing_to_report(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no rollouts/"):
+        write_report(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        write_report(tmp_path / "nowhere")
+
+
+def test_the_command(tmp_path, capsys):
+    run = write_run(tmp_path, [one()])
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(run), "--no-pictures", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0 and said == {"page": str(run / "report" / "index.html"), "pictures": []}
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "nowhere")])
+    assert ended.value.code == 2 and "does not exist" in capsys.readouterr().err
+
+
+# --- what training used ----------------------------------------------------------------------------------------------
+
+
+def test_the_reward_is_the_weighted_total_that_training_used(tmp_path):
+    """Where it was recorded: with `reward_weights` the plain sum is another number."""
+    weighted = one(rewards={"a": -1.0, "b": -0.5}, reward=-1.25)
+    html = write_report(write_run(tmp_path, [weighted, one(step=1, reward=float("nan"))]), pictures=False).read_text()
+    assert [entry.get("reward") for entry in block(html, "history")["modes"]["train"]] == [-1.25, None]
+    assert block(html, "trajectories")["columns"]["reward"] == [-1.25, None]
+    shown, _ = block(html, "trajectories-0")
+    assert shown["parts"][:3] == [["a", -1.0], ["b", -0.5], ["total, as weighted in training", -1.25]]
+
+
+def test_the_trainers_log_is_drawn(tmp_path):
+    """Of the longest training in the folder; what JSON cannot hold, and other entries, are left out."""
+    log = [{"step": 1, "loss": 0.5, "kl": float("nan"), "lr": 1}, {"step": 2, "entropy": 2.0, "grad_norm": 0.1}]
+    for folder, state in (
+        ("checkpoint-2", {"global_step": 2, "log_history": [*log, {"step": 2, "train_runtime": 3.0}]}),
+        ("checkpoint-1", {"global_step": 1, "log_history": log[:1]}),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "trainer_state.json").write_text(json.dumps(state))
+    write_run(tmp_path, [one()])
+    history = block(write_report(tmp_path, pictures=False).read_text(), "history")
+    assert history["modes"]["optimisation"] == [{"step": 1, "loss": 0.5}, {"step": 2, "entropy": 2.0, "grad_norm": 0.1}]
+    assert {"loss", "grad_norm", "entropy"} < {panel["name"] for panel in history["panels"]}
+    (tmp_path / "trainer_state.json").write_text("{broken")
+    assert block(write_report(tmp_path, pictures=False).read_text(), "history") == history
+
+
+def test_the_log_that_grows_is_read_before_a_checkpoints(tmp_path):
+    """What a resumed run did over is left out, half a line passed over; the ages of tokens are of runs with a lead."""
+    run = write_run(tmp_path, [one()])
+    (run / "trainer_state.json").write_text(json.dumps({"global_step": 9, "log_history": [{"step": 9, "loss": 9.0}]}))
+    lines = [{"run": 1, "step": step, "loss": 0.5, "async/token_age": 0.25} for step in (1, 2, 3)]
+    lines += [{"run": 2, "step": step, "loss": 0.25, "learning_rate": 1e-6} for step in (2, 3)]
+    lines += [{"run": 2, "step": 3, "train_runtime": 1.0}]
+    log = run / "rollouts" / "log.jsonl"
+    log.write_text("\n".join(map(json.dumps, lines)) + '\n{"run": 2, "st')
+    history = block(write_report(run, pictures=False).read_text(), "history")
+    assert history["modes"]["optimisation"] == [
+        {"step": 1, "loss": 0.5, "async/token_age": 0.25},
+        *({"step": step, "loss": 0.25, "learning_rate": 1e-6} for step in (2, 3)),
+    ]
+    assert {"learning_rate", "token_age"} < {panel["name"] for panel in history["panels"]}
+
+
+@pytest.mark.parametrize(
+    ("summary", "shown"),
+    [
+        (
+            {"exact_match_before": 0.3, "interval_before": [0.2, 0.4], "exact_match_after": 0.9,
+             "interval_after": [0.8, 1.0]},
+            [["before", 0.3, 0.2, 0.4], ["after", 0.9, 0.8, 1.0]],
+        ),
+        ({"exact_match": {"policy after, best prompt": [0.9, 0.8, 1.0], "x": [None, 0, 1]}},
+         [["policy after, best prompt", 0.9, 0.8, 1.0]]),
+        ([1], []),
+    ],
+)  # fmt: skip
+def test_the_held_out_result_of_every_method_is_shown(tmp_path, summary, shown):
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    html = write_report(write_run(tmp_path, [one()]), pictures=False).read_text()
+    assert block(html, "run")["heldOut"] == shown
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def test_rollouts_of_one_question_are_a_group_with_advantages(tmp_path):
+    """As GRPO takes them: above the group's mean, over its deviation. A failed one has none."""
+    rewards = [1.0, 0.0, 0.5, None]
+    records = [one(question=q, reward=r, rewards={"a": r}) for q in ("x", "y") for r in rewards]
+    records += [one(question="x", step=1, reward=1.0)]
+    columns = block(write_report(write_run(tmp_path, records), pictures=False).read_text(), "trajectories")["columns"]
+    assert columns["group"] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
+    assert columns["advantage"][:4] == [pytest.approx(0.9998, abs=1e-3), pytest.approx(-0.9998, abs=1e-3), 0.0, None]
+    assert columns["advantage"][-1] == 0.0
+
+
+# --- evaluations -----------------------------------------------------------------------------------------------------
+
+ROWS = [{"question": f"q{i}", "answers": [str(i)]} for i in range(8)]
+
+
+def evaluated(folder, saved=True):
+    from agentic_prompting.evaluation import evaluate_agent, save_run
+
+    right = lambda questions: [question[1:] for question in questions]  # noqa: E731
+    half = lambda questions: [question[1:] if int(question[1:]) % 2 else "no" for question in questions]  # noqa: E731
+    found = evaluate_agent({"right": right, "half": half}, {"sums": ROWS}, runs=1, output=folder, progress=False)
+    if saved:
+        save_run(folder, found)
+    return folder
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_an_evaluations_folder_is_opened(tmp_path, saved):
+    """Tables with intervals, paired tests, each answer; also without what `save_run` adds."""
+    html = write_report(evaluated(tmp_path / "e", saved), pictures=False).read_text()
+    shown = block(html, "evaluation")
+    assert [row["system"] for row in shown["results"]] == ["right", "half"] or not saved
+    by_system = {row["system"]: row for row in shown["results"]}
+    assert by_system["right"]["exact_match"].startswith("1.000 [") and by_system["half"]["exact_match"][:5] == "0.500"
+    (difference,) = shown["differences"]
+    assert difference["better / worse / same"] in ("0 / 4 / 4", "4 / 0 / 4") and difference["p (McNemar)"] == "0.125"
+    assert sorted(set(shown["columns"]["system"])) == ["half", "right"] and len(shown["columns"]["match"]) == 16
+    assert sum(shown["columns"]["match"]) == 12
+    (figure,) = shown["intervals"]
+    assert (figure["task"], figure["metric"]) == ("sums", "exact_match")
+    assert {name: mean for name, mean, *_ in figure["systems"]} == {"right": 1.0, "half": 0.5}
+    assert all(0 < low <= mean <= high <= 1 for _, mean, low, high in figure["systems"])
+    first = block(html, "answers-0")[0]
+    assert first["question"] == "q0" and first["answers"] == ["0"] and first["answer"] in ("0", "no")
+
+
+def test_an_answer_is_judged_by_its_tasks_own_metric(tmp_path):
+    from agentic_prompting.evaluation import EvaluationTask, evaluate_agent, save_run
+
+    task = EvaluationTask("sums", [{"question": "q", "answers": ["8"]}], metrics=("integer_match",))
+    found = evaluate_agent(lambda qs: ["I count: 8 legs. Answer: 8"], [task], runs=1, output=tmp_path, progress=False)
+    save_run(tmp_path, found)
+    assert block(write_report(tmp_path, pictures=False).read_text(), "evaluation")["columns"]["match"] == [1.0]
+
+
+# --- several runs ----------------------------------------------------------------------------------------------------
+
+
+def test_two_runs_side_by_side(tmp_path):
+    first = write_run(tmp_path / "a" / "run", [one(step=step, rewards={"r": 0.25}) for step in range(3)])
+    second = write_run(tmp_path / "b" / "run", [one(step=step, rewards={"r": 0.75}) for step in range(4)])
+    html = write_report([first, second], tmp_path / "out", pictures=False).read_text()
+    compared = block(html, "comparison")
+    assert compared["folders"] == [str(first), str(second)], "and what tells them apart is their name"
+    panel = next(panel for panel in compared["panels"] if panel["name"] == "reward")
+    assert panel["keys"] == {"reward 0": "a/run", "reward 1": "b/run"}
+    assert [(e["step"], e.get("reward 0"), e.get("reward 1")) for e in compared["entries"]] == [
+        (0, 0.25, 0.75), (1, 0.25, 0.75), (2, 0.25, 0.75), (3, None, 0.75),
+    ]  # fmt: skip
+    evaluations = [evaluated(tmp_path / name) for name in ("e1", "e2")]
+    differences = block(write_report(evaluations, tmp_path / "out2").read_text(), "comparison")["differences"]
+    assert [row["difference [95 %]"][:6] for row in differences] == ["+0.000", "+0.000"]
+
+
+def test_score_against_dollars(tmp_path):
+    """The last steps of each run: what it answered right, and what the replies were worth, shared ones included."""
+    runs, gold = {"cheap": (0.001, 1), "dear": (0.01, 3), "wasteful": (0.02, 2)}, one()["answers"][0]
+    for name, (usd, right) in runs.items():
+        early = [one(step=step, answer=gold, worth_usd=9.0) for step in range(18)]
+        late = [one(step=19, answer=gold if i < right else "x", cost_usd=0.0, worth_usd=usd) for i in range(4)]
+        write_run(tmp_path / name, [*early, *late, one(step=19, status="failed", answer=None, worth_usd=5.0)])
+    html = write_report([tmp_path / name for name in reversed(runs)], tmp_path / "out", pictures=False).read_text()
+    points = block(html, "front")
+    found = [(point["name"], point["usd"], point["mean"], point["front"]) for point in points]
+    assert found == [
+        ("cheap", 0.001, 0.25, True),
+        ("dear", 0.01, 0.75, True),
+        ("wasteful", 0.02, 0.5, False),
+    ]
+    assert all(0 <= point["low"] <= point["mean"] <= point["high"] <= 1 for point in points)
+    assert 'id="data-front"' not in write_report(tmp_path / "cheap", pictures=False).read_text(), "one is no front"
+    free = [write_run(tmp_path / f"free{n}", [one(worth_usd=0.0, cost_usd=0.0)]) for n in range(2)]
+    assert 'id="data-front"' not in write_report(free, tmp_path / "out", pictures=False).read_text()
+
+
+# --- live ------------------------------------------------------------------------------------------------------------
+
+
+def test_watch_writes_again_when_something_was_added(tmp_path):
+    from agentic_prompting.report import watch_report
+
+    run, pages = write_run(tmp_path, [one()]), []
+
+    def wait():
+        """Between two looks: nothing new, another step, then Ctrl-C."""
+        pages.append(block((run / "report" / "index.html").read_text(), "trajectories")["total"])
+        if len(pages) == 2:
+            write_run(tmp_path, [one(step=1)])
+        if len(pages) == 4:
+            raise KeyboardInterrupt
+
+    page = watch_report(run, wait=wait)
+    assert pages == [1, 1, 2, 2] and block(page.read_text(), "run")["watch"]
+    stamp = page.stat().st_mtime_ns
+    assert stamp == page.stat().st_mtime_ns
+
+
+def test_watch_begins_before_there_is_anything(tmp_path):
+    from agentic_prompting.report import watch_report
+
+    looks = []
+
+    def wait():
+        looks.append((tmp_path / "report" / "index.html").exists())
+        if len(looks) == 1:
+            write_run(tmp_path, [one()])
+        if len(looks) == 2:
+            raise KeyboardInterrupt
+
+    watch_report(tmp_path, wait=wait)
+    assert looks == [False, True]
+
+
+def test_the_command_watches_one_run(tmp_path, capsys, monkeypatch):
+    from agentic_prompting import report
+
+    followed = []
+    monkeypatch.setattr(report, "watch_report", lambda *arguments: followed.append(arguments))
+    for runs, status in (([tmp_path], 0), ([tmp_path, tmp_path], 2)):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", *map(str, runs), "--watch"])
+        assert ended.value.code == status
+    assert followed == [(tmp_path, None, 20_000)] and "Ctrl-C stops" in capsys.readouterr().out

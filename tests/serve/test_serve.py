@@ -1,0 +1,581 @@
+"""The service, asked with the real `openai` client over loopback: answers, failures, limits, cancellation, crowds."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+import openai
+import pytest
+
+from agentic_prompting import LLMEnvironment, ScriptedChat
+from agentic_prompting.agent import PromptAgent
+from agentic_prompting.cli import main
+from agentic_prompting.llm import BudgetExceeded, RateLimited, Reply, ServerFailed, TimedOut, Usage
+from agentic_prompting.llm.loop import start
+from agentic_prompting.refine import ProRefiner, RefinedChat
+from agentic_prompting.rollout import AgentSpec, Limits
+from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, make_app
+from agentic_prompting.serve.answering import conversation
+from support.servers import LoopbackServer
+from support.serving import ASK, running, scripted_agent, service_of
+
+QUESTION = [{"role": "user", "content": "what is the capital of Kenya ?"}]
+
+
+def reply(cost=0.25):
+    return Reply("the answer is Nairobi .", usage=Usage(7, 5, cost))
+
+
+@pytest.fixture
+def serve(tiny_policy):
+    """Start a service: `serve(chat, **options)` gives its address; stopped at the end of the test."""
+    with ExitStack() as stack:
+
+        def start(chat=None, turns=None, seconds=0.0, **limits):
+            chat = chat if chat is not None else ScriptedChat([reply()])
+            service = service_of(scripted_agent(tiny_policy, chat, turns, seconds), **limits)
+            start.service = service
+            return stack.enter_context(running(service))
+
+        yield start
+
+
+def client(address, key="none", **options):
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, **options)
+
+
+def ask(address, **options):
+    with client(address) as asking:
+        said = asking.chat.completions.create(model="agent", messages=QUESTION, **options)
+        return list(said) if options.get("stream") else said
+
+
+def metric(service, name, **labels):
+    return service.metrics.registry.get_sample_value(f"agentic_prompting_{name}", labels)
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer(serve):
+    address = serve()
+    with client(address) as asking:
+        assert [model.id for model in asking.models.list()] == ["agent"]
+    said = ask(address)
+    assert said.choices[0].message.content == "Nairobi" and said.choices[0].finish_reason == "stop"
+    assert said.model == "agent" and said.usage.total_tokens == said.usage.prompt_tokens + said.usage.completion_tokens
+    assert not hasattr(said, "trajectory"), "only on request"
+
+
+def test_the_trajectory_on_request(serve):
+    said = ask(serve(), extra_body={"trajectory": True})
+    assert [turn["kind"] for turn in said.trajectory["turns"]] == ["act", "answer"]
+    assert said.trajectory["observations"][0]["text"] == "the answer is Nairobi ."
+    assert said.trajectory["cost_usd"] == 0.25
+
+
+def test_an_environment_begins_each_episode(tiny_policy):
+    """As in training: an instance of its own, and what it says first is in the prompt."""
+
+    class Game:
+        async def reset(self, row):
+            (message,) = row["prompt"]
+            return {**row, "prompt": [{**message, "content": "the game begins ."}], "capital": "Lima"}
+
+        def step(self, rollout):
+            return f"the answer is {rollout.row['capital']} ."
+
+    agent = scripted_agent(tiny_policy, ScriptedChat([reply()]))
+    agent.environment = Game()
+    found = start(AgentAnswers(agent)(QUESTION, 0, None)).result(60).trajectory
+    assert found["observations"][0]["text"] == "the answer is Lima ."
+
+
+def test_streaming(serve):
+    chunks = ask(serve(), stream=True, stream_options={"include_usage": True}, extra_body={"trajectory": True})
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == "Nairobi" and chunks[-1].usage.completion_tokens > 0
+    assert chunks[-2].choices[0].finish_reason == "stop" and chunks[-2].trajectory["status"] == "answered"
+
+
+def test_the_same_seed_is_the_same_episode(serve):
+    chat = ScriptedChat([reply()])
+    address = serve(chat)
+    seeds = [ask(address, seed=seed, extra_body={"trajectory": True}).trajectory["seed"] for seed in (5, 5)]
+    others = [ask(address, extra_body={"trajectory": True}).trajectory["seed"] for _ in range(2)]
+    assert seeds == [5, 5] and others[0] != others[1]
+
+
+def test_an_agent_without_an_answer_refuses(serve):
+    """Its own failing: no error, and no text that could be taken for an answer."""
+    address = serve(turns="done")
+    said = ask(address).choices[0]
+    assert said.message.content is None and "malformed" in said.message.refusal
+    deltas = [chunk.choices[0].delta for chunk in ask(address, stream=True) if chunk.choices]
+    assert any(delta.refusal for delta in deltas) and not any(delta.content for delta in deltas)
+    assert metric(serve.service, "requests_total", model="agent", outcome="no_answer") == 2
+
+
+def test_a_token_limit_ends_the_episode(serve):
+    said = ask(serve(), max_completion_tokens=16, extra_body={"trajectory": True})
+    assert said.choices[0].finish_reason == "length" and said.choices[0].message.content is None
+
+
+def test_what_the_agent_is_shown():
+    spec = AgentSpec("Q: {question}", system_prompt="Evolved.", limits=Limits())
+    said = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "a {question}"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    assert conversation(spec, said) == [
+        {"role": "system", "content": "Evolved.\n\nBe kind."},
+        {"role": "user", "content": "a {question}"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "Q: c"},
+    ]
+    assert conversation(AgentSpec(), said[-1:]) == said[-1:]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [AgentSpec(system_prompt="Evolved.\n\nMore."), AgentSpec("Evolved.\n\nMore.\n\nQ: {question}")],
+    ids=["prompt_place=system", "prompt_place=user"],
+)
+def test_an_evolved_prompt_is_said_once_above_the_clients(spec):
+    """Also to a client that sends it, as it is in `system_prompt.txt`, or the question in the agent's template."""
+    asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "c"}]
+    shown = conversation(spec, asked)
+    sent = {"role": "system", "content": "Evolved.\n\nMore.\n"}
+    assert conversation(spec, [sent, *asked]) == shown
+    assert conversation(spec, shown[:-1] + asked[1:]) == shown or spec.system_prompt
+    assert conversation(spec, [asked[0], {"role": "user", "content": shown[-1]["content"]}]) == shown
+    words = "\n\n".join(message["content"] for message in shown)
+    assert words.count("Evolved.") == 1 and words.count("Be kind.") == 1
+    almost = {"role": "system", "content": "Evolved"}
+    assert "Evolved\n\nBe kind." in conversation(spec, [almost, *asked])[0]["content"], "another text is the client's"
+
+
+def test_temperature_zero_is_greedy(tiny_policy):
+    """Whatever the seed; and `--greedy` is it for all."""
+    for limits, asked in (({}, {"temperature": 0}), ({"greedy": True}, {}), ({"greedy": True}, {"temperature": 0.7})):
+        service = service_of(PromptAgent.from_pretrained(tiny_policy), **limits)
+        with running(service) as address:
+            said = [
+                ask(address, seed=seed, max_tokens=12, extra_body={"trajectory": True}, **asked).trajectory["turns"]
+                for seed in range(4)
+            ]
+        assert all(turns == said[0] for turns in said)
+
+
+def test_what_is_ignored_is_named(serve):
+    address = serve()
+    with client(address) as asking:
+        for options in ({}, {"stream": True}):
+            raw = asking.chat.completions.with_raw_response.create(
+                model="agent", messages=QUESTION, temperature=0.7, top_p=0.5, user="me", stop=None,
+                extra_body={"x\r\ny": 1, "é": 1}, **options,
+            )  # fmt: skip
+            assert raw.headers["X-Ignored-Parameters"] == "temperature, top_p, user"
+        raw = asking.chat.completions.with_raw_response.create(
+            model="agent", messages=QUESTION, temperature=0, tools=[]
+        )
+        assert "X-Ignored-Parameters" not in raw.headers
+
+
+def test_any_chat_model_can_be_served():
+    """ProRefine's `RefinedChat` is one."""
+    service = Service({"prorefine": ChatAnswers(ScriptedChat([Reply("fine"), RateLimited("slow")]))}, ServeConfig())
+    with running(service) as address, client(address) as asking:
+        said = asking.chat.completions.create(model="prorefine", messages=QUESTION)
+        assert said.choices[0].message.content == "fine"
+        with pytest.raises(openai.APIStatusError) as caught:
+            asking.chat.completions.create(model="prorefine", messages=QUESTION)
+        assert caught.value.status_code == 503
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ServerFailed("it broke", "secret-host", status=500), 502),
+        (TimedOut("late"), 502),
+        (RateLimited("busy"), 503),
+        (BudgetExceeded("all is spent"), 503),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_an_outage_is_an_error_and_no_answer(serve, error, status):
+    address = serve(ScriptedChat([error]))
+    for stream in (False, True):
+        with pytest.raises(openai.APIStatusError) as caught:
+            ask(address, stream=stream)
+        assert caught.value.status_code == status and caught.value.body["code"] == error.kind
+        assert "secret-host" not in str(caught.value.body), "where the large LLM is, is nobody's business"
+    assert metric(serve.service, "environment_errors_total", model="agent", kind=error.kind) == 2
+
+
+def test_a_broken_sampler_is_an_error_and_the_next_request_works(serve):
+    address = serve()
+    policy = serve.service.models["agent"].agent.policy
+    real, policy.sampler = policy.sampler, lambda requests: 1 / 0
+    with pytest.raises(openai.InternalServerError) as caught:
+        ask(address)
+    assert caught.value.status_code == 503 and "ZeroDivisionError" in str(caught.value.body)
+    policy.sampler = real
+    assert ask(address).choices[0].message.content == "Nairobi"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (b"{", 400, None),
+        (b"[]", 400, None),
+        ({"model": "agent"}, 400, "messages"),
+        ({"model": "agent", "messages": []}, 400, "messages"),
+        ({"model": "agent", "messages": [{"role": "assistant", "content": "x"}]}, 400, "messages"),
+        ({"model": "agent", "messages": QUESTION, "n": 2}, 400, "n"),
+        ({"model": "gpt-4o", "messages": QUESTION}, 404, "model"),
+        ({"model": "agent", "messages": QUESTION, "temperature": -1}, 400, "temperature"),
+        ({"model": "agent", "messages": QUESTION, "tools": [{"type": "function"}]}, 400, "tools"),
+        ({"model": "agent", "messages": QUESTION, "functions": [{"name": "f"}]}, 400, "functions"),
+        ({"model": "agent", "messages": QUESTION, "logprobs": True}, 400, "logprobs"),
+        ({"model": "agent", "messages": QUESTION, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"model": "agent", "messages": [{"role": "user", "content": "half \ud800 ?"}]}, 400, "messages"),
+        ({"model": "agent\udfff", "messages": QUESTION}, 404, "model"),
+    ],
+)
+def test_bad_requests_are_told_in_openais_form(serve, body, status, param):
+    got, said = post(serve(), body)
+    assert got == status and said["error"]["param"] == param and said["error"]["type"] == "invalid_request_error"
+
+
+def post(address, body, headers=()):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **dict(headers)}
+    request = urllib.request.Request(f"{address}/v1/chat/completions", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_half_a_surrogate_pair_in_a_part_is_the_clients_mistake(serve, caplog):
+    part = {"type": "text", "text": "half \ud800 ?"}
+    status, said = post(serve(), {"model": "agent", "messages": [{"role": "user", "content": [part]}]})
+    assert status == 400 and "surrogate" in said["error"]["message"] and not caplog.records
+
+
+def test_a_prompt_that_does_not_fit_is_refused_at_once(serve):
+    address = serve()
+    agent = serve.service.models["agent"].agent
+    long = [{"role": "user", "content": "Kenya " * 3000}]
+    status, said = post(address, {"model": "agent", "messages": long})
+    assert status == 400 and said["error"]["code"] == "context_length_exceeded" and said["error"]["param"] == "messages"
+    assert "1024" in said["error"]["message"] and "3" in said["error"]["message"]
+    assert agent.policy.sampler.batches == [], "nothing was read"
+    assert ask(address).choices[0].message.content == "Nairobi"
+
+
+def test_an_agent_reads_as_far_as_its_model(tiny_policy):
+    """As in training: a prompt that leaves no room ends as `truncated`, as one of the spec's own does."""
+    agent = scripted_agent(tiny_policy, ScriptedChat([reply()]))
+    assert agent.limits.max_context == 1024 and agent.spec.limits.max_context is None
+    rollout, fits = agent.answer_all(["Kenya " * 3000, "Kenya ?"], progress=False)
+    assert rollout.status == "truncated" and not rollout.ids and fits.answer == "Nairobi"
+    narrow = PromptAgent.from_pretrained(tiny_policy, spec=AgentSpec(limits=Limits(max_context=100)))
+    assert narrow.limits.max_context == 100
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_needed_where_one_is_set(serve, monkeypatch, caplog):
+    monkeypatch.setenv("AGENTIC_PROMPTING_API_KEY", "correct-horse")
+    address = serve()
+    for key in ("wrong", "correct-horse2", "Bearer"):
+        with pytest.raises(openai.AuthenticationError) as caught, client(address, key) as asking:
+            asking.chat.completions.create(model="agent", messages=QUESTION)
+        assert caught.value.body["code"] == "invalid_api_key"
+    with client(address, "correct-horse") as asking:
+        assert asking.chat.completions.create(model="agent", messages=QUESTION).choices[0].message.content == "Nairobi"
+    with urllib.request.urlopen(f"{address}/health") as response:
+        assert response.status == 200
+    with pytest.raises(urllib.error.HTTPError):
+        urllib.request.urlopen(f"{address}/metrics")
+    assert "correct-horse" not in caplog.text
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
+def test_no_key_no_listening_elsewhere(host, monkeypatch):
+    monkeypatch.delenv("AGENTIC_PROMPTING_API_KEY", raising=False)
+    with pytest.raises(ValueError, match="AGENTIC_PROMPTING_API_KEY"):
+        make_app(Service({}, ServeConfig(host=host)))
+    monkeypatch.setenv("AGENTIC_PROMPTING_API_KEY", "k")
+    assert make_app(Service({}, ServeConfig(host=host)))
+
+
+def test_the_command_wants_a_key_before_it_loads_anything(monkeypatch, capsys):
+    monkeypatch.delenv("AGENTIC_PROMPTING_API_KEY", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "nowhere", "--sandbox", "--host", "0.0.0.0"])
+    assert ended.value.code == 2 and "set AGENTIC_PROMPTING_API_KEY" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:8080"}, 403),
+        ({"Host": "192.168.1.4"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "["}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "localhost:8080", "Origin": "http://localhost:3000"}, 200),
+        ({"Host": "LOCALHOST"}, 200),
+        ({"Host": "[::1]:8080"}, 200),
+        ({}, 200),
+    ],
+    ids=str,
+)
+def test_no_web_page_spends_the_money_of_a_service_without_a_key(serve, monkeypatch, headers, status):
+    """Its name may lead to this machine, but it is its name."""
+    address = serve(ScriptedChat([reply()]))
+    got, said = post(address, {"model": "agent", "messages": QUESTION}, headers.items())
+    assert got == status and (status == 200 or said["error"]["code"] == "host_not_allowed")
+    monkeypatch.setenv("AGENTIC_PROMPTING_API_KEY", "k")
+    key = {"Authorization": "Bearer k"}
+    assert post(serve(), {"model": "agent", "messages": QUESTION}, {**key, **headers}.items())[0] == 200
+
+
+def test_a_body_that_does_not_come(serve):
+    """The time for a request begins with its head."""
+    address = serve(timeout=0.4)
+    with connection_to(address) as raw:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        raw.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        said = b"".join(iter(lambda: raw.recv(4096), b""))  # to the end: the connection is closed, too
+    assert said.startswith(b"HTTP/1.1 408") and b'"invalid_request_error"' in said
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"])
+def test_a_connection_that_asks_for_nothing_is_closed(serve, monkeypatch, sent):
+    monkeypatch.setattr("agentic_prompting.serve.protocol._HEAD_SECONDS", 0.3)
+    with connection_to(serve()) as raw:
+        raw.sendall(sent)
+        said = b"".join(iter(lambda: raw.recv(4096), b""))
+    assert said.startswith(b"HTTP/1.1 200") == sent.startswith(b"GET")
+
+
+def test_connections_are_bounded(serve, monkeypatch):
+    monkeypatch.setattr("agentic_prompting.serve.app._SPARE_CONNECTIONS", 1)
+    address = serve(max_concurrency=2)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connection_to(address)) for _ in range(3)]
+        idle[-1].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert idle[-1].recv(4096).startswith(b"HTTP/1.1 200")
+        with connection_to(address) as one_more:
+            assert not received(one_more)
+    assert _status_soon(address) == 200, "places are free again"
+
+
+def connection_to(address):
+    host, port = address.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def received(connection):
+    try:
+        return connection.recv(4096)
+    except ConnectionResetError:
+        return b""
+
+
+def _status_soon(address):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            return _status(address)
+        except openai.APIConnectionError:
+            time.sleep(0.05)
+    return None
+
+
+def test_what_is_on_its_way_when_the_service_stops_gets_a_503(serve, monkeypatch, capfd):
+    monkeypatch.setattr("agentic_prompting.serve.app._GRACE_SECONDS", 1)
+    chat = ScriptedChat([reply()], latency=60)
+    address = serve(chat)
+    with ThreadPoolExecutor(2) as threads:
+        asked = [threads.submit(post, address, {"model": "agent", "messages": QUESTION, "stream": s}) for s in (0, 1)]
+        deadline = time.monotonic() + 10
+        while len(chat.calls) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        serve.service.server.should_exit = True  # as SIGTERM does
+        got = [future.result(timeout=30) for future in asked]
+    assert [status for status, _ in got] == [503, 503]
+    assert {said["error"]["code"] for _, said in got} == {"shutting_down"}
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_body_too_large(serve):
+    address = serve(max_body_bytes=2000)
+    large = [{"role": "user", "content": "x" * 4000}]
+    with pytest.raises(openai.APIStatusError) as caught, client(address) as asking:
+        asking.chat.completions.create(model="agent", messages=large)
+    assert caught.value.status_code == 413
+    # Without a length, in chunks: counted as they come.
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as raw:
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        raw.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
+        raw.sendall(b"".join(b"400\r\n" + b"x" * 1024 + b"\r\n" for _ in range(4)) + b"0\r\n\r\n")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 413")
+    assert ask(address).choices[0].message.content == "Nairobi"
+
+
+def test_a_request_that_takes_too_long(serve):
+    address = serve(ScriptedChat([reply()], latency=600), timeout=0.3)
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(address)
+    assert caught.value.status_code == 504
+
+
+def test_a_request_that_costs_too_much(serve):
+    chat = ScriptedChat([reply(0.4)])
+    address = serve(chat, turns=ASK, max_cost_usd=1.0)
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(address)
+    assert caught.value.status_code == 402 and len(chat.calls) == 3, "0.4, 0.8, 1.2: then no more"
+
+
+def test_a_refinement_that_costs_too_much():
+    """Its calls are counted together, and no further one is made."""
+    said = f"Wrong. {NEW_PROMPT}"
+    chat = ScriptedChat([Reply(said, finish_reason="length", usage=Usage(1, 1, 0.4))])
+    service = Service({"prorefine": ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)), 1.0)}, ServeConfig())
+    with running(service) as address, client(address) as asking:
+        with pytest.raises(openai.APIStatusError) as caught:
+            asking.chat.completions.create(model="prorefine", messages=QUESTION)
+        assert caught.value.status_code == 402 and len(chat.calls) == 3, "0.4, 0.8, 1.2: then no more"
+        chat.script = ["Correct."]
+        said = asking.chat.completions.create(model="prorefine", messages=QUESTION)
+        assert said.choices[0].message.content == "Correct.", "the next request has a limit of its own"
+
+
+NEW_PROMPT = "<IMPROVED_PROMPT>Think.</IMPROVED_PROMPT>"
+
+
+def test_every_role_is_charged(tiny_policy, monkeypatch):
+    """One budget for the agent's environment and ProRefine's four models, each with an account of its own."""
+    roles = ("environment", "task", "feedback", "optimizer", "verifier")
+    price = (10 * 0.15 + 5 * 0.60) / 1e6  # of a call of gpt-4o-mini
+    errors, spent = [], {}
+
+    def serve_two(service):
+        agent = service.models["agent"]
+        agent.agent.policy = scripted_agent(tiny_policy, None).policy
+        for model in ("prorefine", "agent"):
+            errors.append(start(service.models[model](QUESTION, 0, None)).result(60).error)
+        spent.update({role: metric(service, "spent_usd", role=role) for role in roles})
+
+    monkeypatch.setattr("agentic_prompting.serve.run_service", serve_two)
+    with LoopbackServer(lambda request, number: f"Wrong {number}. {NEW_PROMPT}") as server:
+        url = ["--environment-model", "gpt-4o-mini", "--environment-base-url", server.base_url]
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", str(tiny_policy), *url, "--refine", "--budget-usd", f"{6.5 * price:.8f}"])
+    assert ended.value.code == 0
+    assert errors[0] is None and isinstance(errors[1], BudgetExceeded), "nothing is left for the agent"
+    assert all(spent.values()) and sum(spent.values()) == pytest.approx(7 * price), spent
+
+
+def test_too_many_at_once(serve):
+    address = serve(ScriptedChat([reply()], latency=0.5), max_concurrency=2)
+    with ThreadPoolExecutor(6) as threads:
+        outcomes = list(threads.map(lambda _: _status(address), range(6)))
+    assert sorted(outcomes) == [200, 200, 429, 429, 429, 429]
+    assert _status(address) == 200
+
+
+def _status(address):
+    try:
+        ask(address)
+    except openai.APIStatusError as error:
+        return error.status_code
+    return 200
+
+
+# --- many, and gone --------------------------------------------------------------------------------------------------
+
+
+def test_200_at_once_share_batches(serve):
+    address = serve(ScriptedChat([reply()], latency=0.05), seconds=0.02)
+
+    async def ask_all():
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="x", max_retries=0, timeout=60) as asking:
+            asked = [asking.chat.completions.create(model="agent", messages=QUESTION) for _ in range(200)]
+            return await asyncio.gather(*asked)
+
+    answers = asyncio.run(ask_all())
+    assert [said.choices[0].message.content for said in answers] == ["Nairobi"] * 200
+    batches = serve.service.models["agent"].agent.policy.sampler.batches
+    assert sum(batches) == 400 and len(batches) < 100, f"two turns each, many in a batch: {batches}"
+    assert metric(serve.service, "requests_total", model="agent", outcome="answered") == 200
+    assert metric(serve.service, "requests_in_flight") == 0
+
+
+def test_the_real_policy_with_many_episodes(tiny_policy):
+    """Tokenizer and model are used by many episodes at once; each answers as it does alone."""
+    agent = PromptAgent.from_pretrained(tiny_policy)
+    alone = agent.answer_all([QUESTION[0]["content"]], seed=0, progress=False)[0]
+    answers = AgentAnswers(agent)
+    works = [start(answers(QUESTION, alone.seed, None)) for _ in range(60)]
+    texts = {json.dumps(work.result(timeout=60).trajectory["turns"]) for work in works}
+    assert len(texts) == 1 and json.loads(texts.pop())[0]["text"] == alone.turns[0].text
+
+
+def test_a_client_that_hangs_up_stops_its_episode(serve):
+    """The call to the large LLM is cancelled, and nothing more is sampled for it."""
+    chat = ScriptedChat([reply()], latency=0.5)
+    address = serve(chat)
+    with pytest.raises(openai.APITimeoutError):
+        ask(address, timeout=0.2)
+    deadline = time.monotonic() + 5
+    while metric(serve.service, "requests_in_flight") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.6)  # the reply would be there by now
+    assert serve.service.models["agent"].agent.policy.sampler.batches == [1], "the second turn was never sampled"
+    assert metric(serve.service, "requests_total", model="agent", outcome="499") == 1
+    assert ask(address).choices[0].message.content == "Nairobi"
+
+
+def test_a_cancelled_request_leaves_the_engine(tiny_policy):
+    """Nothing more is sampled of a turn that nobody waits for: the next request has the model to itself."""
+    agent = PromptAgent.from_pretrained(tiny_policy, LLMEnvironment(chat := ScriptedChat([reply()])))
+    agent.policy.end.end_ids = (10**9,)  # a turn that would go on to its limit
+    agent.limits = replace(agent.limits, max_turn_tokens=900)
+    step, rows, started = agent.policy.step, [], threading.Event()
+
+    def watched(arrived):
+        step(arrived)
+        rows.append(len(agent.policy.rows))
+        started.set()
+
+    agent.policy.step = watched
+    answers = AgentAnswers(agent)
+    left = start(answers(QUESTION, 0, None))
+    started.wait(10)
+    left.cancel()
+    assert start(answers(QUESTION, 1, 5)).result(60).finish_reason == "length"
+    assert left.cancelled() and len(rows) < 800 and max(rows) == 1 and chat.calls == []

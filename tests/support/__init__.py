@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: servers, models, small runs. Nothing here is a test."""

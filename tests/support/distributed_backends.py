@@ -1,0 +1,104 @@
+"""How a job of several processes is set up on a CPU, started under a time limit, and left.
+
+Three ways to get this wrong run as one process or as plain DDP with exit code 0, so every run states what it was
+(`stated`), and the tests compare.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+# The distributed type that accelerate must report, by back end.
+TYPES = {"ddp": "MULTI_CPU", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}
+
+
+def prepare(backend, folder):
+    """In a process just started, before anything of accelerate: make the back end what `accelerate launch` would."""
+    if backend.startswith("zero"):
+        import deepspeed
+
+        # Else compiled at the first launch, 47 s; without it gloo does the same sums.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        config = Path(folder) / f"deepspeed-{os.getpid()}.json"
+        config.write_text(json.dumps(_deepspeed(stage=int(backend[-1]))))
+        os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config)}
+    if backend == "fsdp2":
+        os.environ |= {
+            "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+            "FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_RESHARD_AFTER_FORWARD": "true",
+            "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+        }  # fmt: skip
+        _fsdp_on_a_cpu()
+
+
+def _deepspeed(stage):
+    # Buffers for small models: by default gigabytes, which 4 trainers in 2 processes would fill the machine with.
+    optimization = {"stage": stage, "reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000}
+    if stage == 3:
+        # By default a tiny model is kept whole, and gathers that do not happen cannot go wrong.
+        optimization |= {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
+    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    return {"zero_optimization": optimization, **dict.fromkeys(batch, "auto")}
+
+
+def _fsdp_on_a_cpu():
+    """accelerate chooses FSDP for accelerators only; torch's own works on a CPU as well."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    original = AcceleratorState.__init__
+
+    @functools.wraps(original)
+    def init(self, *args, fsdp_plugin=None, **kwargs):
+        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
+            self.distributed_type = DistributedType.FSDP
+            self.fsdp_plugin = fsdp_plugin
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = init
+
+
+def stated(trainer):
+    """What the run really was: type, size, and whether the parameters are sharded."""
+    from torch.distributed.tensor import DTensor
+
+    accelerator = trainer.accelerator
+    parameters = list(trainer.model_wrapped.parameters())
+    return {
+        "type": accelerator.distributed_type.name,
+        "world": accelerator.num_processes,
+        "sharded": all(isinstance(p, DTensor) for p in parameters) or sum(p.numel() for p in parameters) == 0,
+    }
+
+
+def launch(script, processes, settings, timeout=280, check=True, torchrun=False):
+    """Run a script of this folder, with `settings` as JSON, in so many processes. Returns the finished launcher."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
+    command = [sys.executable, str(HERE / script), json.dumps(settings)]
+    if processes > 1 or torchrun:  # of one process torchrun makes a group, too, which only DeepSpeed wants
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0 or not check, done.stderr[-5000:]
+    return done
+
+
+def leave(folder, seen):
+    """Write what this process saw, and end it."""
+    from accelerate import PartialState
+
+    state = PartialState()
+    (Path(folder) / f"seen-{state.process_index}.json").write_text(json.dumps(seen))
+    state.destroy_process_group()
+    # Without the interpreter's teardown, in which 1 of 8 launches aborted after all work was done: a native thread of
+    # torch 2.13 asking for the GIL when it was gone. What is tested is what was written.
+    os._exit(0)
+
+
+def read(folder, processes):
+    return [json.loads((Path(folder) / f"seen-{i}.json").read_text()) for i in range(processes)]

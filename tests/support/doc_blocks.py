@@ -1,0 +1,168 @@
+"""Code blocks of the documentation and of docstrings, and what they run against instead of what costs money.
+
+In a page, `<!-- python, not shown:` ... `-->` holds lines that a reader of the page has, or knows, and a test has not:
+they run in their place among the blocks. A block that cannot run here says why in its fence: ```python no-run: reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from openai import OpenAI
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+MODELS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "meta-llama/Llama-3.2-3B-Instruct")  # transformers opens such folders
+
+_ON_A_LAPTOP = {
+    **{"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "gradient_accumulation_steps": 1},
+    **{"max_steps": 1, "disable_tqdm": True, "report_to": "none", "max_turn_tokens": 32, "max_completion_length": 128},
+}
+
+_FENCE = re.compile(r"^( *)```(\w*)([^\n`]*)\n(.*?)^\1```$|^<!-- python, not shown:\n(.*?)^-->$", re.M | re.S)
+_ADDRESS = re.compile(r"https?://[\w.:<>-]+(?:/openai)?/v1/?")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of code.
+
+    Args:
+        where (`str`): The file, from the repository's root.
+        line (`int`): Of the first line of code in it.
+        language (`str`): As the fence says; `""` if it says none.
+        note (`str`): What else the fence says.
+        code (`str`): Without the fence's indentation.
+        shown (`bool`): Whether readers see it.
+    """
+
+    where: str
+    line: int
+    language: str
+    note: str
+    code: str
+    shown: bool = True
+
+    @property
+    def runs(self) -> bool:
+        """Here; a file that a page lets its reader write is run by whoever runs that page as a whole."""
+        return self.language == "python" and not self.note.startswith(("no-run:", "title="))
+
+    def run(self, names: dict[str, Any], addresses: dict[str, str]) -> None:
+        """Run it; `addresses`: port -> the address that stands in for it, `""` for all others."""
+        code = _ADDRESS.sub(lambda url: _stand_in(url[0], addresses), self.code)
+        # Empty lines in front, so that a traceback names the page's line.
+        exec(compile("\n" * (self.line - 1) + code, str(ROOT / self.where), "exec"), names)
+
+
+def _stand_in(url: str, addresses: dict[str, str]) -> str:
+    port = re.search(r":(\d+)/", url)
+    return addresses.get(port[1] if port else "", addresses[""])
+
+
+def blocks_of(text: str, where: str, first_line: int = 1) -> list[Block]:
+    """The fenced and the hidden blocks of a text in Markdown."""
+    found = []
+    for match in _FENCE.finditer(text):
+        line = first_line + text.count("\n", 0, match.start()) + 1
+        if match[5] is not None:
+            found.append(Block(where, line, "python", "", match[5], shown=False))
+        else:
+            code = textwrap.dedent(match[4])
+            found.append(Block(where, line, match[2], match[3].strip(), code))
+    return found
+
+
+def page_blocks(page: Path) -> list[Block]:
+    return blocks_of(page.read_text(encoding="utf-8"), page.relative_to(ROOT).as_posix())
+
+
+def docstring_blocks() -> Iterator[Block]:
+    """The ```python blocks in the docstrings of the package."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        if "```python" not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                text = ast.get_docstring(node, clean=True) or ""
+                yield from blocks_of(text, path.relative_to(ROOT).as_posix(), node.body[0].lineno)
+
+
+def docstring_names(block: Block) -> dict[str, Any]:
+    """What the example in a docstring may take for granted: all public names, its module's, and some objects."""
+    import agentic_prompting
+    from agentic_prompting import OpenAIChat
+
+    module = import_module(block.where.removeprefix("src/").removesuffix(".py").replace("/", "."))
+    models = {name: OpenAIChat("gpt-4o-mini") for name in ("critic", "rewriter", "judge")}
+    public = {name: getattr(agentic_prompting, name) for name in agentic_prompting.__all__}
+    names = {**public, "OpenAI": OpenAI, **vars(module), **models, "__name__": "__main__"}
+    if re.search(r"\btrainer\b(?! =)", block.code) and "trainer = " not in block.code:
+        names["trainer"] = agentic_prompting.PromptR1Trainer(
+            model=MODELS[0],
+            environment=agentic_prompting.LLMEnvironment(models["critic"]),
+            args=agentic_prompting.PromptR1Config(output_dir="runs/docstring"),
+            train_dataset=agentic_prompting.load_task("hotpotqa", split="train", n=8),
+        )
+    return names
+
+
+def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) -> dict[str, str]:
+    """What a page's code meets in `folder`: endpoints on loopback, tiny models under large names, sandbox questions.
+
+    Returns:
+        `dict[str, str]`: For [`Block.run`].
+    """
+    from huggingface_hub import HfApi
+    from trl import GRPOConfig
+
+    from agentic_prompting import evolve
+    from agentic_prompting.data import loading
+    from agentic_prompting.evolution import EvolveConfig
+    from agentic_prompting.llm import complete
+    from agentic_prompting.sandbox import Oracle, as_rows, make_split
+    from support.servers import LoopbackServer
+    from support.serving import running, scripted_agent, service_of
+
+    oracle = Oracle()
+    endpoint = stack.enter_context(LoopbackServer(lambda asked, _: complete(oracle, asked["messages"]).text))
+    agent = scripted_agent(policy, oracle)
+    service = stack.enter_context(running(service_of(agent)))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("OPENAI_BASE_URL", endpoint.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", "no-key-at-all")
+    for name in MODELS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(policy)
+
+    questions = [{**row, "task": "sandbox", "meta": {}} for row in as_rows(make_split(0, n_test=12)[1])]
+    monkeypatch.setattr(loading, "_load_hub", lambda name, task, split, revision: _checked(questions, task, split))
+    monkeypatch.setattr(loading, "sample_rows", lambda name, records, n, seed: records[:n])
+
+    # The last step before the network: what would be uploaded has been looked for by then.
+    done: Future[None] = Future()
+    done.set_result(None)
+    monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: SimpleNamespace(repo_id=repo_id))
+    monkeypatch.setattr(HfApi, "upload_folder", lambda self, **options: done)
+
+    steps = EvolveConfig(steps=2)
+    monkeypatch.setattr(evolve, "__defaults__", (steps, *(evolve.__defaults__ or ())[1:]))
+    begin = GRPOConfig.__post_init__
+    monkeypatch.setattr(GRPOConfig, "__post_init__", lambda args: (vars(args).update(_ON_A_LAPTOP), begin(args))[1])
+    return {"": endpoint.base_url, "8080": f"{service}/v1"}
+
+
+def _checked(rows: list[dict[str, Any]], task: Any, split: str) -> list[dict[str, Any]]:
+    assert split in task.expected_rows, f"there is no split {split}"
+    return rows

@@ -1,0 +1,146 @@
+"""What is wrong with a shell line of the documentation, found without running it: files, sub-commands, options."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).parents[2]
+# Programs that are not ours: taken as they are.
+OTHERS = {"git", "cd", "export", "curl", "source", "jupyter", "vllm", "ollama", "sbatch", "ssh", "rm", "kill"}
+_KEPT_HERE = re.compile(r"(examples|benchmarks|docs|tests|src)/[\w./-]+\.\w+")
+_NOT_A_PATH = re.compile(r"^(\w+=\S*|\.\.\.)$")
+
+
+def commands_in(code: str) -> Iterator[list[str]]:
+    """The commands of a shell block as words: one per line or between `&&`, `|` and `;`, without comments."""
+    for line in re.sub(r"\\\n\s*", " ", code).splitlines():
+        words = shlex.split(re.sub(r"\s&$", "", line.split(" # ")[0].strip()), comments=True)
+        command: list[str] = []
+        for word in [*words, "&&"]:
+            if word in ("&&", "|", ";", "&"):
+                while command and re.fullmatch(r"[A-Z_]+=.*", command[0]):
+                    del command[0]  # a variable for this command
+                if command:
+                    yield command
+                command = []
+            else:
+                command.append(word)
+
+
+def faults(command: Sequence[str]) -> list[str]:
+    """What does not exist of what a command names; empty: it could be run as it stands."""
+    name, *rest = command
+    name = Path(name).name
+    missing = [f"no file {word}" for word in rest if _KEPT_HERE.fullmatch(word) and not (ROOT / word).exists()]
+    check = _CHECKS.get(name)
+    if check is None:
+        return missing if name in OTHERS else [*missing, f"{name} is no command that this test knows"]
+    return missing or check(rest)
+
+
+def _options(words: Sequence[str]) -> list[str]:
+    return [word.split("=")[0] for word in words if re.match(r"--?[A-Za-z]", word)]
+
+
+def _agentic_prompting(words: Sequence[str]) -> list[str]:
+    from typer.main import get_command
+
+    from agentic_prompting.cli import app
+
+    command: Any = get_command(app)
+    rest = list(words)
+    while hasattr(command, "list_commands") and rest and not rest[0].startswith("-"):
+        name, known = rest.pop(0), command.list_commands(None)
+        if name not in known:
+            return [f"agentic-prompting has no sub-command {name}; it has: {', '.join(known)}"]
+        command = command.get_command(None, name)
+    known = {"--help", "--install-completion", "--show-completion"}
+    for parameter in command.params:
+        known.update([*parameter.opts, *parameter.secondary_opts])
+    settings = getattr(command, "context_settings", {})
+    if settings.get("ignore_unknown_options"):  # it hands them on
+        return []
+    return [f"agentic-prompting {command.name} has no option {one}" for one in _options(rest) if one not in known]
+
+
+def _accelerate(words: Sequence[str]) -> list[str]:
+    from accelerate.commands.launch import launch_command_parser
+
+    if words[0] != "launch":
+        return [f"accelerate {words[0]} is not looked into"]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            parsed = launch_command_parser().parse_args(words[1:])
+        except SystemExit:
+            return [said.getvalue()]
+    # argparse.REMAINDER takes what it does not know for the script.
+    return _python([parsed.training_script, *parsed.training_script_args])
+
+
+def _python(words: Sequence[str]) -> list[str]:
+    program, rest = (words[1], words[2:]) if words[0] == "-m" else (words[0], words[1:])
+    if program in ("pip", "venv", "pytest", "mkdocs", "ruff"):
+        return _CHECKS.get(program, lambda _: [])(rest)
+    if words[0] != "-m" and not (ROOT / program).is_file():
+        return [f"no file {program}"]
+    known = _help_of(program, words[0] == "-m")
+    return [f"{program} has no option {option}" for option in _options(rest) if option not in known]
+
+
+@functools.cache
+def _help_of(program: str, module: bool) -> frozenset[str]:
+    """The options in what a program prints for `--help`; it ends there, so nothing else of it runs."""
+    source = "" if module else (ROOT / program).read_text(encoding="utf-8")
+    if not module and not re.search(r"Parser|import main|argv", source):
+        return frozenset()  # takes no options, and would run
+    said = io.StringIO()
+    path = list(sys.path)
+    with mock.patch.object(sys, "argv", [program, "--help"]), contextlib.redirect_stdout(said):
+        try:
+            if module:
+                runpy.run_module(program, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(str(ROOT / program), run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, f"{program} --help ended with {end.code}"
+        finally:
+            sys.path[:] = path
+    assert "--help" in said.getvalue(), f"{program} ran instead of printing its help"
+    known = set(re.findall(r"--?[A-Za-z][\w-]*", said.getvalue()))
+    # TRL's parser takes the file out before argparse sees the rest, so its help does not say so.
+    return frozenset(known | {"--config"} if "--output_dir" in known else known)
+
+
+def _make(words: Sequence[str]) -> list[str]:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    named = [word for word in words if not _NOT_A_PATH.match(word) and not word.startswith("-")]
+    return [f"the Makefile has no target {word}" for word in named if word not in targets]
+
+
+def _pip(words: Sequence[str]) -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"])
+    named = re.findall(r"(?:agentic-prompting|\.)\[([\w,-]+)\]", " ".join(words))
+    return [f"there is no extra [{one}]" for group in named for one in group.split(",") if one not in extras]
+
+
+_CHECKS: dict[str, Callable[[Sequence[str]], list[str]]] = {
+    "agentic-prompting": _agentic_prompting,
+    "accelerate": _accelerate,
+    "python": _python,
+    "python3": _python,
+    "make": _make,
+    "pip": _pip,
+    "mkdocs": lambda _: [],
+}

@@ -1,0 +1,45 @@
+"""A sampler that follows a script, and what holds for every finished rollout."""
+
+from agentic_prompting.rollout import (
+    BatchEngine,
+    ChatFormat,
+    Sample,
+    SampleRequest,
+    turn_seed,
+)
+
+
+class ScriptedSampler(BatchEngine):
+    """Plays the given turns: the n-th turn of every rollout is `turns[n]`. Counts calls and rows."""
+
+    def __init__(self, chat_format: ChatFormat, turns: list[str], cut: bool = False, ended: bool = True):
+        super().__init__(self.sample, on_callers_thread=True)
+        self.chat_format, self.turns, self.cut, self.ended = chat_format, turns, cut, ended
+        self.batches: list[list[SampleRequest]] = []
+
+    def sample(self, requests):
+        self.batches.append(list(requests))
+        return [self._sample(request) for request in requests]
+
+    def _sample(self, request):
+        turn = self._turn_number(request)
+        ids = self.chat_format.turn_ids(self.turns[min(turn, len(self.turns) - 1)])
+        if not self.ended:
+            ids = ids[:-1]
+        if len(ids) > request.max_new_tokens or self.cut:
+            return Sample(ids[: request.max_new_tokens], [-0.5] * min(len(ids), request.max_new_tokens), finished=False)
+        return Sample(ids, [-0.5] * len(ids))
+
+    def _turn_number(self, request):
+        return next(n for n in range(100) if turn_seed(0, n) == request.seed)  # all seeds are 0 here
+
+
+def assert_whole(rollout):
+    """What always holds of a finished rollout."""
+    assert rollout.done
+    assert len(rollout.ids) == len(rollout.mask)
+    if rollout.logprobs is not None:
+        assert len(rollout.logprobs) == len(rollout.ids)
+        assert all(logprob == 0.0 for logprob, own in zip(rollout.logprobs, rollout.mask, strict=True) if not own)
+    if rollout.ids:
+        assert rollout.mask[-1] == 1, "a rollout never ends on an observation"

@@ -1,0 +1,88 @@
+"""Small E-SPL trainings on a tiny model, for tests: settings, a trainer, a reference LLM, samplers of one word."""
+
+from agentic_prompting import (
+    ESPLConfig,
+    ESPLTrainer,
+    ScriptedChat,
+)
+from agentic_prompting.rollout import BatchEngine, Sample
+from support.training import vars_for
+
+EDIT = '```json\n[{"op": "add", "text": "Principle number %d."}]\n```'
+
+
+def arguments(folder, **changes):
+    return ESPLConfig(
+        **{
+            **vars_for(folder),
+            "prompts_per_step": 2,
+            "num_generations": 2,
+            "per_device_train_batch_size": 8,  # two problems
+            "gradient_accumulation_steps": 1,
+            "max_steps": 4,
+            "max_turn_tokens": 12,
+            "learning_rate": 1e-3,
+            "logging_steps": 1,
+            "p_crossover": 0.0,
+            **changes,
+        }
+    )
+
+
+class Reference(ScriptedChat):
+    """Adds a principle with a number of its own at every reflection; counts what it is asked."""
+
+    def __init__(self, **options):
+        self.children = 0
+        super().__init__(self._say, **options)
+
+    def _say(self, messages):
+        asked = messages[-1]["content"]
+        if "JSON" not in asked:
+            return "It went wrong at the second step."
+        self.children += 1
+        return EDIT % self.children
+
+
+class Writes:
+    """A sampler that writes the number of its row: each rollout is another, and a reward can tell them apart."""
+
+    def __init__(self, trainer):
+        self.trainer, self.written = trainer, 0
+
+    def __call__(self, requests):
+        samples = []
+        for _ in requests:
+            self.written += 1
+            word = ("Kenya", "Nairobi", "shilling", "Africa", "euro")[self.written % 5]
+            samples.append(Sample(self.trainer.chat_format.turn_ids(word)))
+        return samples
+
+
+class WritesBySeed(Writes):
+    """Writes by the seed of the request: what is written does not depend on how often it was asked."""
+
+    def __call__(self, requests):
+        words = ("Kenya", "Nairobi", "shilling", "Africa", "euro")
+        return [Sample(self.trainer.chat_format.turn_ids(words[request.seed % 5])) for request in requests]
+
+
+def reward_by_word(rollout, **kwargs):
+    worth = {"Kenya": 1.0, "Nairobi": 0.0, "shilling": 0.5, "Africa": 0.25, "euro": 0.75}
+    return [worth.get(one.answer, 0.0) for one in rollout]
+
+
+NOBODY = object()  # instead of a reference LLM
+
+
+def trainer_for(policy, folder, rows, reference=None, prompt="Answer .\n[G0]. Ask first .", **changes):
+    trainer = ESPLTrainer(
+        model=str(policy),
+        reward_funcs=reward_by_word,
+        reference=None if reference is NOBODY else reference if reference is not None else Reference(),
+        args=arguments(folder, **changes),
+        train_dataset=rows,
+        initial_prompt=prompt,
+    )
+    trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
+    return trainer

@@ -1,0 +1,61 @@
+"""A small evolution with scripted models: questions, a policy, a reference LLM, and a run of `evolve`."""
+
+import json
+import random
+import re
+
+from agentic_prompting.evolution import (
+    EvolveConfig,
+    SystemPrompt,
+    evolve,
+)
+from agentic_prompting.llm import Reply, ScriptedChat, Usage
+from agentic_prompting.rewards import exact_match_reward
+
+WORDS = {"river": "amber", "city": "birch", "peak": "cedar"}
+ROOT = SystemPrompt("Answer in <answer></answer>.", ())
+ROWS = [{"question": f"Which {kind} is number {n}?", "answers": [f"{kind} {n}"]} for n in range(4) for kind in WORDS]
+SETTINGS = EvolveConfig(
+    steps=12,
+    problems_per_step=6,
+    num_generations=4,
+    p_crossover=0.5,
+    reflect_on="imperfect",
+)
+
+
+class Policy:
+    """Knows an answer when its prompt holds the word for this kind of question, and one time in five without it.
+
+    A refusal names the word. The reply depends on nothing but the conversation and the number of the sample.
+    """
+
+    def __init__(self, fail=None):
+        self.calls, self.fail, self.seen = 0, fail or (lambda number: None), set()
+
+    async def __call__(self, messages, *, repeat=None, session=None, **sampling):
+        error = self.fail(self.calls)
+        self.calls += 1
+        kind, number = re.search(r"Which (\w+) is number (\d+)", messages[-1]["content"]).groups()
+        self.seen.add((messages[0]["content"], messages[-1]["content"], repeat))
+        lucky = random.Random(f"{messages[0]['content']}{kind}{number}{repeat}").random() < 0.2
+        known = WORDS[kind] in messages[0]["content"]
+        said = f"<answer>{kind} {number}</answer>" if known or lucky else f"say {WORDS[kind]} <answer>no</answer>"
+        return Reply(error=error) if error else Reply(said, usage=Usage(3, 2, 0.01))
+
+
+def reflect(messages):
+    """A reference LLM that learns the word from a refusal it is shown, and merges what is the same."""
+    said = messages[0]["content"]
+    words = re.findall(r"say (\w+)", said)
+    if said.startswith("Task: retell"):
+        return f"1. It was told: say {words[0]}." if words else "1. It was right."
+    if said.startswith("Task: draw") and words:
+        return json.dumps([{"op": "add", "text": f"Always mention {words[0]}."}])
+    if said.startswith("Task: let"):
+        return json.dumps([{"op": "add", "text": text} for text in set(re.findall(r"Always mention \w+\.", said))])
+    return "[]"
+
+
+def run(policy=None, config=SETTINGS, **options):
+    return evolve(policy or Policy(), ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, config, **options)

@@ -1,0 +1,54 @@
+"""Training runs whose environment fails at chosen batches, and what is compared of them."""
+
+import pickle
+
+import torch
+from transformers import TrainerCallback
+
+from agentic_prompting import ScriptedChat
+from agentic_prompting.rollout import BatchEngine
+from support.training import Acts, trainer_for
+
+
+class Watch(TrainerCallback):
+    """Keeps weights and optimizer state as they were after every step, and the learning rate of the next one."""
+
+    def __init__(self):
+        self.weights, self.optimizer, self.rates = [], [], []
+
+    def on_step_end(self, args, state, control, model=None, optimizer=None, lr_scheduler=None, **kwargs):
+        self.weights.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        self.optimizer.append(pickle.dumps(optimizer.state_dict().get("state")))
+        self.rates.append(lr_scheduler.get_last_lr()[0])
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Flaky(ScriptedChat):
+    """Fails while `down`."""
+
+    def __init__(self):
+        super().__init__(lambda messages: "the answer is Kenya .", fail_on=lambda number: self.down)
+        self.down = False
+
+
+def watched_run(policy, folder, rows, failing_batches, chat=None, scaled=False, **changes):
+    """A run whose environment is down while the given batches are played; with a gradient scaler, as fp16 has, where
+    `scaled` (accelerate itself makes one on a GPU only)."""
+    chat = chat or Flaky()
+    trainer = trainer_for(policy, folder, rows, chat, max_failed_share=1.0, **changes)
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if scaled else None
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    play, batches = trainer._play, iter(range(100))
+
+    def play_while_down(prompts):
+        chat.down = next(batches) in failing_batches
+        return play(prompts)
+
+    trainer._play = play_while_down
+    watch = Watch()
+    trainer.add_callback(watch)
+    trainer.train()
+    return trainer, watch

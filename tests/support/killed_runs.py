@@ -1,0 +1,192 @@
+"""Training runs killed with SIGKILL at random moments, resumed, and compared with one that nobody disturbed.
+
+Used by test_under_fire.py and `benchmarks/reliability.py`. Importing torch takes longer than such a run, so a process
+of its own, which is this file as a script, imports once and forks a child for each life of a run; this side keeps the
+server, counts what was paid for, and does the killing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.misbehaving import MisbehavingServer
+
+HERE = Path(__file__).parent
+LATENCY = 0.02
+
+
+def oracle() -> Callable[[dict[str, Any]], str]:
+    """What the sandbox's oracle says, for [`MisbehavingServer`]."""
+    from agentic_prompting.sandbox import Oracle
+
+    knows = Oracle()
+    return lambda request: knows.answer(request["messages"][-1]["content"])
+
+
+# --- the side that kills ------------------------------------------------------------------------------------------
+
+
+class Lives:
+    """A process that has everything imported and gives birth to training runs."""
+
+    def __init__(self, policy: Path, steps: int):
+        command = [sys.executable, str(HERE / "killed_runs.py"), str(policy), str(steps)]
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path]),
+        }
+        self._log = open(Path(policy).parent / "killed_runs.log", "ab")  # noqa: SIM115  # for as long as the process
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
+        )
+        assert self._said() == "ready"
+
+    def live(self, folder: Path, url: str, seconds: float | None = None) -> int:
+        """One life of the run in `folder`: to its end, or killed after so many seconds. Returns its exit code."""
+        print(json.dumps([[str(folder), url], seconds]), file=self._process.stdin, flush=True)
+        return int(self._said())
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+        self._log.close()
+
+    def _said(self) -> str:
+        return self._process.stdout.readline().strip()  # type: ignore[union-attr]
+
+
+def killed_and_resumed(policy: Path, folder: Path, kills: int, seed: int = 0, steps: int = 5) -> dict[str, Any]:
+    """Play one run undisturbed, then `kills` more, each killed at a random moment and resumed.
+
+    Returns:
+        `dict`: `tried`, `resumed` (came to the end), `paid_twice` (replies on disk that were asked for again),
+        `paid_in_vain` (replies on disk that the undisturbed run had no use for), `lost_in_flight` (at most, by one
+        kill: answered, but not yet on disk), `same_losses` and `same_weights` (as undisturbed, to the last bit).
+    """
+    rng = random.Random(seed)
+    lives = Lives(policy, steps)
+    with MisbehavingServer(latency=LATENCY, say=oracle()) as server:
+        started = time.monotonic()
+        assert lives.live(folder / "whole", server.base_url) == 0, (
+            Path(policy).parent / "killed_runs.log"
+        ).read_text()[-3000:]
+        seconds, whole = time.monotonic() - started, _result(folder / "whole")
+        seen: list[dict[str, Any]] = []
+        while len(seen) < kills:
+            one = _one_kill(lives, server, folder / f"killed-{rng.random()}", rng.uniform(0, seconds), whole)
+            seen += [one] if one else []  # else it had come to its end before
+    lives.close()
+    totals = {name: sum(one[name] for one in seen) for name in ("resumed", "paid_twice", "paid_in_vain")}
+    lost = max(one["lost_in_flight"] for one in seen)
+    same = {name: all(one[name] for one in seen) for name in ("same_losses", "same_weights")}
+    return {"tried": kills, **totals, "lost_in_flight": lost, **same, "replies": whole["replies"]}
+
+
+def _one_kill(lives: Lives, server: MisbehavingServer, folder: Path, moment: float, whole: dict) -> dict[str, Any]:
+    before = server.answered.total()
+    if lives.live(folder, server.base_url, moment) == 0:
+        return {}
+    time.sleep(2 * LATENCY)  # what was on its way is answered to nobody
+    paid, kept = server.answered.total() - before, _replies(folder)
+    resumed = lives.live(folder, server.base_url) == 0
+    now = _result(folder) if resumed else {"replies": 0, "losses": None, "weights": None}
+    return {
+        "resumed": resumed,
+        "paid_twice": server.answered.total() - before - paid - (now["replies"] - kept),
+        "paid_in_vain": now["replies"] - whole["replies"],
+        "lost_in_flight": paid - kept,
+        "same_losses": now["losses"] == whole["losses"],
+        "same_weights": now["weights"] == whole["weights"],
+    }
+
+
+def _replies(folder: Path) -> int:
+    path = folder / "replies.sqlite"
+    if not path.exists():
+        return 0
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        (tables,) = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'replies'").fetchone()
+        return connection.execute("SELECT COUNT(*) FROM replies").fetchone()[0] if tables else 0
+
+
+def _result(folder: Path) -> dict[str, Any]:
+    return {**json.loads((folder / "result.json").read_text()), "replies": _replies(folder)}
+
+
+# --- the side that is killed --------------------------------------------------------------------------------------
+
+
+def live(policy: str, folder: str, url: str, steps: int) -> None:
+    """One life of a run: from its last checkpoint, if there is one, to its end."""
+    from datasets import Dataset
+
+    from agentic_prompting import OpenAIChat, ReplayCache
+    from agentic_prompting.sandbox import as_rows, make_split
+    from support.training import trainer_for
+
+    rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
+    with OpenAIChat("m", url, cache=ReplayCache(Path(folder) / "replies.sqlite")) as chat:
+        trainer = trainer_for(
+            policy, folder, rows, chat, max_steps=steps, save_strategy="steps", save_steps=1, save_total_limit=2,
+            full_determinism=True, check_environment=False, num_generations=4, per_device_train_batch_size=8,
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=True)
+    weights = b"".join(tensor.numpy().tobytes() for tensor in trainer.model.state_dict().values())
+    losses = [(e["step"], e["loss"], e["reward"]) for e in trainer.state.log_history if "loss" in e]
+    result = {"losses": losses, "weights": hashlib.sha256(weights).hexdigest()}
+    (Path(folder) / "result.json").write_text(json.dumps(result))
+
+
+def give_birth(policy: str, steps: int) -> None:
+    """Fork a child for each line of the input."""
+    for module in ("agentic_prompting.llm.openai_http", "support.training"):  # all that takes long
+        importlib.import_module(module)
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        arguments, seconds = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            _live_and_die(policy, *arguments, steps)
+        print(_exit_code(child, seconds), flush=True)
+
+
+def _live_and_die(*arguments: Any) -> None:
+    os.dup2(2, 1)  # what it prints is not for the other side
+    try:
+        live(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _exit_code(child: int, seconds: float | None) -> int:
+    """Wait for `child`, killing it when its time is up. Here, where its number cannot have become another process's."""
+    deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.kill(child, signal.SIGKILL)
+            deadline = float("inf")
+        time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    give_birth(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,86 @@
+"""Small Prompt-R1 trainings on a tiny model, for tests and benchmarks: settings, a trainer, a sampler that acts."""
+
+from agentic_prompting import (
+    LLMEnvironment,
+    PromptR1Config,
+    PromptR1Trainer,
+)
+from agentic_prompting.rollout import BatchEngine, Sample
+from agentic_prompting.sandbox import Oracle
+from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
+
+ASK = "<think> first find the country </think> <interaction_prompt> which country ? </interaction_prompt>"
+END = "<think> done </think> <answer> {} </answer>"
+
+
+def arguments(folder, **changes):
+    return PromptR1Config(
+        **{
+            "output_dir": str(folder),
+            "num_generations": 2,
+            "per_device_train_batch_size": 4,
+            "per_device_eval_batch_size": 4,
+            "max_steps": 2,
+            "learning_rate": 1e-3,
+            "max_turns": 3,
+            "max_turn_tokens": 24,
+            "max_completion_length": 160,
+            "use_cpu": True,
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+            "lr_scheduler_type": "constant",
+            **changes,
+        }
+    )
+
+
+def trainer_for(policy, folder, rows, chat=None, kind=PromptR1Trainer, environment=None, options=None, **changes):
+    return kind(
+        model=str(policy),
+        environment=environment or LLMEnvironment(chat if chat is not None else Oracle()),
+        args=arguments(folder, **changes),
+        train_dataset=rows,
+        **{"prompt_template": SANDBOX_TEMPLATE, **(options or {})},
+    )
+
+
+class Acts:
+    """A sampler that asks once and then answers: right for every other rollout, so that there is an advantage."""
+
+    def __init__(self, trainer):
+        self.trainer, self.asked, self.answered = trainer, 0, 0
+
+    def __call__(self, requests):
+        return [self._turn(request) for request in requests]
+
+    def _turn(self, request):
+        chat_format = self.trainer.chat_format
+        tag = chat_format.tokenizer.convert_tokens_to_ids("<interaction_response>")
+        if tag not in request.context:
+            self.asked += 1
+            return Sample(chat_format.turn_ids(ASK))
+        self.answered += 1
+        question = chat_format.tokenizer.decode(request.context)
+        row = next(row for row in self.trainer.train_dataset if row["question"] in question)
+        return Sample(chat_format.turn_ids(END.format(row["answers"][0] if self.answered % 2 else "yen")))
+
+
+def one_batch(trainer):
+    """The inputs of one training step, from real rollouts of the acting sampler."""
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1  # set by `train` at its start
+    rows = [trainer.train_dataset[i] for i in (0, 0, 1, 1)]
+    return trainer._generate_and_score_completions(rows)
+
+
+def vars_for(folder):
+    return {
+        "output_dir": str(folder), "num_generations": 2, "per_device_train_batch_size": 4, "max_steps": 1,
+        "max_turns": 2, "max_turn_tokens": 8, "max_completion_length": 40, "use_cpu": True, "bf16": False,
+        "gradient_checkpointing": False, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
+    }  # fmt: skip

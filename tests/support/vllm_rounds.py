@@ -1,0 +1,53 @@
+"""An environment in which whatever a random policy writes goes on for some rounds, and a trainer in it whose weights
+move. For vllm_runs.py and test_vllm_weights.py."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from datasets import Dataset
+
+from agentic_prompting import MultiTurnGRPOTrainer
+from agentic_prompting.rollout import Observation, TagGrammar
+from agentic_prompting.rollout.grammar import Turn
+from support.training import arguments
+
+
+@dataclass(frozen=True)
+class Asks(TagGrammar):
+    """Whatever is written is a request: what a random model samples is played on as it is."""
+
+    def parse(self, text):
+        return Turn(text, "act", True, request=text)
+
+
+class Rounds:
+    """Replies as often as the row says, with texts of uneven length."""
+
+    grammar = Asks()
+
+    async def step(self, rollout):
+        if len(rollout.turns) >= rollout.row["rounds"]:
+            return None
+        return Observation(text="Nairobi " * (1 + rollout.seed % 3))
+
+
+def by_sum(rollout):
+    return float(sum(rollout.ids) % 7)
+
+
+def trainer_of_rounds(policy, folder, environment=None, reward=by_sum, peft_config=None, **changes):
+    """The rows of one process have 1 round, those of the other 3, and prompts of other lengths."""
+    prompts = [[{"role": "user", "content": "Kenya " * (1 + 3 * i)}] for i in range(8)]
+    rows = [{"prompt": prompt, "rounds": 1 + 2 * (i % 2)} for i, prompt in enumerate(prompts)]
+    settings = {
+        "num_generations": 4, "max_steps": 3, "max_turn_tokens": 6, "shuffle_dataset": False, "use_vllm": True,
+        "max_completion_length": 80, "learning_rate": 1e-2, "vllm_mode": "server",
+    }  # fmt: skip
+    return MultiTurnGRPOTrainer(
+        model=str(policy),
+        environment=environment or Rounds(),
+        reward_funcs=lambda rollout, **kwargs: [reward(one) for one in rollout],
+        args=arguments(Path(folder), **{**settings, **changes}),
+        train_dataset=Dataset.from_list(rows),
+        peft_config=peft_config,
+    )

@@ -1,0 +1,488 @@
+"""Groups that are carried over to later steps: who is waited for, what is learnt from, what a killed run finds again.
+
+Several processes are in test_distributed.py.
+"""
+
+import asyncio
+import threading
+from collections import Counter, defaultdict
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoTokenizer, TrainerCallback
+from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset, RolloutWorkerProtocol
+
+from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingStopped
+from agentic_prompting.llm import Reply, ScriptedChat, Usage
+from agentic_prompting.rollout import AgentSpec, BatchEngine, ChatFormat, Observation, Sample
+from agentic_prompting.trainers.carry_over import CarryOver
+from agentic_prompting.trainers.rollout_worker import RolloutWorker
+from support.espl_training import Reference
+from support.scripts import loaded
+from support.training import arguments, trainer_for, vars_for
+
+LEAD = {"lead": 1, "max_staleness": 2, "num_generations": 2, "per_device_train_batch_size": 4, "max_turn_tokens": 24}
+
+
+class Asks:
+    """A policy that asks once and then answers, with made-up log-probabilities."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def __call__(self, requests):
+        return [self.sample(request) for request in requests]
+
+    def sample(self, request):
+        chat_format = self.trainer.chat_format
+        asked = "<interaction_response>" in chat_format.tokenizer.decode(request.context)
+        act = "<answer> yen </answer>" if asked else "<interaction_prompt> which country ? </interaction_prompt>"
+        ids = chat_format.turn_ids(f"<think> {'yen ' * (1 + request.seed % 2)}</think> {act}")
+        return Sample(ids, [-0.5] * len(ids))
+
+
+class Counts:
+    """Answers at once; counts what it was paid for: which turn of which rollout."""
+
+    def __init__(self):
+        self.paid = Counter()
+
+    async def step(self, rollout):
+        self.paid[rollout.seed, len(rollout.turns)] += 1
+        return Observation("Nairobi", replies=(Reply("Nairobi", usage=Usage(3, 1, 0.5)),), seconds=0.25)
+
+
+class OnStep(TrainerCallback):
+    def __init__(self, act):
+        self.act = act
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.act(state.global_step)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The groups that each step used."""
+    seen, take = [], CarryOver.take
+
+    def watched(self, wanted):
+        seen.append(take(self, wanted))
+        return seen[-1]
+
+    monkeypatch.setattr(CarryOver, "take", watched)
+    return seen
+
+
+def build(policy, folder, rows, environment=None, **changes):
+    trainer = trainer_for(
+        policy, folder, rows, environment=environment or Counts(), **{**LEAD, "max_steps": 4, **changes}
+    )
+    trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
+    return trainer
+
+
+def log_of(trainer):
+    return [entry for entry in trainer.state.log_history if "loss" in entry]
+
+
+# --- who is waited for ------------------------------------------------------------------------------------------------
+
+
+def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps):
+    """A reply that comes only when two steps have passed: it holds up nobody before its group is due, and is used."""
+    free = threading.Event()
+
+    class Slow(Counts):
+        first = None
+
+        async def step(self, rollout):
+            self.first = self.first or rollout.seed
+            if rollout.seed == self.first:
+                await asyncio.to_thread(free.wait, 60)
+            return await super().step(rollout)
+
+    trainer = build(tiny_policy, tmp_path, rows, Slow())
+    trainer.add_callback(OnStep(lambda step: step == 2 and free.set()))
+    trainer.train()
+    numbers = [group.number for groups in steps for group in groups]
+    assert sorted(numbers) == list(range(8)), "every group once, none is dropped"
+    assert numbers.index(0) >= 4 and all(len(groups) == 2 for groups in steps)
+    assert max(group.used_at - group.born for groups in steps for group in groups) == 2
+    logged = log_of(trainer)
+    assert [entry["async/groups_in_flight"] for entry in logged] == [2, 2, 2, 0], "the last steps start nothing new"
+    assert logged[0]["async/token_age"] == 0 and max(entry["async/token_age_max"] for entry in logged) == 2
+    assert all(0 <= entry[f"async/{who}_idle"] <= 1 for entry in logged for who in ("trainer", "policy"))
+
+
+def test_rows_come_in_the_order_in_which_trl_deals_them_out(tiny_policy, rows, tmp_path, steps):
+    """Over two epochs and a half, of a data set that does not fill its last batch."""
+    seen = {}
+    for lead in (0, 1):
+        trainer = build(tiny_policy, tmp_path / str(lead), rows.select(range(5)), lead=lead, max_steps=5)
+        questions, generate = [], trainer._generate_and_score_completions
+
+        def watched(inputs, questions=questions, generate=generate):
+            questions += [row["question"] for row in inputs]
+            return generate(inputs)
+
+        trainer._generate_and_score_completions = watched
+        trainer.train()
+        seen[lead] = questions
+    played = sorted((group for groups in steps for group in groups), key=lambda group: group.number)
+    assert [rollout.row["question"] for group in played for rollout in group.rollouts] == seen[0]
+
+
+def test_replies_are_shared_by_the_groups_of_one_step_only(tiny_policy, rows, tmp_path, steps):
+    """All ask the same. A step's worth of groups, whenever they are played, shares one reply; others get their own."""
+    chat = ScriptedChat(["Nairobi"])
+    trainer = build(tiny_policy, tmp_path, rows, LLMEnvironment(chat, share_replies="step"))
+    trainer.train()
+    batches = [{rollout.batch for rollout in group.rollouts} for groups in steps for group in groups]
+    numbers = [group.number for groups in steps for group in groups]
+    by_step = {number // 2: batch for number, (batch,) in zip(numbers, batches, strict=True)}
+    assert len(set(by_step.values())) == 4 == len(chat.calls)
+
+
+def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):
+    trainer = build(
+        tiny_policy, tmp_path, rows, eval_strategy="steps", eval_steps=1, max_steps=2, options={"eval_dataset": rows}
+    )
+    trainer.train()
+    evaluated = [entry for entry in trainer.state.log_history if "eval_reward" in entry]
+    assert len(evaluated) == 2 and not [name for name in evaluated[0] if "async" in name]
+
+
+# --- what is learnt from ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip_max", [3.0, 0.01])
+@pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
+def test_the_loss_is_corrected_by_what_the_sampler_said(tiny_policy, rows, tmp_path, mode, clip_max):
+    """TRL's ratio, bounded, without vLLM: of the agent's tokens now and when they were sampled."""
+    ratio = {"vllm_importance_sampling_mode": mode, "vllm_importance_sampling_clip_max": clip_max}
+    trainer = build(tiny_policy, tmp_path, rows, max_steps=2, **ratio)
+    batches, generate, losses, clipped = [], trainer._generate_and_score_completions, [], []
+
+    def watched(inputs):
+        batches.append(generate(inputs))
+        return batches[-1]
+
+    trainer._generate_and_score_completions = watched
+    trainer.train()
+    for batch in batches:
+        mask = batch["completion_mask"] * batch["tool_mask"]
+        diff = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * mask
+        assert torch.all(batch["sampling_per_token_logps"][mask.bool()] == -0.5)
+        whole = (diff if mode.startswith("token") else diff.sum(1, keepdim=True)).exp()
+        expected = whole.clamp(max=clip_max)
+        assert torch.allclose(batch["importance_sampling_ratio"], expected) and expected.min() < 0.5
+        counted = whole[mask.bool()] if mode.startswith("token") else whole[:, 0]
+        clipped.append((counted > clip_max).double().mean().item())
+    for entry, share in zip(log_of(trainer), clipped, strict=True):
+        assert entry["async/clipped"] == pytest.approx(share) and (share == 0 or clip_max < 1)
+        least, mean, most = (entry[f"sampling/importance_sampling_ratio/{which}"] for which in ("min", "mean", "max"))
+        assert 0 <= least <= mean <= most <= clip_max
+    assert any(clipped) == (clip_max < 1 and mode.startswith("token"))
+    assert trainer.use_vllm is False
+    batch = {name: value[:2] if value.dim() else value for name, value in batches[-1].items()}
+    batch["advantages"] = torch.ones(2)
+    for factor in (1.0, 0.0):  # the loss reads it
+        ratio = torch.full_like(batch["importance_sampling_ratio"], factor)
+        losses.append(trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": ratio}))
+    assert abs(losses[0]) > 1e-4 and losses[1] == 0
+
+
+def test_updates_that_share_a_batch_are_clipped_as_ppo_does(tiny_policy, rows, tmp_path):
+    """The second of two, against the weights of the first: what the ratio of the sampler says is another matter."""
+    reward = {"reward_funcs": lambda rollout, **columns: [float(i % 2) for i, _ in enumerate(rollout)]}
+    two = {"num_iterations": 2, "max_steps": 4, "max_staleness": 4, "epsilon": 1e-6, "options": reward}
+    trainer = build(tiny_policy, tmp_path, rows, **two)
+    trainer.train()
+    shares = [entry["clip_ratio/region_mean"] for entry in log_of(trainer)]
+    assert shares[0] == shares[2] == 0 and min(shares[1], shares[3]) > 0
+
+
+def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
+    """What benchmarks/async_training.py compares with: the same loss, as if each ratio were 1."""
+    trainer = build(tiny_policy, tmp_path, rows, max_steps=1)
+    kept, compute = [], trainer._compute_loss
+    monkeypatch.setattr(trainer, "_compute_loss", lambda model, inputs: kept.append(inputs) or compute(model, inputs))
+    trainer.train()
+    inputs = {**kept[0], "advantages": torch.ones(4)}
+    as_if = compute(trainer.model, {**inputs, "importance_sampling_ratio": torch.ones(inputs["tool_mask"].shape)})
+    with_ratio = compute(trainer.model, inputs)
+    monkeypatch.undo()
+    loaded("async_training", monkeypatch).uncorrect(trainer)
+    assert trainer._compute_loss(trainer.model, inputs) == as_if and abs(with_ratio - as_if) > 1e-3
+
+
+def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp_path, steps):
+    """A turn of the engine in this process that the update comes in between: some tokens of each."""
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, environment=Counts(), **{**LEAD, "max_steps": 3, "stop_at_tags": False}
+    )
+    trainer.train()
+    turns = [turn for groups in steps for group in groups for tape in group.tapes for turn in tape.turns]
+    assert all(len(turn["updates"]) == len(turn["ids"]) == len(turn["logprobs"]) for turn in turns)
+    assert all(turn["updates"] == sorted(turn["updates"]) for turn in turns)
+    assert trainer.policy.updates == 2
+
+
+def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp_path):
+    """One that is asked for in the first step and given when two updates have been."""
+    trainer = build(tiny_policy, tmp_path, rows)
+    policy, free, slow = Policy(trainer.chat_format), threading.Event(), []
+
+    async def sampled(request):
+        if not slow:
+            slow.append(request)
+            await asyncio.to_thread(free.wait, 60)
+        return await policy(request)
+
+    trainer.policy = sampled
+    trainer.add_callback(OnStep(lambda step: step == 2 and free.set()))
+    trainer.train()
+    ages = [entry["async/turn_age"] for entry in log_of(trainer)]
+    assert ages[:2] == [0, 0] and ages[2] > 0 and ages[3] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vllm_importance_sampling_correction": False}, "lead > 0 learns from what older weights sampled"),
+        ({"max_staleness": 0}, "max_staleness=0 is too low"),
+        ({"lead": -1}, "lead must be at least 0"),
+        ({"full_determinism": True}, "lead > 0 cannot be had with full_determinism=True"),
+        ({"use_transformers_continuous_batching": True}, "cannot be had with use_transformers_continuous_batching"),
+        ({"use_vllm": True, "vllm_mode": "colocate"}, "lead > 0 cannot be had with vllm_mode='colocate'"),
+    ],
+)
+def test_settings_that_cannot_go_with_lead(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        arguments(tmp_path, **{"lead": 1, **changes})
+    assert "\n" not in str(raised.value)
+
+
+def test_each_process_needs_whole_groups(tiny_policy, rows, tmp_path):
+    trainer = build(
+        tiny_policy, tmp_path, rows, num_generations=4, per_device_train_batch_size=2, steps_per_generation=2
+    )
+    trainer.args.per_device_train_batch_size = 1  # as with two processes
+    with pytest.raises(ValueError, match="each process must hold whole groups.* a multiple of 4"):
+        trainer.train()
+
+
+def test_defaults_of_lead(tmp_path):
+    args = arguments(tmp_path, lead=1.5)
+    assert args.max_staleness == 3 and args.vllm_importance_sampling_mode == "token_truncate"
+    assert arguments(tmp_path).vllm_importance_sampling_mode == "sequence_mask", "TRL's, where nothing is carried over"
+
+
+def test_a_policy_without_log_probabilities_is_an_error(tiny_policy, rows, tmp_path):
+    trainer = build(tiny_policy, tmp_path, rows)
+    trainer.policy = BatchEngine(lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True)
+    with pytest.raises(ValueError, match="lead > 0 needs a policy that gives the log-probability"):
+        trainer.train()
+
+
+# --- failures and other lives -----------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", [1, 5, 9, 14])
+def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(tiny_policy, rows, tmp_path, steps, moment):
+    """Killed while replies come in, before, at and after checkpoints: what was paid is on the tapes, and is used."""
+    paid = Counter()
+
+    def run(kill_at=None, resume=False):
+        environment = Counts()
+        environment.paid = paid
+        trainer = build(tiny_policy, tmp_path, rows, environment, max_steps=5, save_strategy="steps", save_steps=2)
+        policy = trainer.policy.sampler
+
+        def killed(requests):
+            if kill_at is not None and sum(paid.values()) >= kill_at:
+                raise Killed
+            return policy(requests)
+
+        trainer.policy.sampler = killed
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    with pytest.raises(Killed):
+        run(kill_at=moment)
+    del steps[:]
+    trainer = run(resume=True)
+    assert trainer.state.global_step == 5
+    assert set(paid.values()) == {1}, "nothing is paid for twice"
+    used = [rollout for groups in steps for group in groups for rollout in group.rollouts]
+    assert all(rollout.done for rollout in used) and {seed for seed, _ in paid} >= {rollout.seed for rollout in used}
+    rollout = steps[-1][-1].rollouts[-1]
+    assert rollout.replies[0].usage == Usage(3, 1, 0.5) and rollout.observations[0].seconds == 0.25
+
+
+def test_a_fresh_run_takes_nothing_from_an_earlier_one(tiny_policy, rows, tmp_path):
+    first, second = Counts(), Counts()
+    build(tiny_policy, tmp_path, rows, first, max_steps=2).train()
+    build(tiny_policy, tmp_path, rows, second, max_steps=2).train()
+    assert first.paid == second.paid
+
+
+def test_a_failed_rollout_leaves_its_group_whole(tiny_policy, rows, tmp_path, steps):
+    class Fails(Counts):
+        async def step(self, rollout):
+            if len(self.paid) % 3 == 0:
+                self.paid[rollout.seed, len(rollout.turns)] += 1
+                raise RuntimeError("down")
+            return await super().step(rollout)
+
+    trainer = build(tiny_policy, tmp_path, rows, Fails(), max_failed_share=1.0)
+    trainer.train()
+    assert all(len(group.rollouts) == 2 for groups in steps for group in groups)
+    assert 0 < sum(entry["rollout/failed"] for entry in log_of(trainer)) < 4
+
+
+def test_a_stopped_run_takes_the_replies_under_way_along(tiny_policy, rows, tmp_path):
+    """Training stops while others still wait for their replies: those are written down before it ends."""
+    environment = Counts()
+    trainer = build(tiny_policy, tmp_path, rows, environment, max_failed_share=0.0, failure_window=1)
+    step = environment.step
+
+    async def some_late(rollout):
+        said = await step(rollout)
+        if len(environment.paid) > 4:
+            await asyncio.sleep(0.2)
+            return said
+        raise RuntimeError("down")
+
+    environment.step = some_late
+    with pytest.raises(TrainingStopped):
+        trainer.train()
+    environment.step = step
+    again = build(tiny_policy, tmp_path, rows, environment)
+    again.train(resume_from_checkpoint=True)
+    late = [count for place, count in list(environment.paid.items())[4:]]
+    assert set(late) == {1}
+
+
+# --- E-SPL ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_is_rated_under_the_prompts_it_was_played_under(tiny_policy, rows, tmp_path, steps, monkeypatch):
+    """With the batch that uses it; groups of one batch that were played under other prompts are other matches."""
+    args = {
+        **vars_for(tmp_path), **LEAD, "prompts_per_step": 2, "per_device_train_batch_size": 8, "evolution_lag": 0,
+        "gradient_accumulation_steps": 1, "max_steps": 4, "p_crossover": 0.0, "selection": "uniform",
+    }  # fmt: skip
+
+    def by_seed(rollout, **columns):
+        return [float(one.seed % 2) for one in rollout]
+
+    trainer = ESPLTrainer(
+        model=str(tiny_policy), reward_funcs=by_seed, reference=Reference(), args=ESPLConfig(**args),
+        train_dataset=rows, initial_prompt="Answer .\n[G0]. Ask first .", environment=Counts(),
+        prompt_template="question : {question}",
+    )  # fmt: skip
+    trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
+    rated, record = [], trainer.population.record
+
+    def watched(prompts, scores):
+        rated.append(([prompt.id for prompt in prompts], [len(row) for row in scores]))
+        return record(prompts, scores)
+
+    monkeypatch.setattr(trainer.population, "record", watched)
+    trainer.train()
+    played = Counter()
+    for group in (group for groups in steps for group in groups):
+        names = [note["system_prompt"] for note in group.notes]
+        assert names == [names[0]] * 2 + [names[2]] * 2
+        for name, rollout in zip(names, group.rollouts, strict=True):
+            assert rollout.row["prompt"][0]["content"] == trainer.population.members[name].prompt.text
+        played[names[0], names[2]] += 1
+    matches = Counter()
+    for names, problems in rated:
+        assert problems[0] == problems[1]
+        matches[tuple(names)] += problems[0]
+    assert matches == played and len(played) > 1
+
+
+# --- under TRL's AsyncGRPOTrainer -------------------------------------------------------------------------------------
+
+
+class Policy(Asks):
+    """One turn of it at a time, as a server is asked."""
+
+    def __init__(self, chat_format):
+        self.trainer = SimpleNamespace(chat_format=chat_format)
+
+    async def __call__(self, request):
+        await asyncio.sleep(0)
+        return self.sample(request)
+
+
+def worker_on(tiny_policy, rows, environment, **changes):
+    tokenizer, spec = AutoTokenizer.from_pretrained(tiny_policy), AgentSpec.load(tiny_policy)
+    policy = Policy(ChatFormat(tokenizer, spec.grammar))
+    rewards = [lambda rollout, **columns: [float(one.seed % 2) for one in rollout]]
+    return RolloutWorker(policy, environment, spec, tokenizer, rewards, rows, num_generations=4, **changes)
+
+
+def taken(worker, n):
+    """As TRL's trainer takes them."""
+    metrics = defaultdict(list)
+    samples = RolloutQueueDataset(
+        worker.rollout_buffer, lambda: worker.version, worker.check_health, 60, metrics, poll_interval_s=0.05
+    )
+    return list(islice(samples, n)), metrics
+
+
+def test_a_rollout_worker_keeps_trls_protocol(tiny_policy, rows):
+    protocol = [name for name in vars(RolloutWorkerProtocol) if not name.startswith("_")]
+    assert set(protocol) == {"start", "stop", "update_model_version", "check_health"}
+    worker = worker_on(tiny_policy, rows, Counts(), max_groups=2, buffer_size=8)
+    worker.start()
+    samples, _ = taken(worker, 12)
+    worker.update_model_version(1)
+    later, metrics = taken(worker, 12)
+    worker.stop()
+    for sample in samples:
+        assert len(sample["input_ids"]) == len(sample["completion_mask"]) == len(sample["old_log_probs"])
+        own = sample["completion_mask"] == 1
+        assert own.any() and (sample["old_log_probs"][own] == -0.5).all() and not sample["old_log_probs"][~own].any()
+        assert own[-1] and not own.all(), "prompt and observations are outside"
+    by_group = defaultdict(list)
+    for sample in samples:
+        by_group[sample["group_id"]].append(sample["advantage"])
+    assert all(abs(sum(group)) < 1e-6 for group in by_group.values() if len(group) == 4)
+    assert metrics["sample/staleness_max"][0] == 1.0 and later[-1]["group_id"] > samples[-1]["group_id"]
+    assert worker.metrics_queue.get()["rollout/failed"] == 0
+
+
+def test_a_rollout_worker_under_failures(tiny_policy, rows):
+    """A failed rollout is not learnt from; too many end the training, with the reason; so does a policy that raises."""
+
+    class Fails(Counts):
+        async def step(self, rollout):
+            if rollout.seed % 4 == 1 or self.down:
+                raise RuntimeError("down")
+            return await super().step(rollout)
+
+    environment = Fails()
+    environment.down = False
+    worker = worker_on(tiny_policy, rows, environment, max_failed_share=0.9)
+    worker.start()
+    samples, _ = taken(worker, 20)
+    assert {sample["metrics"]["reward"] for sample in samples} <= {0.0, 1.0}
+    environment.down = True
+    with pytest.raises(TrainingStopped, match="of the recent rollouts failed, the last with ServerFailed.*down"):
+        taken(worker, 10_000)
+    broken = worker_on(tiny_policy, rows, Counts())
+    broken.policy = None
+    broken.start()
+    with pytest.raises(RuntimeError, match="rollouts ended: TypeError"):
+        taken(broken, 1)

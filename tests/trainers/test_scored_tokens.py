@@ -1,0 +1,91 @@
+"""Observation tokens are left out of the head's work, and nothing that is learnt changes."""
+
+import pytest
+import torch
+import trl.trainer.utils as trl_utils
+from trl import GRPOTrainer
+
+from agentic_prompting.trainers.trl_batch import IGNORED, ScoredTokens, padded_mask
+from support.training import one_batch, trainer_for
+
+
+class Watched:
+    """A model that notes the labels it is called with."""
+
+    def __init__(self, model):
+        self.model, self.labels = model, []
+
+    def __call__(self, *args, labels, **kwargs):
+        self.labels.append(labels)
+        return self.model(*args, labels=labels, **kwargs)
+
+
+@pytest.fixture
+def trainer(tiny_policy, rows, tmp_path):
+    return trainer_for(tiny_policy, tmp_path, rows, beta=0.01, num_iterations=2)
+
+
+def loss_and_gradients(loss_of, trainer, batch):
+    trainer.model.zero_grad()
+    loss = loss_of(trainer, trainer.model, dict(batch))
+    loss.backward()
+    return loss.item(), [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("skips", [False, True], ids=["as on a CPU", "as on a GPU"])
+def test_loss_and_gradients_are_those_of_trl(trainer, skips, monkeypatch):
+    """TRL's head skips what is labelled -100 where Triton is; its kernel falls back to torch here."""
+    monkeypatch.setattr(trl_utils, "_use_triton", lambda device: skips)
+    batch = one_batch(trainer)
+    assert "old_per_token_logps" in batch and (batch["tool_mask"] == 0).any()
+    loss, gradients = loss_and_gradients(type(trainer)._compute_loss, trainer, batch)
+
+    def plain(trainer, model, inputs):
+        trainer._scored = None
+        score = GRPOTrainer._get_per_token_logps_and_entropies
+        monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *a, **k: score(trainer, *a, **k))
+        with torch.no_grad():  # what TRL would have had from before: scored everywhere
+            inputs = {**inputs, "old_per_token_logps": None, "ref_per_token_logps": batch["ref_per_token_logps"]}
+        return GRPOTrainer._compute_loss(trainer, model, inputs)
+
+    plain_loss, plain_gradients = loss_and_gradients(plain, trainer, batch)
+    assert loss == pytest.approx(plain_loss, rel=1e-6, abs=1e-9) and len(gradients) == len(plain_gradients) > 0
+    assert any(gradient.abs().max() > 0 for gradient in gradients)
+    for ours, theirs in zip(gradients, plain_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_the_head_is_asked_for_the_agents_tokens_only(trainer):
+    batch = one_batch(trainer)
+    watched = Watched(trainer.model)
+    trainer._compute_loss(watched, batch)
+    scored = (watched.labels[0] != IGNORED).sum()
+    own = (batch["completion_mask"] * batch["tool_mask"]).sum()
+    assert scored == own < batch["completion_mask"].sum()
+
+
+def test_earlier_log_probabilities_are_of_the_agents_tokens_too(trainer):
+    """TRL takes them in slices, before the loss: each slice gets its own rows of the mask."""
+    batch = one_batch(trainer)
+    outside = batch["tool_mask"] == 0
+    for name in ("old_per_token_logps", "ref_per_token_logps"):
+        assert (batch[name][outside] == 0).all() and (
+            batch[name][~outside & (batch["completion_mask"] == 1)] != 0
+        ).all()
+
+
+def test_no_ratio_overflows_where_nothing_is_scored(trainer):
+    batch = one_batch(trainer)
+    outside = batch["tool_mask"] == 0
+    batch["old_per_token_logps"] = batch["old_per_token_logps"].masked_fill(outside, -1000.0)
+    assert torch.isfinite(trainer._compute_loss(trainer.model, batch))
+
+
+def test_slices_get_their_own_rows_and_the_callers_labels_stay():
+    seen = []
+    model = ScoredTokens(lambda labels: seen.append(labels), padded_mask([[1, 0], [0, 1], [1]]))
+    labels = torch.arange(12).reshape(3, 4)
+    model(labels=labels[:2])
+    model(labels=labels[2:])
+    assert torch.cat(seen).tolist() == [[0, 1, 2, IGNORED], [4, 5, IGNORED, 7], [8, 9, 10, IGNORED]]
+    assert (labels >= 0).all()

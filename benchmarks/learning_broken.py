@@ -44,15 +44,15 @@ def flip_sign() -> None:
 
 
 def invert_mask() -> None:
-    from agentic_prompting.trainers import multi_turn_grpo
+    from agentic_prompting.trainers.batch import Batch
 
-    right = multi_turn_grpo.to_trl_batch
+    right = Batch.for_trl
 
     def inverted(*args: Any, **options: Any) -> dict[str, Any]:
         batch = right(*args, **options)
         return {**batch, "env_mask": [[1 - one for one in mask] for mask in batch["env_mask"]]}
 
-    multi_turn_grpo.to_trl_batch = inverted
+    Batch.for_trl = inverted  # type: ignore[method-assign]
 
 
 def shuffle_ratings(seed: int) -> None:

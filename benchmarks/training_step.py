@@ -135,7 +135,6 @@ def make_batch(trainer: MultiTurnGRPOTrainer) -> dict[str, Any]:
 
 def loss_as_trl_does(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
     """With every token of the conversation labelled."""
-    trainer._scored = None
     compute, trainer_kind = GRPOTrainer._compute_loss, type(trainer)
     ours = trainer_kind._get_per_token_logps_and_entropies
     trainer_kind._get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
@@ -268,18 +267,18 @@ def plain_trainer(folder: Path, layers: int, steps: int, handed_over: dict[str, 
 
 
 def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict[str, Any]:
-    from agentic_prompting.trainers import multi_turn_grpo
+    from agentic_prompting.trainers.batch import Batch
 
     captured: dict[str, Any] = {}
-    hand_over = multi_turn_grpo.to_trl_batch
+    hand_over = Batch.for_trl
 
     def capturing(*args: Any, **kwargs: Any) -> dict[str, Any]:
         captured.update(hand_over(*args, **kwargs))
         return dict(captured)
 
-    multi_turn_grpo.to_trl_batch = capturing
+    Batch.for_trl = capturing  # type: ignore[method-assign]
     make_batch(our_trainer(folder / "first", layers))
-    multi_turn_grpo.to_trl_batch = hand_over
+    Batch.for_trl = hand_over  # type: ignore[method-assign]
     captured.pop("rollout")
     if not torch.cuda.is_available():
         skip_unlabelled(False)

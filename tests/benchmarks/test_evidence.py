@@ -92,17 +92,17 @@ def test_ratings_that_do_not_follow_from_rewards_are_noticed(benchmark):
 def test_what_is_broken_on_purpose_is_broken(benchmark, monkeypatch):
     from agentic_prompting.evolution import Population, SystemPrompt
     from agentic_prompting.rewards import PromptR1Reward
-    from agentic_prompting.trainers import multi_turn_grpo
+    from agentic_prompting.trainers.batch import Batch
 
     broken = benchmark("learning_broken")
-    for owner, name in ((PromptR1Reward, "__call__"), (multi_turn_grpo, "to_trl_batch"), (Population, "record")):
+    for owner, name in ((PromptR1Reward, "__call__"), (Batch, "for_trl"), (Population, "record")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
     monkeypatch.setattr(PromptR1Reward, "__call__", lambda self, **columns: [0.5, None])
-    monkeypatch.setattr(multi_turn_grpo, "to_trl_batch", lambda *args: {"env_mask": [[1, 0, 0]], "prompt_ids": [[7]]})
+    monkeypatch.setattr(Batch, "for_trl", lambda *args: {"env_mask": [[1, 0, 0]], "prompt_ids": [[7]]})
     for breaking in broken.BREAK.values():
         breaking(3)
     assert PromptR1Reward()(rollout=[]) == [-0.5, None]
-    assert multi_turn_grpo.to_trl_batch([]) == {"env_mask": [[0, 1, 1]], "prompt_ids": [[7]]}
+    assert Batch.for_trl([]) == {"env_mask": [[0, 1, 1]], "prompt_ids": [[7]]}
     orders = set()
     for _ in range(20):
         population = Population(SystemPrompt("root"))

@@ -18,7 +18,7 @@ from agentic_prompting import ESPLTrainer, LLMEnvironment, PromptR1Reward, Promp
 from agentic_prompting.rollout import Sample
 from agentic_prompting.sandbox import Oracle, as_rows, make_split
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers.carry_over import CarryOver
+from agentic_prompting.trainers.ahead import Ahead
 from agentic_prompting.trainers.stopping import PeerFailed
 from support import distributed_backends as backends
 from support.espl_training import EDIT, Reference, arguments as espl_arguments
@@ -139,16 +139,16 @@ class Slow(LLMEnvironment):
 def carried(settings, method):
     """Six steps with a lead of one, one process slower than the other; and again from the checkpoint after the third,
     where what was played since is written down."""
-    seen, take = [], CarryOver.take
+    seen, take = [], Ahead.take
 
-    def watched(self, wanted):
-        groups = take(self, wanted)
-        turns = sum(len(tape.turns) for group in groups for tape in group.tapes)
+    def watched(self, wanted, place):
+        groups = take(self, wanted, place)
+        turns = sum(len(log.turns) for group in groups for log in group.episodes)
         seen[-1].append(([group.number for group in groups], self.updates, turns))
         return groups
 
-    CarryOver.take = watched
-    options = {"lead": 1, "full_determinism": False, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    Ahead.take = watched
+    options = {"async_lead": 1, "full_determinism": False, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
     outcomes, asked = [], []
     for resume in (False, "checkpoint-3"):
         seen.append([])
@@ -158,7 +158,7 @@ def carried(settings, method):
         trainer.train(resume_from_checkpoint=resume and str(Path(trainer.args.output_dir) / resume))
         outcomes.append(outcome(trainer))
         asked.append(len(trainer.policy.asked))
-    CarryOver.take = take
+    Ahead.take = take
     return {"outcomes": outcomes, "groups": seen, "asked": asked}
 
 

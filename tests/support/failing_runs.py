@@ -41,13 +41,13 @@ def watched_run(policy, folder, rows, failing_batches, chat=None, scaled=False, 
     trainer = trainer_for(policy, folder, rows, chat, max_failed_share=1.0, **changes)
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if scaled else None
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
-    play, batches = trainer._play, iter(range(100))
+    play, batches = trainer.player.play, iter(range(100))
 
-    def play_while_down(prompts):
+    def play_while_down(rollouts, what):
         chat.down = next(batches) in failing_batches
-        return play(prompts)
+        return play(rollouts, what)
 
-    trainer._play = play_while_down
+    trainer.player.play = play_while_down
     watch = Watch()
     trainer.add_callback(watch)
     trainer.train()

@@ -44,7 +44,7 @@ def play(name, **changes):
 
 def ahead(name, server):
     """Four steps with a lead of one: how many updates each turn says were before it, by its seed; and the ages."""
-    trainer = trainer_for(name, lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server)
+    trainer = trainer_for(name, async_lead=1, max_steps=4, per_device_train_batch_size=4, vllm_server_base_url=server)
     policy, said = trainer.policy, {}
 
     class Watched(type(policy)):

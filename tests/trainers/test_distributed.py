@@ -124,7 +124,7 @@ def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backe
 def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backend, lead):
     """An exception in a rollout on one of two processes: both end, and both say where and what."""
     settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}
-    planted = {"lead": lead, "full_determinism": not lead}
+    planted = {"async_lead": lead, "full_determinism": not lead}
     done = launch("distributed_runs.py", 2, {**settings, "planted": planted}, check=False, timeout=240)
     assert done.returncode != 0
     assert "[rank1]: ArithmeticError: planted in the sampler" in done.stderr

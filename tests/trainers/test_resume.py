@@ -130,7 +130,7 @@ def folders(path):
     return sorted(entry for entry in os.listdir(path) if "checkpoint" in entry or entry.startswith("."))
 
 
-@pytest.mark.parametrize("moment", ["resume_state", "_save_rng_state", "_save"])
+@pytest.mark.parametrize("moment", ["_exact_state", "_save_rng_state", "_save"])
 def test_a_save_that_is_cut_short_leaves_the_one_before(tiny_policy, rows, tmp_path, moment):
     """Even with room for one only; and what it left behind is gone after the next save."""
     options = {"save_total_limit": 1, "max_steps": 3}

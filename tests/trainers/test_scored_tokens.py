@@ -5,7 +5,7 @@ import torch
 import trl.trainer.utils as trl_utils
 from trl import GRPOTrainer
 
-from agentic_prompting.trainers.trl_batch import IGNORED, ScoredTokens, padded_mask
+from agentic_prompting.trainers.trl_batch import IGNORED, ScoredTokens
 from support.training import one_batch, trainer_for
 
 
@@ -41,7 +41,6 @@ def test_loss_and_gradients_are_those_of_trl(trainer, skips, monkeypatch):
     loss, gradients = loss_and_gradients(type(trainer)._compute_loss, trainer, batch)
 
     def plain(trainer, model, inputs):
-        trainer._scored = None
         score = GRPOTrainer._get_per_token_logps_and_entropies
         monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *a, **k: score(trainer, *a, **k))
         with torch.no_grad():  # what TRL would have had from before: scored everywhere
@@ -83,7 +82,7 @@ def test_no_ratio_overflows_where_nothing_is_scored(trainer):
 
 def test_slices_get_their_own_rows_and_the_callers_labels_stay():
     seen = []
-    model = ScoredTokens(lambda labels: seen.append(labels), padded_mask([[1, 0], [0, 1], [1]]))
+    model = ScoredTokens(lambda labels: seen.append(labels), torch.tensor([[1, 0], [0, 1], [1, 0]]))
     labels = torch.arange(12).reshape(3, 4)
     model(labels=labels[:2])
     model(labels=labels[2:])

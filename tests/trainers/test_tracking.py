@@ -65,15 +65,7 @@ class WandbCallback:
 
 
 def view_of(wandb, population=None, rewards=(PromptR1Reward(),)):
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(report_to=["wandb"]),
-        callback_handler=SimpleNamespace(callbacks=[WandbCallback(wandb)]),
-        reward_funcs=list(rewards),
-        reward_func_names=["r"] * len(rewards),
-    )
-    if population is not None:
-        trainer.population = population
-    return LiveView(trainer)
+    return LiveView(["wandb"], lambda: [WandbCallback(wandb)], ["r"] * len(rewards), list(rewards), population)
 
 
 def log(view, step=1, **logs):
@@ -83,7 +75,7 @@ def log(view, step=1, **logs):
 def test_a_few_trajectories_spread_over_the_batch():
     wandb = FakeWandB()
     view = view_of(wandb)
-    view.note("train", [rollout(question=f"q{number}") for number in range(50)], [[1.0]] * 50)
+    view.show("train", [rollout(question=f"q{number}") for number in range(50)], [[1.0]] * 50)
     log(view, step=7)
     ((columns, rows),) = [values["train/trajectories"] for values in wandb.logged]
     assert columns == ["question", "conversation", "answer", "status", "r", "parts"] and len(rows) == TRAJECTORIES
@@ -97,7 +89,7 @@ def test_a_few_trajectories_spread_over_the_batch():
 def test_failed_rollouts_and_rewards_without_parts():
     wandb = FakeWandB()
     view = view_of(wandb, rewards=[lambda **columns: [0.5]])
-    view.note("eval", [rollout(error=ServerFailed("down")), rollout("x" * 10 * MAX_CHARS)], [[float("nan")], [0.5]])
+    view.show("eval", [rollout(error=ServerFailed("down")), rollout("x" * 10 * MAX_CHARS)], [[float("nan")], [0.5]])
     log(view)
     first, second = wandb.logged[0]["eval/trajectories"][1]
     assert first[4] is None and second[4] == 0.5 and first[-1] == ""
@@ -134,8 +126,8 @@ def test_a_broken_tracker_is_said_once(caplog):
     view = view_of(wandb, Population(SystemPrompt("a", ())))
     with caplog.at_level(logging.WARNING):
         for step in range(3):
-            view.note("train", [rollout()], [[1.0]])
-            view.trainer.population.select(1)
+            view.show("train", [rollout()], [[1.0]])
+            view.population.select(1)
             log(view, step)
     assert wandb.tried == 1 and [record.message for record in caplog.records] == [
         "wandb cannot be logged to any more, training goes on without it: ConnectionError('no network')"
@@ -145,7 +137,7 @@ def test_a_broken_tracker_is_said_once(caplog):
 def test_no_trackers_cost_nothing():
     view = view_of(FakeWandB())
     view.trainer.args.report_to = []
-    view.note("train", [object()], [])
+    view.show("train", [object()], [])
     log(view)
 
 

@@ -292,7 +292,7 @@ def test_a_server_that_comes_back_is_told_before_it_is_asked(train_from_disk, un
 def test_each_token_is_as_old_as_it_says(way, request, tiny_policy):
     """With a lead: turns under way while the weights are pushed. Each was sampled by the weights of the update that it
     names, and most are older than those they are learnt from with."""
-    settings = {"lead": 1, "max_steps": 5, "max_turn_tokens": 24, "max_completion_length": 200}
+    settings = {"async_lead": 1, "max_steps": 5, "max_turn_tokens": 24, "max_completion_length": 200}
     policy = tiny_policy if way == "adapter" else request.getfixturevalue("untied")[0]
     trainer = request.getfixturevalue("train" if way == "adapter" else "train_from_disk")(**settings)
     written, seen = {}, []

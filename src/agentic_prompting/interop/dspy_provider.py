@@ -52,8 +52,8 @@ class TrainerProvider(Provider):
         self.samples = defaultdict[tuple[int, ...], deque[Sample]](deque)
         self.rewards = defaultdict[tuple[int, ...], deque[float]](deque)
         self.trainer = made = trainer(train_dataset=_ROWS, environment=self, reward_funcs=self.metric)
-        if made.args.use_vllm or made.args.lead or made.accelerator.num_processes > 1:
-            raise ValueError("a trainer for DSPy has one process, no vLLM and lead=0")
+        if made.args.use_vllm or made.args.async_lead or made.accelerator.num_processes > 1:
+            raise ValueError("a trainer for DSPy has one process, no vLLM and async_lead=0")
         self.size, made.policy = made.args.per_device_train_batch_size * made.args.steps_per_generation, self.replay
         sampling, ends = Sampling(**made.spec.sampling), made.chat_format.end_of_turn_ids
         self.policy: Any = local_policy(made.model, made.chat_format.tokenizer, sampling, (), ends, prefix_cache_mb=0)

@@ -17,7 +17,7 @@ from .play import (
     rollout_seed,
     turn_seed,
 )
-from .recording import STATUSES, RolloutFacts, RolloutLog, read_rollouts, rollout_metrics, rollout_record
+from .recording import STATUSES, RolloutFacts, RolloutLog, read_rollouts, rollout_metrics, rollout_record, transcript
 from .spec import (
     PROMPT_R1_TEMPLATE,
     SPEC_FILE,
@@ -71,5 +71,6 @@ __all__ = [
     "rollout_seed",
     "run_with_engine",
     "template_for",
+    "transcript",
     "turn_seed",
 ]

@@ -29,9 +29,9 @@ from ..rollout import (
     play,
     rollout_from_trace,
     rollout_seed,
+    transcript,
 )
 from ..trainers import warm_start
-from ..trainers.reflecting import transcript
 from .guarded import (
     MIXES,
     PREAMBLE,

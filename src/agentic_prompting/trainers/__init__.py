@@ -6,7 +6,7 @@ from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .prompt_r1 import PromptR1Trainer
 from .rollout_worker import RolloutWorker
 from .stopping import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
-from .trl_batch import warm_start
+from .warm_start import warm_start
 
 __all__ = [
     "ESPLConfig",

@@ -12,10 +12,10 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import datasets
 from huggingface_hub import utils as hub
@@ -24,12 +24,8 @@ from transformers.utils import logging as transformers_logging
 
 from ..evolution import Population, lineage_of, plot_lineage
 from ..records import RecordFile
-from ..rollout import Rollout
+from ..rollout import Rollout, transcript
 from ..rollout.progress import Lines, Seldom, watched
-from .reflecting import transcript
-
-if TYPE_CHECKING:
-    from .multi_turn_grpo import MultiTurnGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -223,17 +219,28 @@ class LiveView(TrainerCallback):
     """Logs what cannot be drawn as a curve to the trackers of a run. On the first process only.
 
     Args:
-        trainer ([`MultiTurnGRPOTrainer`]): Its `report_to` says where; if it has a population, that is logged as well.
+        report_to (`list[str]`): The run's trackers.
+        callbacks (`Callable`): Gives the trainer's callbacks, among them those that opened the trackers.
+        reward_names (`list[str]`), reward_funcs (`list[Callable]`): The reward functions.
+        population ([`Population`], *optional*): Logged as well.
     """
 
-    def __init__(self, trainer: MultiTurnGRPOTrainer):
-        self.trainer = trainer
+    def __init__(
+        self,
+        report_to: Sequence[str],
+        callbacks: Callable[[], Sequence[Any]],
+        reward_names: Sequence[str],
+        reward_funcs: Sequence[Any],
+        population: Population | None = None,
+    ):
+        self.report_to, self.callbacks = report_to, callbacks
+        self.reward_names, self.reward_funcs, self.population = reward_names, reward_funcs, population
         self._latest: tuple[str, list[Sequence]] | None = None  # mode and rows of the batch since the last log
         self._broken: set[str] = set()
         self._drawn: tuple[int, float] = (1, -PICTURE_SECONDS)  # members, and when
         self._turns = 0
 
-    def note(self, mode: str, rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]) -> None:
+    def show(self, mode: str, rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]) -> None:
         """Keep a few of this process's rollouts of a `train` or `eval` batch, spread over it, with their rewards by
         reward function (NaN where it has none)."""
         if self._wanted():
@@ -245,10 +252,10 @@ class LiveView(TrainerCallback):
             return
         latest, self._latest = self._latest, None
         if latest is not None and latest[1]:
-            columns = ["question", "conversation", "answer", "status", *self.trainer.reward_func_names, "parts"]
+            columns = ["question", "conversation", "answer", "status", *self.reward_names, "parts"]
             self._send("table", f"{latest[0]}/trajectories", columns, latest[1], state.global_step)
         last = "train_runtime" in (logs or {})
-        population = getattr(self.trainer, "population", None)
+        population = self.population
         if population is not None and (population.turns != self._turns or last):
             self._turns = population.turns
             self._send("table", "evolution/members", _MEMBER_COLUMNS, _members(population), state.global_step)
@@ -271,11 +278,11 @@ class LiveView(TrainerCallback):
                 self._send("picture", "evolution/tree", png, step)
 
     def _wanted(self) -> bool:
-        return bool({name for name, *_ in _TRACKERS.values()} & set(self.trainer.args.report_to) - self._broken)
+        return bool({name for name, *_ in _TRACKERS.values()} & set(self.report_to) - self._broken)
 
     def _send(self, what: str, *content: Any) -> None:
         """A table or picture, to the trackers of the run that work, as transformers' callbacks have opened them."""
-        for callback in self.trainer.callback_handler.callbacks:
+        for callback in self.callbacks():
             name, attribute, kind = _TRACKERS.get(type(callback).__name__, ("", "", WandB))
             target = getattr(callback, attribute, None) if name else None
             if target is None or name in self._broken:
@@ -298,7 +305,7 @@ class LiveView(TrainerCallback):
     def _parts(self, rollout: Rollout) -> str:
         """What a reward is made of, where its function can say (`scores`, as Prompt-R1's)."""
         said = []
-        for reward in filter(lambda one: callable(getattr(one, "scores", None)), self.trainer.reward_funcs):
+        for reward in filter(lambda one: callable(getattr(one, "scores", None)), self.reward_funcs):
             try:
                 (score,) = reward.scores([rollout], [rollout.row["answers"]])
                 said += [f"{name} {value:.3f}" for name, value in score._asdict().items()] if score else []

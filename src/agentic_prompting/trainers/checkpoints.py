@@ -15,18 +15,17 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
+from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
-
-if TYPE_CHECKING:
-    from .resumable import ResumableGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +40,26 @@ T = TypeVar("T")
 # --- saving ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
+class Staging:
+    """Where a checkpoint is being filled; `None` between checkpoints."""
+
+    folder: Path | None = None
+
+
 @contextmanager
-def saved_whole(trainer: ResumableGRPOTrainer, trial: Any) -> Iterator[Path]:
+def saved_whole(trainer: Trainer, staging: Staging, run: Path) -> Iterator[Path]:
     """Around `_save_checkpoint`: gives the folder being filled, and makes it the checkpoint at the end.
 
-    Called on every process. While it lasts, `_get_output_dir` must give `trainer.staging`. If the body raises, the
-    half-filled folder stays where it is, and the next save removes it.
+    Called on every process. While it lasts, the trainer's `_get_output_dir` must give `staging.folder`. If the body
+    raises, the half-filled folder stays where it is, and the next save removes it.
+
+    Args:
+        trainer (`Trainer`): Whose checkpoint.
+        staging ([`Staging`]): Set while it lasts.
+        run (`Path`): The run's folder.
     """
-    run, name = Path(trainer._get_output_dir(trial)), f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+    name = f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
     filled, final = run / STAGING / name, run / name
     everyone = trainer.accelerator.wait_for_everyone
     if trainer.accelerator.is_local_main_process:
@@ -56,7 +67,7 @@ def saved_whole(trainer: ResumableGRPOTrainer, trial: Any) -> Iterator[Path]:
     everyone()
     # transformers uploads from where it saved, and on another thread: only when the folder is where it stays.
     pushes, trainer.args.push_to_hub = trainer.args.push_to_hub, False
-    trainer.staging = run / STAGING
+    staging.folder = run / STAGING
     try:
         yield filled
         # If this one is the best so far, transformers has noted it under the name it has now.
@@ -64,7 +75,7 @@ def saved_whole(trainer: ResumableGRPOTrainer, trial: Any) -> Iterator[Path]:
             trainer.state.best_model_checkpoint = str(final)
             trainer.state.save_to_json(str(filled / TRAINER_STATE_NAME))
     finally:
-        trainer.staging, trainer.args.push_to_hub = None, pushes
+        staging.folder, trainer.args.push_to_hub = None, pushes
     everyone()
     # The first process of the job on a shared disk; on nodes with disks of their own, then the first of each.
     for moves in (trainer.accelerator.is_main_process, trainer.accelerator.is_local_main_process):

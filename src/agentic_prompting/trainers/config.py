@@ -47,12 +47,13 @@ class MultiTurnGRPOConfig(GRPOConfig):
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
             batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
             new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
-        lead (`float`, *optional*, defaults to `0.0`): Steps' worth of groups to play beyond the step's own, so that no
-            step waits for its slowest conversation: each trains on the oldest groups that are done and starts as many
-            new ones. 0 is on-policy training. Above 0 the loss is corrected by TRL's truncated importance ratio, by
-            `vllm_importance_sampling_mode` (here `token_truncate` unless another one is set) and `_clip_max`.
+        async_lead (`float`, *optional*, defaults to `0.0`): Steps' worth of groups to play beyond the step's own, so
+            that no step waits for its slowest conversation: each trains on the oldest groups that are done and starts
+            as many new ones. A larger value hides longer replies and makes tokens older; 0 is on-policy training. Above
+            0 the loss is corrected by TRL's truncated importance ratio, by `vllm_importance_sampling_mode`
+            (`token_truncate` unless another one is set) and `_clip_max`.
         max_staleness (`int`, *optional*): Updates of the weights between a group's start and its use at most; a group
-            at this limit is waited for. Defaults to those that twice `lead` make.
+            at this limit is waited for. Defaults to those that twice `async_lead` make.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
         rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
@@ -72,7 +73,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
     budget_tokens: int | None = _setting(None, "What the job may spend, in tokens.")
     vllm_sync: str = _setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
     prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
-    lead: float = _setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
+    async_lead: float = _setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
     max_staleness: int | None = _setting(None, "Updates between a group's start and its use at most.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
@@ -98,28 +99,30 @@ class MultiTurnGRPOConfig(GRPOConfig):
             group = self.num_generations_eval or self.num_generations
             setattr(self, own.name, math.ceil(chosen / group) * group)
         super().__post_init__()
-        if self.lead:
+        if self.async_lead:
             self._check_lead()
 
     def _check_lead(self) -> None:
         """What carries groups over to later steps needs a correction, and time."""
-        if self.lead < 0:
-            raise ValueError(f"lead must be at least 0, got {self.lead}")
+        if self.async_lead < 0:
+            raise ValueError(f"async_lead must be at least 0, got {self.async_lead}")
         if not self.vllm_importance_sampling_correction:
-            raise ValueError("lead > 0 learns from what older weights sampled: set vllm_importance_sampling_correction")
+            raise ValueError(
+                "async_lead > 0 learns from what older weights sampled: set vllm_importance_sampling_correction"
+            )
         for name in ("full_determinism", "use_transformers_continuous_batching"):
             if getattr(self, name):
-                raise ValueError(f"lead > 0 cannot be had with {name}=True: set lead=0, or leave that out")
+                raise ValueError(f"async_lead > 0 cannot be had with {name}=True: set async_lead=0, or leave that out")
         if self.use_vllm and self.vllm_mode != "server":  # its turns would have to be taken out at each update
-            raise ValueError(f"lead > 0 cannot be had with vllm_mode={self.vllm_mode!r}: set vllm_mode='server'")
+            raise ValueError(f"async_lead > 0 cannot be had with vllm_mode={self.vllm_mode!r}: set vllm_mode='server'")
         if self.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default, which drops what is stale
             self.vllm_importance_sampling_mode: str = "token_truncate"
-        updates = self.lead * self.steps_per_batch
+        updates = self.async_lead * self.steps_per_batch
         if self.max_staleness is None:
             self.max_staleness = math.ceil(2 * updates)
         if self.max_staleness < updates:
             raise ValueError(
-                f"max_staleness={self.max_staleness} is too low: lead makes groups {updates:g} updates old"
+                f"max_staleness={self.max_staleness} is too low: async_lead makes groups {updates:g} updates old"
             )
 
     @property
@@ -226,10 +229,10 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         ESPLSettings.__post_init__(self)
         MultiTurnGRPOConfig.__post_init__(self)
         whole = self.phase_steps >= 1 and self.phase_steps % self.steps_per_batch == 0
-        if self.mode == "alternating" and (self.lead or not whole):
+        if self.mode == "alternating" and (self.async_lead or not whole):
             raise ValueError(
-                f"mode='alternating' needs lead=0, and phases of whole batches: phase_steps={self.phase_steps} must be "
-                f"a multiple of {self.steps_per_batch}"
+                f"mode='alternating' needs async_lead=0, and phases of whole batches: phase_steps={self.phase_steps} "
+                f"must be a multiple of {self.steps_per_batch}"
             )
         group = self.prompts_per_step * self.num_generations
         if self.generation_batch_size % group:

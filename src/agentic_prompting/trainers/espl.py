@@ -39,12 +39,12 @@ from ..evolution import (
 )
 from ..llm import ChatModel
 from ..records import atomic_write
-from ..rollout import AgentSpec, Environment, FreeText, Grammar, Rollout
+from ..rollout import AgentSpec, Environment, FreeText, Grammar, Rollout, transcript
 from .config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
-from .reflecting import PolicyReflector, ReferenceReflector, ReflectionJob, transcript
+from .reflecting import PolicyReflector, ReferenceReflector, ReflectionJob
 from .stopping import stop
-from .trl_batch import warm_start
+from .warm_start import warm_start
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -30,11 +30,8 @@ from transformers import trainer as transformers_trainer
 from ..llm import OpenAIChat, ScriptedChat
 from ..records import atomic_write
 from ..rewards import PromptR1Reward
-from ..rollout import SPEC_FILE
+from ..rollout import SPEC_FILE, AgentSpec
 from .config import MultiTurnGRPOConfig
-
-if TYPE_CHECKING:
-    from .multi_turn_grpo import MultiTurnGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -98,34 +95,74 @@ class _Selective:
 # --- the card --------------------------------------------------------------------------------------------------------
 
 
-def write_card(trainer: MultiTurnGRPOTrainer, folder: Path, *args: Any) -> None:
+@dataclass(frozen=True)
+class Trained:
+    """What a model card says of a trained agent.
+
+    Args:
+        args ([`MultiTurnGRPOConfig`]): The run's.
+        model (`PreTrainedModel`): The agent.
+        spec ([`AgentSpec`]): How it is asked.
+        method (`str`): The trainer's own name of its method: `Prompt-R1`, `E-SPL`, or another.
+        tags (`Sequence[str]`): The trainer's.
+        environment ([`Environment`], *optional*): What it talked to.
+        reference ([`ChatModel`], *optional*): The LLM that wrote its system prompts.
+        reward_funcs (`Sequence[Callable]`), reward_names (`Sequence[str]`): What it was rewarded for.
+        rows (`int`, *optional*): Training rows, where they can be counted.
+        steps (`int`): Steps done.
+        hub_id (`str`, *optional*): The model's name on the hub.
+    """
+
+    args: MultiTurnGRPOConfig
+    model: Any
+    spec: AgentSpec
+    method: str
+    tags: Sequence[str]
+    environment: Any
+    reference: Any
+    reward_funcs: Sequence[Any]
+    reward_names: Sequence[str]
+    rows: int | None
+    steps: int
+    hub_id: str | None
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods it was trained by; both where Prompt-R1's agent learnt under an evolving prompt."""
+        rewarded = any(isinstance(reward, PromptR1Reward) for reward in self.reward_funcs)
+        if self.method == "E-SPL":
+            return ("Prompt-R1", "E-SPL") if rewarded else ("E-SPL",)
+        return ("Prompt-R1",) if self.method == "Prompt-R1" else ()
+
+
+def write_card(trained: Trained, folder: Path, *args: Any) -> None:
     """Write the [`model_card`] into a folder. One that cannot be made is a warning: no reason to lose a checkpoint."""
     try:
-        atomic_write(folder / CARD_FILE, str(model_card(trainer, *args)))
+        atomic_write(folder / CARD_FILE, str(model_card(trained, *args)))
     except Exception as error:
         logger.warning("no model card in %s: %r", folder, error)
 
 
 def model_card(
-    trainer: MultiTurnGRPOTrainer, name: str | None = None, dataset: str | None = None, tags: Sequence[str] = ()
+    trained: Trained, name: str | None = None, dataset: str | None = None, tags: Sequence[str] = ()
 ) -> ModelCard:
-    """The card of what `trainer` has trained so far.
+    """The card of a trained agent.
 
     Args:
-        trainer ([`MultiTurnGRPOTrainer`]): Of which results in its output folder are shown as well.
+        trained ([`Trained`]): The agent; results in its output folder are shown as well.
         name (`str`, *optional*): Of the model. Defaults to the hub id's, then to the output folder's.
         dataset (`str`, *optional*): Hub id of the training data.
         tags (`Sequence[str]`, *optional*): Further ones.
     """
-    folder, spec = Path(trainer.args.output_dir), trainer.saved_spec()
-    place = trainer.hub_model_id or trainer.args.hub_model_id or str(folder)
-    methods, sandbox, base = methods_of(trainer), _sandbox(trainer, folder), _base_model(trainer)
-    large, address = _example_of(trainer.environment)
-    kinds = {*trainer._tag_names, *tags, *(method.lower() for method in methods), *(["sandbox"] if sandbox else [])}
+    folder, spec = Path(trained.args.output_dir), trained.spec
+    place = trained.hub_id or trained.args.hub_model_id or str(folder)
+    methods, sandbox, base = trained.methods, _sandbox(trained, folder), _base_model(trained)
+    large, address = _example_of(trained.environment)
+    kinds = {*trained.tags, *tags, *(method.lower() for method in methods), *(["sandbox"] if sandbox else [])}
     data = ModelCardData(
         base_model=base if base and "/" in base and not base.startswith((".", "/")) else None,
         datasets=dataset,
-        library_name="peft" if hasattr(trainer.model, "peft_config") else "transformers",
+        library_name="peft" if hasattr(trained.model, "peft_config") else "transformers",
         pipeline_tag="text-generation",
         tags=sorted(kinds),
     )
@@ -138,25 +175,17 @@ def model_card(
         methods=methods,
         sandbox=sandbox,
         what=_WHAT[methods],
-        facts=_facts(trainer, methods, base, sandbox),
+        facts=_facts(trained, methods, base, sandbox),
         large_model=_line(large),
         address=address,
-        own=_name_of(trainer.environment) if trainer.environment and not hasattr(trainer.environment, "chat") else None,
-        alone=trainer.environment is None,
+        own=_name_of(trained.environment) if trained.environment and not hasattr(trained.environment, "chat") else None,
+        alone=trained.environment is None,
         system_prompt=fenced(spec.system_prompt) if spec.system_prompt else None,
         prompt_template=fenced(spec.prompt_template),
         evaluation=evaluation_of(folder),
-        settings=_settings(trainer),
+        settings=_settings(trained),
         versions=", ".join(f"{package} {version(package)}" for package in ("trl", "transformers", "torch", "datasets")),
     )
-
-
-def methods_of(trainer: MultiTurnGRPOTrainer) -> tuple[str, ...]:
-    """The methods that a trainer trains by; both where Prompt-R1's agent learns under an evolving prompt."""
-    rewarded = any(isinstance(reward, PromptR1Reward) for reward in trainer.reward_funcs)
-    if trainer._name == "E-SPL":
-        return ("Prompt-R1", "E-SPL") if rewarded else ("E-SPL",)
-    return ("Prompt-R1",) if trainer._name == "Prompt-R1" else ()
 
 
 def asked(chat: Any) -> str:
@@ -206,10 +235,8 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{_clean(text)}\n{fence}"
 
 
-def _facts(
-    trainer: MultiTurnGRPOTrainer, methods: Sequence[str], base: str | None, sandbox: str | None
-) -> list[tuple[str, str]]:
-    environment, reference = trainer.environment, getattr(trainer, "reference", None)
+def _facts(trained: Trained, methods: Sequence[str], base: str | None, sandbox: str | None) -> list[tuple[str, str]]:
+    environment, reference = trained.environment, trained.reference
     inner = getattr(environment, "chat", None)
     talks_to = "none" if environment is None else asked(inner) if inner is not None else type(environment).__name__
     facts = {
@@ -217,34 +244,34 @@ def _facts(
         "base model": base or "a local folder",
         "environment model" if inner is not None else "environment": talks_to,
         "reflecting model": reference and asked(reference),
-        "reward": ", ".join(trainer.reward_func_names),
-        "training rows": str(len(trainer.train_dataset)) if hasattr(trainer.train_dataset, "__len__") else None,
-        "steps done": str(trainer.state.global_step),
+        "reward": ", ".join(trained.reward_names),
+        "training rows": None if trained.rows is None else str(trained.rows),
+        "steps done": str(trained.steps),
         "sandbox or real": "sandbox" if sandbox else "real",
     }
     return [(name, _cell(value)) for name, value in facts.items() if value is not None]
 
 
-def _settings(trainer: MultiTurnGRPOTrainer) -> list[tuple[str, str]]:
+def _settings(trained: Trained) -> list[tuple[str, str]]:
     """The training arguments that matter, all of the method's own, and an adapter's."""
-    own = [field.name for field in fields(trainer.args) if field.name not in MultiTurnGRPOConfig.__dataclass_fields__]
-    shown = [(name, getattr(trainer.args, name)) for name in (*_SETTINGS, *own)]
-    for adapter in (getattr(trainer.model, "peft_config", None) or {}).values():
+    own = [field.name for field in fields(trained.args) if field.name not in MultiTurnGRPOConfig.__dataclass_fields__]
+    shown = [(name, getattr(trained.args, name)) for name in (*_SETTINGS, *own)]
+    for adapter in (getattr(trained.model, "peft_config", None) or {}).values():
         shown += [(f"lora_{name}", getattr(adapter, name, None)) for name in ("r", "lora_alpha")]
     return [(name, _cell(str(getattr(value, "value", value)))) for name, value in shown if value is not None]
 
 
-def _base_model(trainer: MultiTurnGRPOTrainer) -> str | None:
+def _base_model(trained: Trained) -> str | None:
     """Its hub id; of a local folder the last part of its name, in brackets: the rest of the path stays private."""
-    name = getattr(trainer.model.config, "_name_or_path", "") or None
+    name = getattr(trained.model.config, "_name_or_path", "") or None
     if name and (Path(name).is_dir() or name.startswith(("/", "."))):
         return f"a local folder ({Path(name).name})"
     return name
 
 
-def _sandbox(trainer: MultiTurnGRPOTrainer, folder: Path) -> str | None:
+def _sandbox(trained: Trained, folder: Path) -> str | None:
     """In what way a run was one in the sandbox, or against a script; `None` if it was real."""
-    parts = [trainer.environment, getattr(trainer.environment, "chat", None), getattr(trainer, "reference", None)]
+    parts = [trained.environment, getattr(trained.environment, "chat", None), trained.reference]
     own = any(type(part).__module__.startswith("agentic_prompting.sandbox") for part in parts)
     named = any(getattr(part, "model", "") == "sandbox-oracle" for part in parts)
     if own or named or _summary(folder).get("sandbox"):

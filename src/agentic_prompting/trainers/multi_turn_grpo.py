@@ -1,8 +1,9 @@
 """GRPO over conversations: TRL's `GRPOTrainer` with a multi-turn rollout against an environment.
 
-TRL does what it does: batches, groups, advantages, loss, optimizers, engines. This class renders the prompt of each
-row, plays the rollouts with [`play_all`], hands TRL ids and mask, lets rewards read the rollout, and logs, records
-and watches what came back. The private parts of TRL it touches are listed in `tests/trainers/test_trl_contract.py`.
+TRL makes batches, groups, advantages, loss and optimizer steps. This class constructs the parts that are ours and
+answers TRL's hooks with them: a [`Source`] makes the batch of rollouts (rendered by [`Prompts`], played by a
+[`Player`]), the [`Batch`] hands TRL ids and mask, an [`Observer`] logs, records and watches it. No part knows this
+class. Which parts of TRL it stands on is in `contract.py`.
 """
 
 from __future__ import annotations
@@ -14,41 +15,30 @@ from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
-from accelerate.utils import gather_object
 from datasets import Dataset
 
 from ..data import as_dataset, validate_dataset
 from ..interop import environment_of
-from ..llm import Budget, BudgetExceeded, charge, run
+from ..llm import Budget, BudgetExceeded, charge
 from ..local import context_length
-from ..rollout import (
-    AgentSpec,
-    ChatFormat,
-    Environment,
-    Grammar,
-    Rollout,
-    RolloutFacts,
-    RolloutLog,
-    TagGrammar,
-    gather,
-    play_all,
-    rollout_metrics,
-    rollout_record,
-    rollout_seed,
-    template_for,
-)
-from ..rollout.progress import progress
+from ..rollout import AgentSpec, ChatFormat, Environment, Grammar, Policy, RolloutLog, TagGrammar, template_for
+from .ahead import Ahead, RowStream
+from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
-from .carry_over import CarryOver, count_clipped
 from .config import MultiTurnGRPOConfig
-from .hub import only_the_model, write_card
+from .hub import Trained, only_the_model, write_card
+from .in_flight import InFlightFile, identity_of, policy_fingerprint
+from .observer import Observer
+from .player import Player
 from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
+from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
-from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
-from .trl_batch import ScoredTokens, padded_mask, scored_only, to_trl_batch
+from .source import OnPolicy, Source
+from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
+from .trl_batch import ScoredTokens, clipped_share, scored_only
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -57,8 +47,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     Args:
         model (`str` or `PreTrainedModel`): As in [`~trl.GRPOTrainer`].
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions. They get the rollouts as the keyword
-            argument `rollout` (`list[Rollout]`) beside the dataset's columns. What they make of a failed rollout is not
-            used: it has no reward.
+            argument `rollout` (`list[Rollout]`) beside the dataset's columns. What they return for a failed rollout is
+            not used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
         train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
             as [`load_task`] gives; or `prompt` (messages or text), which is then used as it is.
@@ -109,27 +99,26 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     ):
         args = self._checked(args)
         train_dataset, eval_dataset = as_dataset(train_dataset), as_dataset(eval_dataset)
-        functions = self._rewards(reward_funcs, args)
-        functions = [] if functions is None else functions
-        functions = list(functions) if isinstance(functions, (list, tuple)) else [functions]
         if kwargs.get("rollout_func"):
             raise ValueError(
                 "rollout_func= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
                 "step(rollout) instead, or use trl.GRPOTrainer"
             )
-        self.environment, added = environment_of(environment, tools, environment_factory)
+        environment, added = environment_of(environment, tools, environment_factory)
+        functions = self._rewards(reward_funcs, args)
+        functions = [] if functions is None else functions
+        functions = [*functions, *added] if isinstance(functions, (list, tuple)) else [functions, *added]
         if added and args.reward_weights is not None:
             args = copy(args)
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
-        functions += added
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
-        self.spec = self._agent_spec(prompt_template, system_prompt, grammar, args)
-        self._open_book(functions, args)
+        self.spec = self._agent_spec(environment, prompt_template, system_prompt, grammar, args)
+        self.spending = self._charged(environment, functions, args)
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
         with warnings.catch_warnings(), pushed_by(args):
-            warnings.filterwarnings("ignore", message="You are using 'rollout_func'")  # which is why trl is pinned
+            warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model=model,
                 reward_funcs=functions or None,
@@ -137,10 +126,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
                 processing_class=processing_class,
-                rollout_func=lambda prompts, trainer: trainer._play(prompts),
+                rollout_func=lambda prompts, trainer: trainer._batch.for_trl(
+                    trainer.eos_token_ids, with_logprobs=trainer.use_vllm
+                ),
                 **kwargs,
             )
-        self._set_up_rollouts(args)
+        self._compose(environment)
+
+    # --- construction --------------------------------------------------------------------------------------------
 
     @classmethod
     def _checked(cls, args: Any) -> Any:
@@ -164,57 +157,89 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 )
 
     def _agent_spec(
-        self, template: str | None, system_prompt: str | None, grammar: Grammar | None, args: MultiTurnGRPOConfig
+        self, environment: Any, template: str | None, system: str | None, grammar: Grammar | None, args: Any
     ) -> AgentSpec:
-        grammar = grammar or self._default_grammar(self.environment)
+        grammar = grammar or self._default_grammar(environment)
+        from_environment = getattr(environment, "chat_template_kwargs", {})
         return AgentSpec(
-            prompt_template=self._default_template(self.environment, grammar) if template is None else template,
-            system_prompt=system_prompt,
+            prompt_template=self._default_template(environment, grammar) if template is None else template,
+            system_prompt=system,
             grammar=grammar,
             limits=args.limits(),
-            chat_template_kwargs={
-                **getattr(self.environment, "chat_template_kwargs", {}),
-                **(args.chat_template_kwargs or {}),
-            },
+            chat_template_kwargs={**from_environment, **(args.chat_template_kwargs or {})},
             stop_at_tags=args.stop_at_tags,
             sampling=asdict(sampling_of(args)),
         )
 
-    def _open_book(self, functions: list[Any], args: MultiTurnGRPOConfig) -> None:
-        """One book for all processes of the job and for its restarts; and who spends is asked whether it can."""
-        self.spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
-        roles = self.roles(self.environment, functions)
-        charge(self.spending, **roles)
+    def _charged(self, environment: Any, functions: Sequence[Any], args: MultiTurnGRPOConfig) -> Budget:
+        """One budget for all processes of the job and for its restarts; every component that spends from it is asked
+        whether it can."""
+        spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
+        roles = self.roles(environment, functions)
+        charge(spending, **roles)
         if args.check_environment and args.process_index == 0:
-            for spender in roles.values():
-                if hasattr(spender, "check"):
-                    spender.check()
+            for component in roles.values():
+                if hasattr(component, "check"):
+                    component.check()
+        return spending
 
-    def _set_up_rollouts(self, args: MultiTurnGRPOConfig) -> None:
-        self.chat_format = ChatFormat(
+    def _compose(self, environment: Environment | None) -> None:
+        """The parts that the hooks below use."""
+        args, run = self.args, int(time.time())
+        chat_format = ChatFormat(
             self._tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
         )
-        self.backend = trainer_backend(self, self.spec.stop_texts)
-        self.policy = self.backend.policy
-        readable = min(filter(None, (self.backend.max_context, context_length(self.model))), default=None)
-        self.limits = args.limits(readable)
-        self.rollout_log = RolloutLog(
-            Path(args.output_dir) / "rollouts", self.accelerator.process_index, args.rollouts_max_mb
+        backend = trainer_backend(self, self.spec.stop_texts)
+        readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
+        self.player = Player(
+            backend,
+            environment,
+            chat_format,
+            args.limits(readable),
+            self.accelerator,
+            full_determinism=args.full_determinism,
+            show_progress=not args.disable_tqdm,
+            sync=self.vllm_generation.sync_weights if self.use_vllm else None,
         )
-        # The rows of the batch being generated: TRL passes on the prompts only.
-        self._rows: list[dict[str, Any]] = []
-        self._notes: list[dict[str, Any]] = []  # their `metadata`
-        self.carry_over: CarryOver | None = None  # while training with lead > 0
-        self._taken: list[Rollout] | None = None  # from it
-        self._scored: torch.Tensor | None = None  # of the batch at hand: see ScoredTokens
-        self._started = int(time.time())  # tells apart the records of several runs in one output_dir
-        self._failures = FailureWatch(args.failure_window, args.max_failed_share)
+        self.prompts = self._prompts()
+        self.on_policy = OnPolicy(self.prompts, self.player, lambda: self.num_generations)
+        self.source: Source = self.on_policy  # of training batches
+        self.live = LiveView(
+            args.report_to,
+            lambda: self.callback_handler.callbacks,
+            self.reward_func_names,
+            self.reward_funcs,
+            getattr(self, "population", None),
+        )
+        log = RolloutLog(Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb)
+        failures = FailureWatch(args.failure_window, args.max_failed_share)
+        self.observer = Observer(
+            log, failures, run, self.reward_func_names, self.limits, args.process_index, self.live.show
+        )
+        self.keepers["observer"] = self.observer
+        if hasattr(environment, "state_dict"):
+            self.keepers["environment"] = environment
+        if backend.sync is not None:
+            self.keepers["pushed"] = backend.sync
+        self._batch: Batch | None = None  # the batch at hand, from one of TRL's hooks to the next
         self._eval_batches = 0
         one_line_progress(self)
-        self.live = LiveView(self)
         self.add_callback(self.live)
         if args.rollouts_max_mb:
-            self.add_callback(LogFile(self.rollout_log.folder, self._started))
+            self.add_callback(LogFile(log.folder, run))
+
+    @property
+    def policy(self) -> Policy:
+        """Samples the agent's turns."""
+        return self.player.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.player.policy = policy
+
+    environment = property(lambda self: self.player.environment)
+    chat_format = property(lambda self: self.player.chat_format)
+    limits = property(lambda self: self.player.limits)
 
     # --- for subclasses ------------------------------------------------------------------------------------------
 
@@ -239,171 +264,76 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         validate_dataset(dataset, columns=("prompt",) if own_prompt else ("question",))
 
     def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
-        """Who may spend the job's budget, by the name it is booked under.
-
-        A reward function takes part if it has a `charge_to(budget, account)`, as clients have: a language model that
-        judges.
-        """
+        """The components that spend from the job's budget, by account name. A reward function spends if it has a
+        `charge_to(budget, account)`, as clients have: a language model that judges."""
         judges = [one for one in functions if hasattr(one, "charge_to")]
         named = {f"judge_{number + 1}" if len(judges) > 1 else "judge": one for number, one in enumerate(judges)}
         return {"environment": environment, **named}
 
-    def prompt_messages(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
-        """The conversation that a row begins with.
+    def _prompts(self) -> Prompts:
+        """What renders the rows of a batch."""
+        return RowPrompts(self.spec, self.rollouts_per_row())
+
+    def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
+        """What a method makes of a batch whose rewards are known.
 
         Args:
-            row (`Mapping`): The dataset's row.
-            index (`int`): Its place in the global batch, all processes together.
+            batch ([`Batch`]): This process's part.
+            totals (`torch.Tensor`): Of shape `(rollouts of all processes,)`, NaN where there is no reward.
         """
-        return self.prompt_under(row, self.metadata(index))
-
-    def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The same for a rollout with these `metadata`, whenever they were taken.
-
-        Raises:
-            `LookupError`: They speak of what is not there.
-        """
-        return [dict(message) for message in self.spec.messages(row)]
-
-    def metadata(self, index: int) -> dict[str, Any]:
-        """What else the record of the rollout at this place of the global batch should say."""
-        return {}
 
     def saved_spec(self) -> AgentSpec:
         """How an agent that is loaded later is asked."""
         return self.spec
 
-    # --- row -> prompt -> rollouts -------------------------------------------------------------------------------
+    # --- TRL's hooks: rows -> rollouts -> loss -------------------------------------------------------------------
+
+    def _place(self) -> Place:
+        """Where the next batch stands in the run."""
+        steps, trains = self.state.global_step, self.model.training
+        part = self._step % self.args.gradient_accumulation_steps if trains else self._eval_batches
+        block = self.args.steps_per_generation * self.num_iterations
+        last = -(-self.state.max_steps * self.args.gradient_accumulation_steps // block)
+        return Place(self.args.seed, "train" if trains else "eval", steps, part, self._step // block, last)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._reach_server()
+        place = self._place()
+        if place.trains:
+            self.prompts.new_batch(place)
         try:
-            if self.carry_over is None:
-                return self._with_fresh(inputs)
-            self._push_weights()
-            if not self.model.training:
-                return self._with_fresh(inputs)
-            return self._with_carried(self.carry_over, len(inputs) // self.rollouts_per_row())
-        except PolicyUnreachable as error:  # of pushing the weights; on every process
-            stop(self, str(error))
+            self.player.reach()
+            if self.use_vllm and place.step != self._last_loaded_step:
+                self.player.push_weights(place.step)
+            self._last_loaded_step = place.step
+            self._batch = (self.source if place.trains else self.on_policy).next(inputs, place)
+        except PolicyUnreachable as error:  # on every process
+            self._stop(str(error))
+        with self._corrected() if self._batch.off_policy else nullcontext():
+            scored = super()._generate_and_score_completions(self._batch.rows)
+        if self._batch.off_policy:
+            self.log_batch("train", {"async/clipped": clipped_share(scored, self.args, self.accelerator)})
+        self._batch = None
+        return scored
 
-    def _with_fresh(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch of rollouts that begin and end in this step."""
-        first = self.accelerator.process_index * len(inputs)
-        self._notes = [self.metadata(first + i) for i in range(len(inputs))]
-        self._rows = self._begun({first + i: row for i, row in enumerate(inputs)})
-        return super()._generate_and_score_completions(self._rows)
-
-    def _with_carried(self, carry_over: CarryOver, wanted: int) -> dict[str, Any]:
-        """A batch of so many whole groups of this process that are done, whenever they were started."""
-        groups = carry_over.take(wanted)
-        self._taken = [rollout for group in groups for rollout in group.rollouts]
-        self._notes = [note for group in groups for note in group.notes]
-        self._rows = [dict(rollout.row) for rollout in self._taken]
-        try:
-            with self._corrected():
-                batch = super()._generate_and_score_completions(self._rows)
-        finally:
-            self._taken = None
-        clipped, tokens = self.accelerator.reduce(count_clipped(batch, self.args)).tolist()
-        self._metrics["train"]["async/clipped"].append(clipped / max(tokens, 1.0))
-        return batch
-
-    def _push_weights(self) -> None:
-        """To a server where turns are under way; TRL does so by itself where none are."""
-        updates = self.state.global_step
-        if self.use_vllm and updates != self._last_loaded_step:
-            with self.backend.changing(updates, self.accelerator.wait_for_everyone):
-                self.vllm_generation.sync_weights()
-        self._last_loaded_step = updates
-
-    def _reach_server(self) -> None:
-        """Before TRL pushes the weights: that gives up after a minute, on the first process alone."""
-        if self.backend.reach is None:
-            return
-        unreachable = None
-        if self.accelerator.is_main_process:
-            try:
-                self.backend.reach()
-            except PolicyUnreachable as error:
-                unreachable = str(error)
-        stop_if(self, unreachable)
-
-    def run_sampling(self, work: Callable[[Callable[[], None]], Any]) -> None:
-        """Do work that asks the policy, on every process; it gets a function to listen for the others with."""
-        unreachable = None
-        with rank_barrier(f"the rollouts of step {self.state.global_step}") as listen, self.backend.session():
-            try:
-                work(listen)
-            except PolicyUnreachable as error:  # every process has the same server, and stops with the others
-                unreachable = str(error)
-        if self.use_vllm:
-            stop_if(self, unreachable)
-
-    def _play(self, prompts: list[Any]) -> dict[str, Any]:
-        """TRL's `rollout_func`: one rollout per prompt; prompts come already repeated `num_generations` times."""
-        rollouts = (
-            self._taken if self._taken is not None else self._fresh(self.accelerator.process_index * len(prompts))
-        )
-        handed_over = to_trl_batch(rollouts, self.eos_token_ids, with_logprobs=self.use_vllm)
-        self._scored = padded_mask(handed_over["env_mask"], self.pad_to_multiple_of)
-        return handed_over
-
-    def _fresh(self, first: int) -> list[Rollout]:
-        """This step's rollouts, played to their end; `first` is the place of this process's first."""
-        rollouts = [self._rollout(first + i, row) for i, row in enumerate(self._rows)]
-        self._play_all(rollouts)
-        return rollouts
-
-    def _begun(self, rows: Mapping[int, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Rows, by their place in the global batch, with their prompts, and begun by an environment that begins."""
-        return self.begun([{**row, "prompt": self.prompt_messages(row, index)} for index, row in rows.items()])
-
-    def begun(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rows with their prompts, begun by an environment that begins."""
-        reset = getattr(self.environment, "reset", None)
-        return run(gather(map(reset, rows))) if reset else rows
-
-    def _rollout(self, index: int, row: Mapping[str, Any]) -> Rollout:
-        """The rollout at this place of the global batch, to be played."""
-        ids = self.chat_format.prompt_ids(row["prompt"])
-        batch, group = self._batch(), index // self.num_generations
-        return Rollout(ids, row=dict(row), seed=self._seed(index), batch=batch, group=group)
-
-    def _play_all(self, rollouts: list[Rollout]) -> None:
-        with progress(len(rollouts), "rollouts", shown=not self.args.disable_tqdm) as bar:
-            self.run_sampling(
-                lambda listen: play_all(
-                    rollouts,
-                    self.policy,
-                    self.environment,
-                    self.chat_format,
-                    self.limits,
-                    on_done=lambda rollout: bar.update(),
-                    listen=listen,
-                    full_determinism=self.args.full_determinism,
-                )
-            )
-
-    def _batch(self) -> str:
-        """Which training batch is being played, of this run's seed; evaluation has none."""
-        within = self._step % self.args.gradient_accumulation_steps
-        return f"{self.args.seed}.{self.state.global_step}.{within}" if self.model.training else ""
-
-    def _seed(self, index: int) -> int:
-        """The seed of the rollout at this position of the global batch: a function of where training stands, so that
-        there is no random state to save. Evaluation always draws the same."""
-        if not self.model.training:
-            return rollout_seed(self.args.seed, "eval", self._eval_batches, index)
-        within = self._step % self.args.gradient_accumulation_steps
-        return rollout_seed(self.args.seed, "train", self.state.global_step, within, index)
-
-    # --- rollouts -> loss ----------------------------------------------------------------------------------------
+    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
+        batch = self._batch
+        assert batch is not None
+        with quiet_about_missing_rewards(any(rollout.status == "failed" for rollout in batch.rollouts)):
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        seen = self.observer.seen(batch, rewards, self.total_rewards)
+        self.log_batch(batch.place.mode, seen.metrics)
+        self._eval_batches += not batch.place.trains
+        if seen.stop:
+            self._stop(seen.stop)
+        unscored = (rewards.isnan().all(1) & ~seen.failed).any()  # by a judge; the same on every process
+        if unscored and (why := first_reason(self._out_of_budget())):
+            self._stop(why)
+        self._after_rewards(batch, self.total_rewards(rewards))
+        return rewards
 
     def _compute_loss(self, model, inputs):
-        self._scored = inputs["tool_mask"]
         with self._corrected() if "importance_sampling_ratio" in inputs else nullcontext():
-            return super()._compute_loss(model, scored_only(inputs))
+            return super()._compute_loss(ScoredTokens(model, inputs["tool_mask"]), scored_only(inputs))
 
     @contextmanager
     def _corrected(self) -> Iterator[None]:
@@ -415,57 +345,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self.use_vllm = before
 
     def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
-        scored = self._scored
-        return super()._get_per_token_logps_and_entropies(
-            model if scored is None else ScoredTokens(model, scored), *args, **kwargs
-        )
+        if self._batch is not None and not isinstance(model, ScoredTokens):
+            model = ScoredTokens(model, self._batch.scored)
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
-    # --- rollouts -> logs ----------------------------------------------------------------------------------------
-
-    def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
-        rollouts = [row["rollout"] for row in inputs]
-        with quiet_about_missing_rewards(any(one.status == "failed" for one in rollouts)):
-            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        mode = "train" if self.model.training else "eval"
-        facts = gather_object([RolloutFacts.of(rollout) for rollout in rollouts])
-        if mode == "train" and self.state.global_step == 0 and self.accelerator.is_main_process:
-            self._failures.warn_of_form(facts, self.limits)
-        failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
-        # A failed rollout has no reward, whatever a reward function or model made of it: NaN is TRL's word for that.
-        rewards[failed] = torch.nan
-        for name, value in rollout_metrics(facts).items():
-            self._metrics[mode][name].append(value)
-        self._record(mode, rollouts, rewards)
-        if mode == "train":
-            self.some_failed = bool(failed.any())
-        else:
-            self._eval_batches += 1
-        why = self._failures.why_stop(facts, speaks=self.accelerator.is_main_process)
-        unscored = rewards.isnan().all(1) & ~failed
-        if why:
-            stop(self, why)
-        if unscored.any():  # a judge gave no score; the same on every process
-            stop_if(self, self._out_of_budget())
-        return rewards
-
-    def _record(self, mode: str, rollouts: Sequence[Rollout], rewards: torch.Tensor) -> None:
-        """Keep this process's rollouts and what they earned; `rewards` are those of all processes."""
-        first = self.accelerator.process_index * len(rollouts)
-        own = slice(first, first + len(rollouts))
-        by_function, totals = rewards[own].tolist(), self.total_rewards(rewards)[own].tolist()
-        self.live.note(mode, rollouts, by_function)
-        self.rollout_log.write(
-            rollout_record(
-                rollout,
-                run=self._started,
-                step=self.state.global_step,
-                mode=mode,
-                reward=_or_none(total),
-                rewards={name: _or_none(reward) for name, reward in zip(self.reward_func_names, scores, strict=True)},
-                **notes,
-            )
-            for rollout, scores, total, notes in zip(rollouts, by_function, totals, self._notes, strict=True)
-        )
+    # --- rewards, logs, stops ------------------------------------------------------------------------------------
 
     def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
         """What is trained on: the sum over reward functions weighted by `reward_weights`, as TRL takes it; NaN where no
@@ -474,6 +358,15 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         totals[rewards.isnan().all(1)] = torch.nan
         return totals
 
+    def log_batch(self, mode: str, metrics: Mapping[str, float]) -> None:
+        """Add a batch's metrics to those that TRL averages at the next log."""
+        for name, value in metrics.items():
+            self._metrics[mode][name].append(value)
+
+    def may_be_empty(self) -> bool:
+        """As [`ResumableGRPOTrainer.may_be_empty`]."""
+        return self.observer.some_failed
+
     def _out_of_budget(self) -> str:
         try:
             self.spending.stop_when_spent()
@@ -481,46 +374,49 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             return str(error)
         return ""
 
-    # --- evaluation, resuming, saving and sharing ----------------------------------------------------------------
+    def _stop(self, why: str) -> NoReturn:
+        stop(self, self.spending, why)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As [`ResumableGRPOTrainer.train`]. With `lead` > 0 a resumed run goes on with the groups in flight, too,
-        those that were written down in `output_dir/in_flight` after the checkpoint among them.
+    # --- training, evaluation, saving and sharing ----------------------------------------------------------------
+
+    @contextmanager
+    def while_training(self, resumes: bool) -> Iterator[None]:
+        """With `async_lead` > 0, groups are played ahead while training lasts. A resumed run goes on with the groups in
+        flight, those that were written to `output_dir/in_flight` after the checkpoint among them.
 
         Raises:
-            `ValueError`: As there; or a process cannot hold whole groups, which `lead` > 0 needs.
+            `ValueError`: A process cannot hold whole groups.
         """
-        if not self.args.lead:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
-        self.carry_over = CarryOver(self, resumes=bool(resume_from_checkpoint))
+        if not self.args.async_lead:
+            yield
+            return
+        args, repeats = self.args, self.prompts.rollouts_per_row
+        own = args.per_device_train_batch_size * args.steps_per_generation
+        if own % repeats or not hasattr(self.train_dataset, "__len__"):
+            raise ValueError(
+                f"with async_lead > 0 each process must hold whole groups of rows that can be counted: make "
+                f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
+                "stream train_dataset"
+            )
+        path = Path(args.output_dir, "in_flight", f"{args.process_index:05d}.jsonl")
+        identity = identity_of(self.spec, self.limits, self.environment, repeats, args)
+        file = InFlightFile(path, identity, policy_fingerprint(self.model), resumes)
+        rows = RowStream(self.train_dataset, args.seed, self.shuffle_dataset, args.generation_batch_size // repeats)
+        self.source = self.keepers["ahead"] = ahead = Ahead(
+            rows, self.prompts, self.player, file, args.async_lead, args.max_staleness,
+            updates_now=lambda: self.state.global_step, log=lambda metrics: self.log_batch("train", metrics),
+        )  # fmt: skip
         try:
-            with self.carry_over.flying():
-                return super().train(resume_from_checkpoint, *args, **kwargs)
+            with ahead.running():
+                yield
         finally:
-            self.carry_over = None
+            self.source = self.on_policy
+            del self.keepers["ahead"]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As [`~trl.GRPOTrainer`]'s; every evaluation draws the same."""
         self._eval_batches = 0
         return super().evaluate(*args, **kwargs)
-
-    def _keepers(self) -> dict[str, Any]:
-        """Who has a state beside the weights, by its name in a checkpoint."""
-        keepers = {
-            "environment": self.environment if hasattr(self.environment, "state_dict") else None,
-            "pushed": self.backend.sync,
-            "carried": self.carry_over,
-        }
-        return {name: keeper for name, keeper in keepers.items() if keeper is not None}
-
-    def resume_state(self) -> dict[str, Any]:
-        states = {name: keeper.state_dict() for name, keeper in self._keepers().items()}
-        return {"some_failed": self.some_failed, **states}
-
-    def load_resume_state(self, state: Mapping[str, Any]) -> None:
-        self.some_failed = state["some_failed"]
-        for name, keeper in self._keepers().items():
-            if state.get(name) is not None:
-                keeper.load_state_dict(state[name])
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -530,7 +426,16 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _save_beside(self, folder: Path) -> None:
         """What is written beside the weights, by one process."""
         self.saved_spec().save(folder)
-        write_card(self, folder)
+        write_card(self.trained(), folder)
+
+    def trained(self) -> Trained:
+        """What a model card says of this trainer's agent."""
+        rows = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
+        return Trained(
+            self.args, self.model, self.saved_spec(), self._name, self._tag_names, self.environment,
+            getattr(self, "reference", None), self.reward_funcs, self.reward_func_names, rows, self.state.global_step,
+            self.hub_model_id,
+        )  # fmt: skip
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
@@ -544,7 +449,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """
         if self.is_world_process_zero():
             tags = [tags] if isinstance(tags, str) else tags or []
-            write_card(self, Path(self.args.output_dir), model_name, dataset_name, tags)
+            write_card(self.trained(), Path(self.args.output_dir), model_name, dataset_name, tags)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s, of the model alone: no rollouts, no records of spending, no recorded replies, no
@@ -555,7 +460,3 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         with only_the_model(Path(self.args.output_dir), self._tokenizer):
             super()._push_from_checkpoint(checkpoint_folder)
-
-
-def _or_none(reward: float) -> float | None:
-    return None if reward != reward else round(reward, 6)  # NaN: not scored

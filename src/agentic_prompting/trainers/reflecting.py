@@ -135,13 +135,3 @@ class PolicyReflector:
         seed = rollout_seed(self.trainer.args.seed, "reflect", repeat, messages[-1]["content"])
         sample = await self.trainer.policy(SampleRequest(context, room, seed))
         return Reply(chat_format.parse(sample.ids).text, usage=Usage(len(context), len(sample.ids)))
-
-
-def transcript(rollout: Rollout) -> str:
-    """A conversation as text, turn by turn, with the replies that came."""
-    pieces = []
-    for i, turn in enumerate(rollout.turns):
-        pieces.append(turn.text.strip())
-        if i < len(rollout.observations) and rollout.observations[i].error is None:
-            pieces.append(f"[reply] {rollout.observations[i].text.strip()}")
-    return "\n".join(pieces)

@@ -17,8 +17,9 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from accelerate.utils import send_to_device
@@ -27,10 +28,20 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from .checkpoints import STATE_FILE, alone_in, from_first, saved_whole, whole_checkpoint
+from .checkpoints import STATE_FILE, Staging, alone_in, from_first, saved_whole, whole_checkpoint
 from .stopping import checkpoint_on_interrupt
 
 logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """A part of a trainer whose state belongs in a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data and tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back a `state_dict`."""
 
 
 class _Prepared(dict):
@@ -45,33 +56,41 @@ class ResumableGRPOTrainer(GRPOTrainer):
     a warning what starts afresh; DeepSpeed, whose checkpoints are cut for a number of processes, cannot.
 
     Attributes:
-        some_failed (`bool`): Whether any rollout of the batch being learnt from failed, on any process. To be kept up
-            to date by the subclass; without failures the look at each micro-batch, a tiny all-reduce, is saved.
+        keepers (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name, one file per process. A part
+            registers here before `train` begins.
+        staging ([`Staging`]): Where a checkpoint is being saved.
     """
 
-    staging: Path | None = None  # while a checkpoint is being saved: where
-    some_failed = False
     _current_train_step_time: float  # TRL's
     _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
     _learns = True  # whether a token has a part in the gradients of the optimizer's next step
 
     def __init__(self, *args: Any, **kwargs: Any):
+        self.keepers: dict[str, Stateful] = {}
+        self.staging = Staging()
         super().__init__(*args, **kwargs)
         self._clock = _Clock(self)
         self.add_callback(self._clock)
 
     # --- for subclasses ------------------------------------------------------------------------------------------
 
-    def resume_state(self) -> dict[str, Any]:
-        """What else this process needs to go on exactly: plain data and tensors."""
-        return {}
-
-    def load_resume_state(self, state: Mapping[str, Any]) -> None:
-        """Take back a [`ResumableGRPOTrainer.resume_state`]."""
-
     def rollouts_per_row(self) -> int:
-        """How often a row comes in a row: `num_generations`, or a multiple of it."""
+        """How often the sampler repeats a row: `num_generations`, or a multiple of it."""
         return self.num_generations
+
+    def may_be_empty(self) -> bool:
+        """Whether a micro-batch may have no token in the loss, because rollouts failed. The same on every process.
+        Without failures the look at each micro-batch, a tiny all-reduce, is saved."""
+        return True
+
+    @contextmanager
+    def while_training(self, resumes: bool) -> Iterator[None]:
+        """Around training, while no other run can use the output folder.
+
+        Args:
+            resumes (`bool`): Whether an earlier run in the folder is resumed, with a checkpoint or without one yet.
+        """
+        yield
 
     # --- the order of rows ---------------------------------------------------------------------------------------
 
@@ -100,10 +119,10 @@ class ResumableGRPOTrainer(GRPOTrainer):
     # --- saving --------------------------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: Any) -> str:
-        return super()._get_output_dir(trial) if self.staging is None else str(self.staging)
+        return super()._get_output_dir(trial) if self.staging.folder is None else str(self.staging.folder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with saved_whole(self, trial) as folder:
+        with saved_whole(self, self.staging, Path(self._get_output_dir(trial))) as folder:
             super()._save_checkpoint(model, trial)
             if not self.args.save_only_model:
                 folder.mkdir(parents=True, exist_ok=True)  # on a node whose disk is its own
@@ -120,7 +139,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             "metrics": metrics,
             "loss": float(self._tr_loss),
             "last_logged": self._globalstep_last_logged,
-            "own": self.resume_state(),
+            "own": {name: keeper.state_dict() for name, keeper in self.keepers.items()},
         }
 
     # --- resuming ------------------------------------------------------------------------------------------------
@@ -150,7 +169,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
                     f"{world}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in its "
                     "config, or train on from its weights alone (they are whole) with this folder as the model"
                 )
-            return super().train(checkpoint, *args, **kwargs)
+            with self.while_training(bool(resume_from_checkpoint)):
+                return super().train(checkpoint, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # transformers looks only after a step whether it was the last: the same command would take one more each time.
@@ -177,7 +197,9 @@ class ResumableGRPOTrainer(GRPOTrainer):
         for mode, means in state["metrics"].items():
             self._metrics[mode].update(means)
         self._clock.unlogged = state["loss"], state["last_logged"]
-        self.load_resume_state(state["own"])
+        for name, keeper in self.keepers.items():
+            if name in state["own"]:
+                keeper.load_state_dict(state["own"][name])
 
     def _read_exact_state(self, checkpoint: str | None) -> dict[str, Any] | None:
         """This process's part; where the job has another size, the first process's."""
@@ -237,7 +259,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _is_empty(self, batch: Mapping[str, torch.Tensor]) -> bool:
         """Whether no process has a token of its own in this micro-batch. The same on every process."""
-        if not self.some_failed:
+        if not self.may_be_empty():
             return False
         own = (batch["tool_mask"] * batch["completion_mask"]).sum()
         return self.accelerator.reduce(own).item() == 0

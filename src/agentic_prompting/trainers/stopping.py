@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,8 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
+from ..llm import Budget
 from ..rollout import Limits, RolloutFacts
-
-if TYPE_CHECKING:
-    from .multi_turn_grpo import MultiTurnGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -116,16 +114,18 @@ def quiet_about_missing_rewards(quiet: bool) -> Iterator[None]:
         log.removeFilter(keep)
 
 
-def stop_if(trainer: MultiTurnGRPOTrainer, why: str | None) -> None:
-    """[`stop`] on every process if there is a reason to on one."""
-    if said := next(filter(None, gather_object([why])), None):
-        stop(trainer, said)
+def first_reason(why: str | None) -> str | None:
+    """The first process's reason that is not empty, on every process alike."""
+    return next(filter(None, gather_object([why])), None)
 
 
-def stop(trainer: MultiTurnGRPOTrainer, why: str) -> NoReturn:
+def stop(trainer: Trainer, spending: Budget, why: str) -> NoReturn:
     """End training so that it can be resumed later. Must be called on every process alike.
 
-    The checkpoint comes first: nothing else that goes wrong may take its place.
+    The checkpoint is saved first: nothing else that goes wrong may replace it.
+
+    Raises:
+        [`TrainingStopped`]: Always; with `why`, what was spent, and where the checkpoint is.
     """
     saved = ""
     if trainer.is_in_train:
@@ -135,7 +135,6 @@ def stop(trainer: MultiTurnGRPOTrainer, why: str) -> NoReturn:
             saved = f" A checkpoint is in {folder}; mend the cause and continue with resume_from_checkpoint=True."
         except Exception as error:  # of any kind: the reason to stop must still be reported
             saved = f" And no checkpoint could be saved: {_line(error)}"
-    spending = trainer.spending
     try:
         spent = f"Spent so far: {spending}."
     except Exception as error:

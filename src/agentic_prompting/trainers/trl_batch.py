@@ -1,4 +1,4 @@
-"""Rollouts as TRL takes them, for GRPO and for a supervised warm start, and which tokens its losses work on.
+"""Which tokens TRL's losses work on, and rollouts as TRL's reward functions see them.
 
 TRL's GRPO scores every token of a completion and multiplies those of the environment by zero afterwards. Its fused head
 skips positions labelled -100 where Triton is at hand (on a GPU), and most of a multi-turn conversation is observation:
@@ -7,47 +7,16 @@ so label those -100 too. Loss and gradients stay the same; benchmarks/training_s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
-from transformers import PreTrainedModel
-from trl import SFTConfig, SFTTrainer
-from trl.trainer.utils import pad
+from accelerate import Accelerator
 
-from ..rollout import Rollout
-from .callbacks import one_line_progress
-from .reflecting import transcript
+from ..rollout import Rollout, transcript
 
 IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
-
-
-def to_trl_batch(rollouts: Sequence[Rollout], end_ids: Sequence[int], with_logprobs: bool) -> dict[str, Any]:
-    """What TRL takes of a batch of finished rollouts.
-
-    Args:
-        rollouts (`Sequence[Rollout]`): In the order of the prompts.
-        end_ids (`Sequence[int]`): Tokens that end a sequence for TRL.
-        with_logprobs (`bool`): Whether TRL is to get the sampler's log-probabilities (it corrects vLLM's by them).
-
-    Returns:
-        `dict`: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (1: in the loss), and `rollout` for rewards. Of a
-        failed rollout no token is in the loss: an advantage of 0 would still leave it the KL and entropy terms.
-    """
-    batch: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
-    for rollout in rollouts:
-        # TRL takes a completion without an end for truncated, and cannot take an empty one: a turn that was stopped at
-        # its tag has none, and neither has a prompt that filled the context by itself.
-        stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in end_ids
-        end = [end_ids[0]] if stopped or not rollout.ids else []
-        mask = [0] * len(rollout.mask) if rollout.status == "failed" else rollout.mask
-        batch["prompt_ids"].append(rollout.prompt_ids)
-        batch["completion_ids"].append([*rollout.ids, *end])
-        batch["logprobs"].append([*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)])
-        batch["env_mask"].append([*mask, *(0 for _ in end)])
-    return {**batch, "logprobs": batch["logprobs"] if with_logprobs else None, "rollout": list(rollouts)}
 
 
 def as_message(rollout: Rollout) -> list[dict[str, str]]:
@@ -84,11 +53,6 @@ class ScoredTokens:
         return self.model(*args, labels=labels, **kwargs)
 
 
-def padded_mask(masks: Sequence[Sequence[int]], pad_to_multiple_of: int | None = None) -> torch.Tensor:
-    """The masks of a batch's completions, padded as TRL pads the completions."""
-    return pad([torch.tensor(mask) for mask in masks], 0, "right", pad_to_multiple_of)
-
-
 def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """A batch for TRL's loss in which earlier log-probabilities are 0 wherever the new ones will be.
 
@@ -100,41 +64,20 @@ def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {**inputs, **{name: inputs[name].masked_fill(outside, 0) for name in known}}
 
 
-def warm_start(
-    model: PreTrainedModel, tokenizer: Any, rollouts: Sequence[Rollout], output_dir: str | Path, **sft_arguments: Any
-) -> PreTrainedModel:
-    """Imitate written conversations before learning from reward: train `model` in place on the agent's tokens of
-    `rollouts`; prompts and observations are context only.
+def clipped_share(batch: Mapping[str, torch.Tensor], args: Any, accelerator: Accelerator) -> float:
+    """The share of tokens (of sequences, where ratios are theirs) of a batch whose importance ratio is out of bounds,
+    over all processes.
 
     Args:
-        model (`PreTrainedModel`): The agent.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        rollouts (`Sequence[Rollout]`): What to imitate, for example from [`rollout_from_trace`].
-        output_dir (`str` or `Path`): Where TRL may write.
-        **sft_arguments: Of [`~trl.SFTConfig`]: `max_steps`, `learning_rate`, `per_device_train_batch_size`, ... Nothing
-            is saved or reported unless asked for here.
-
-    Returns:
-        `PreTrainedModel`: The same model.
-
-    Raises:
-        `ValueError`: If `rollouts` is empty.
+        batch (`dict`): What TRL's `_generate_and_score_completions` returns.
+        args (`GRPOConfig`): Its `vllm_importance_sampling_*` settings.
+        accelerator (`Accelerator`): The job's processes.
     """
-    if not rollouts:
-        raise ValueError("warm_start needs at least one rollout to imitate")
-    quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": []}
-    # The tokens are exactly those of the rollouts, so TRL must not prepare or cut them again.
-    fixed = {"dataset_kwargs": {"skip_prepare_dataset": True}, "max_length": None, "packing": False}
-    examples = []
-    for rollout in rollouts:
-        labels = [token if own else IGNORED for token, own in zip(rollout.ids, rollout.mask, strict=True)]
-        examples.append({"input_ids": rollout.context, "labels": [IGNORED] * len(rollout.prompt_ids) + labels})
-    trainer = SFTTrainer(
-        model=model,
-        args=SFTConfig(str(output_dir), **{**quiet, **sft_arguments, **fixed}),
-        train_dataset=Dataset.from_list(examples),
-        processing_class=tokenizer,
-    )
-    one_line_progress(trainer, "warm start steps")
-    trainer.train()
-    return model
+    mask = batch["completion_mask"] * batch["tool_mask"]
+    log_ratio = ((batch["old_per_token_logps"] - batch["sampling_per_token_logps"]) * mask).nan_to_num(0.0)
+    if args.vllm_importance_sampling_mode.startswith("sequence"):
+        log_ratio, mask = log_ratio.sum(1), (mask.sum(1) > 0).long()
+    high, low = args.vllm_importance_sampling_clip_max, args.vllm_importance_sampling_clip_min
+    outside = (log_ratio.exp() > (math.inf if high is None else high)) | (log_ratio.exp() < (low or 0.0))
+    clipped, tokens = accelerator.reduce(torch.stack([(outside * mask).sum(), mask.sum()]).double()).tolist()
+    return clipped / max(tokens, 1.0)

@@ -11,23 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
 from ...local import Sampling, TransformersEngine, local_policy
 from ...rollout import BatchEngine, Policy, Sample, Sampler, SampleRequest
 from ..stopping import PeerFailed
-from .vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, servers_of
+from .vllm import VLLMEnginePolicy, VLLMServerPolicy
+from .vllm_client import PolicyUnreachable, servers_of
 from .weight_sync import WeightSync, pushed_by
-
-if TYPE_CHECKING:
-    from ..multi_turn_grpo import MultiTurnGRPOTrainer
 
 __all__ = ["Backend", "CollectivePolicy", "PolicyUnreachable", "pushed_by", "sampling_of", "trainer_backend"]
 
@@ -52,7 +50,7 @@ class Backend:
     max_context: int | None = None
     reach: Callable[[], Any] | None = None
     sync: WeightSync | None = None
-    changing: Callable[..., AbstractContextManager] = nullcontext
+    changing: Callable[..., AbstractContextManager] = lambda updates, wait: nullcontext()
 
 
 def sampling_of(args: GRPOConfig) -> Sampling:
@@ -60,7 +58,7 @@ def sampling_of(args: GRPOConfig) -> Sampling:
     return Sampling(args.temperature, args.top_p, args.top_k, args.min_p, args.repetition_penalty)
 
 
-def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) -> Backend:
+def trainer_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
     """The trainer's own back end: vLLM, continuous batching or transformers, as its arguments say."""
     args = trainer.args
     if not trainer.use_vllm:
@@ -81,7 +79,7 @@ def trainer_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) ->
     return Backend(engine, max_context=args.vllm_max_model_length)
 
 
-def _transformers_backend(trainer: MultiTurnGRPOTrainer, stop_texts: Sequence[str]) -> Backend:
+def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
     gathered = GatheredPolicy(trainer)
     if trainer.use_transformers_continuous_batching:
         return Backend(
@@ -111,7 +109,7 @@ def _forgetting(policy: Policy, gathered: GatheredPolicy) -> Iterator[None]:
                 policy.forget()
 
 
-def _collective_backend(trainer: MultiTurnGRPOTrainer, max_context: int | None) -> Backend:
+def _collective_backend(trainer: GRPOTrainer, max_context: int | None) -> Backend:
     policy = CollectivePolicy(TRLSampler(trainer), filler=[trainer.eos_token_ids[0]])
     return Backend(policy, policy.session, max_context)
 
@@ -132,13 +130,13 @@ class GatheredPolicy:
     around the rollouts of a batch, after which each process samples as often as it likes without asking the others.
 
     Args:
-        trainer ([`MultiTurnGRPOTrainer`]): Whose policy.
+        trainer ([`~trl.GRPOTrainer`]): Whose policy.
 
     Raises:
         `ValueError`: Under FSDP's first version, which cannot hold its weights through several forward passes.
     """
 
-    def __init__(self, trainer: MultiTurnGRPOTrainer):
+    def __init__(self, trainer: GRPOTrainer):
         if trainer._dist.fsdp_version == 1:
             raise ValueError("rollouts of several turns need FSDP2: set `fsdp_version: 2` in accelerate's fsdp_config")
         self.trainer = trainer
@@ -272,7 +270,7 @@ class TRLSampler:
     depends on the batch it was sampled in.
     """
 
-    def __init__(self, trainer: MultiTurnGRPOTrainer):
+    def __init__(self, trainer: GRPOTrainer):
         self.trainer = trainer
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
@@ -293,11 +291,11 @@ class ContinuousBatchingSampler:
     end-of-turn token or its limit.
 
     Args:
-        trainer ([`MultiTurnGRPOTrainer`]): Whose generation settings are used.
+        trainer ([`~trl.GRPOTrainer`]): Whose generation settings are used.
         model (`Callable`): Gives a context manager with the policy.
     """
 
-    def __init__(self, trainer: MultiTurnGRPOTrainer, model: Callable[[], AbstractContextManager[PreTrainedModel]]):
+    def __init__(self, trainer: GRPOTrainer, model: Callable[[], AbstractContextManager[PreTrainedModel]]):
         self.trainer, self.model = trainer, model
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:

@@ -29,7 +29,7 @@ from trl.trainer import grpo_trainer
 from ...llm.loop import run
 from ...rollout import gather
 from ..config import MultiTurnGRPOConfig
-from .vllm import NoAnswer, PolicyUnreachable, Refused, Server, paused, servers_of
+from .vllm_client import NoAnswer, PolicyUnreachable, Refused, Server, paused, servers_of
 
 FOLDER = "vllm_weights"  # in output_dir
 # Mean difference of a log-probability. The first push tells how far the two differ by arithmetic alone; 16 bits: ~0.01.

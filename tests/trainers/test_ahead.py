@@ -17,13 +17,13 @@ from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset, 
 from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import Reply, ScriptedChat, Usage
 from agentic_prompting.rollout import AgentSpec, BatchEngine, ChatFormat, Observation, Sample
-from agentic_prompting.trainers.carry_over import CarryOver
+from agentic_prompting.trainers.ahead import Ahead
 from agentic_prompting.trainers.rollout_worker import RolloutWorker
 from support.espl_training import Reference
 from support.scripts import loaded
 from support.training import arguments, trainer_for, vars_for
 
-LEAD = {"lead": 1, "max_staleness": 2, "num_generations": 2, "per_device_train_batch_size": 4, "max_turn_tokens": 24}
+LEAD = {"async_lead": 1, "max_staleness": 2, "num_generations": 2, "per_device_train_batch_size": 4, "max_turn_tokens": 24}
 
 
 class Asks:
@@ -65,13 +65,13 @@ class OnStep(TrainerCallback):
 @pytest.fixture
 def steps(monkeypatch):
     """The groups that each step used."""
-    seen, take = [], CarryOver.take
+    seen, take = [], Ahead.take
 
-    def watched(self, wanted):
-        seen.append(take(self, wanted))
+    def watched(self, wanted, place):
+        seen.append(take(self, wanted, place))
         return seen[-1]
 
-    monkeypatch.setattr(CarryOver, "take", watched)
+    monkeypatch.setattr(Ahead, "take", watched)
     return seen
 
 
@@ -109,7 +109,7 @@ def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps
     numbers = [group.number for groups in steps for group in groups]
     assert sorted(numbers) == list(range(8)), "every group once, none is dropped"
     assert numbers.index(0) >= 4 and all(len(groups) == 2 for groups in steps)
-    assert max(group.used_at - group.born for groups in steps for group in groups) == 2
+    assert max(group.used_at - group.update for groups in steps for group in groups) == 2
     logged = log_of(trainer)
     assert [entry["async/groups_in_flight"] for entry in logged] == [2, 2, 2, 0], "the last steps start nothing new"
     assert logged[0]["async/token_age"] == 0 and max(entry["async/token_age_max"] for entry in logged) == 2
@@ -120,7 +120,7 @@ def test_rows_come_in_the_order_in_which_trl_deals_them_out(tiny_policy, rows, t
     """Over two epochs and a half, of a data set that does not fill its last batch."""
     seen = {}
     for lead in (0, 1):
-        trainer = build(tiny_policy, tmp_path / str(lead), rows.select(range(5)), lead=lead, max_steps=5)
+        trainer = build(tiny_policy, tmp_path / str(lead), rows.select(range(5)), async_lead=lead, max_steps=5)
         questions, generate = [], trainer._generate_and_score_completions
 
         def watched(inputs, questions=questions, generate=generate):
@@ -224,7 +224,7 @@ def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp
         tiny_policy, tmp_path, rows, environment=Counts(), **{**LEAD, "max_steps": 3, "stop_at_tags": False}
     )
     trainer.train()
-    turns = [turn for groups in steps for group in groups for tape in group.tapes for turn in tape.turns]
+    turns = [turn for groups in steps for group in groups for log in group.episodes for turn in log.turns]
     assert all(len(turn["updates"]) == len(turn["ids"]) == len(turn["logprobs"]) for turn in turns)
     assert all(turn["updates"] == sorted(turn["updates"]) for turn in turns)
     assert trainer.policy.updates == 2
@@ -251,17 +251,17 @@ def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vllm_importance_sampling_correction": False}, "lead > 0 learns from what older weights sampled"),
+        ({"vllm_importance_sampling_correction": False}, "async_lead > 0 learns from what older weights sampled"),
         ({"max_staleness": 0}, "max_staleness=0 is too low"),
-        ({"lead": -1}, "lead must be at least 0"),
-        ({"full_determinism": True}, "lead > 0 cannot be had with full_determinism=True"),
+        ({"async_lead": -1}, "async_lead must be at least 0"),
+        ({"full_determinism": True}, "async_lead > 0 cannot be had with full_determinism=True"),
         ({"use_transformers_continuous_batching": True}, "cannot be had with use_transformers_continuous_batching"),
-        ({"use_vllm": True, "vllm_mode": "colocate"}, "lead > 0 cannot be had with vllm_mode='colocate'"),
+        ({"use_vllm": True, "vllm_mode": "colocate"}, "async_lead > 0 cannot be had with vllm_mode='colocate'"),
     ],
 )
 def test_settings_that_cannot_go_with_lead(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message) as raised:
-        arguments(tmp_path, **{"lead": 1, **changes})
+        arguments(tmp_path, **{"async_lead": 1, **changes})
     assert "\n" not in str(raised.value)
 
 
@@ -275,7 +275,7 @@ def test_each_process_needs_whole_groups(tiny_policy, rows, tmp_path):
 
 
 def test_defaults_of_lead(tmp_path):
-    args = arguments(tmp_path, lead=1.5)
+    args = arguments(tmp_path, async_lead=1.5)
     assert args.max_staleness == 3 and args.vllm_importance_sampling_mode == "token_truncate"
     assert arguments(tmp_path).vllm_importance_sampling_mode == "sequence_mask", "TRL's, where nothing is carried over"
 
@@ -283,7 +283,7 @@ def test_defaults_of_lead(tmp_path):
 def test_a_policy_without_log_probabilities_is_an_error(tiny_policy, rows, tmp_path):
     trainer = build(tiny_policy, tmp_path, rows)
     trainer.policy = BatchEngine(lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True)
-    with pytest.raises(ValueError, match="lead > 0 needs a policy that gives the log-probability"):
+    with pytest.raises(ValueError, match="async_lead > 0 needs a policy that gives the log-probability"):
         trainer.train()
 
 
@@ -399,7 +399,7 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(tiny_policy, row
     trainer.train()
     played = Counter()
     for group in (group for groups in steps for group in groups):
-        names = [note["system_prompt"] for note in group.notes]
+        names = [note["system_prompt"] for note in group.metadata]
         assert names == [names[0]] * 2 + [names[2]] * 2
         for name, rollout in zip(names, group.rollouts, strict=True):
             assert rollout.row["prompt"][0]["content"] == trainer.population.members[name].prompt.text

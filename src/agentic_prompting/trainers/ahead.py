@@ -1,0 +1,358 @@
+"""Training that does not wait for stragglers: groups of rollouts in flight are carried over to later steps.
+
+Rows come from a stream of our own, in the order in which TRL's sampler deals them out, so that more groups can be
+started than a step uses: `async_lead` steps ahead. Each step starts as many groups as it uses and trains on the oldest
+that are done; one that has reached `max_staleness` is waited for. An episode is a coroutine (`play`), so it outlives
+the step in which it was started. Nothing that was sampled or paid for is dropped: a killed run finds it in its
+[`InFlightFile`].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from ..llm import run
+from ..rollout import Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed
+from .batch import Batch, Place
+from .in_flight import EpisodeLog, InFlightFile, length_of
+from .player import Player
+from .prompts import Prompts
+from .stopping import TrainingStopped
+
+
+@dataclass
+class Group:
+    """The rollouts of one row.
+
+    Args:
+        number (`int`): Counts the groups of the run, all processes together. Its row and its seeds are functions of it.
+        update (`int`): Updates of the weights before the group was started.
+        rollouts (`list[Rollout]`): Each `row` has the rendered `prompt`.
+        metadata (`list[dict]`): Of each rollout, from when the group was started.
+        episodes (`list[EpisodeLog]`): Of each rollout.
+        prompts (`int`): A fingerprint of the rendered prompts.
+    """
+
+    number: int
+    update: int
+    rollouts: list[Rollout]
+    metadata: list[dict[str, Any]]
+    episodes: list[EpisodeLog]
+    prompts: int
+    tasks: list[asyncio.Task] = field(default_factory=list, repr=False)
+    used_at: int = -1
+
+    @property
+    def done(self) -> bool:
+        return all(rollout.done for rollout in self.rollouts)
+
+    def start_record(self) -> dict[str, Any]:
+        """How the group was started, as plain JSON."""
+        return {"group": self.number, "update": self.update, "prompts": self.prompts, "metadata": self.metadata}
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """The rows of a run in the order in which TRL's sampler deals them out, as many epochs as are needed.
+
+    Args:
+        rows (`Sequence`): The training rows.
+        seed (`int`): The run's seed.
+        shuffle (`bool`): Whether each epoch has an order of its own.
+        groups_per_batch (`int`): Rows of a batch, all processes together. The rest of an epoch is left out, as by TRL.
+    """
+
+    rows: Sequence[Any]
+    seed: int
+    shuffle: bool
+    groups_per_batch: int
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        epoch, place = divmod(number, len(self.rows) // self.groups_per_batch * self.groups_per_batch)
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            place = int(torch.randperm(len(self.rows), generator=generator)[place])
+        return dict(self.rows[place])
+
+
+class Ahead:
+    """A [`Source`] that plays groups `async_lead` steps ahead of the weights.
+
+    Args:
+        rows ([`RowStream`]): What groups are made of.
+        prompts ([`Prompts`]): Renders the rows.
+        player ([`Player`]): Whose policy and environment the episodes talk to.
+        file ([`InFlightFile`]): Where turns and replies are written down.
+        lead (`float`): Steps' worth of groups to play beyond the step's own.
+        max_staleness (`int`): Updates between a group's start and its use; a group at this limit is waited for.
+        updates_now (`Callable`): Updates of the weights at this moment, for checkpoints.
+        log (`Callable`, *optional*): Gets the metrics of each batch.
+
+    Attributes:
+        updates (`int`): Updates of the weights before the batch at hand.
+        groups (`list[Group]`): Started and not used yet, by number.
+    """
+
+    def __init__(
+        self,
+        rows: RowStream,
+        prompts: Prompts,
+        player: Player,
+        file: InFlightFile,
+        lead: float,
+        max_staleness: int,
+        updates_now: Callable[[], int],
+        log: Callable[[Mapping[str, float]], None] = lambda metrics: None,
+    ):
+        self.rows, self.prompts, self.player, self.file = rows, prompts, player, file
+        self.lead, self.max_staleness, self.updates_now, self.log = lead, max_staleness, updates_now, log
+        self.updates = 0
+        self.groups: list[Group] = []
+        self._used: list[Group] = []  # by the step at hand, which a checkpoint in the middle of it begins again
+        self._started: int | None = None  # groups of this process so far
+        self._saved: list[int] = []  # numbers of the groups that the checkpoint held
+        self._floor = 0  # the oldest group that the checkpoint before the last one may need
+        self._trusts: bool | None = None  # whether the file's entries belong to this run; decided at the first batch
+        self._landing = False
+        self._asking: set[Any] = set()  # tasks that the environment owes a reply
+        self._clock = _Clock()
+
+    def next(self, rows: Sequence[dict[str, Any]], place: Place) -> Batch:
+        """A batch of whole groups of this process that are done, whenever they were started. `rows` says only how
+        many."""
+        groups = self.take(len(rows) // self.prompts.rollouts_per_row, place)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        metadata = [one for group in groups for one in group.metadata]
+        return Batch(place, [dict(rollout.row) for rollout in rollouts], metadata, rollouts, off_policy=True)
+
+    def take(self, wanted: int, place: Place) -> list[Group]:
+        """Start a step's worth of groups, wait until as many are done and those at the age limit are among them, and
+        return the oldest that are done."""
+        self.updates = place.step
+        self._used = [group for group in self._used if group.used_at == self.updates]
+        if self._trusts is None:
+            self._trusts = self.file.trust(None)
+        if self._started is None:
+            self._started = place.number * wanted
+        self.groups += [self._group(number) for number in self._saved]
+        self._saved = []
+        while len(self.groups) < wanted + round(self.lead * wanted) and self._started < place.last * wanted:
+            self._start(wanted)
+        policy = self.player.policy
+        if hasattr(policy, "updates"):
+            policy.updates = self.updates
+        self._clock.tick(waits=True)
+        self.player.run(self._enough(wanted), place.what)
+        self._clock.tick(waits=False)
+        taken = [group for group in self.groups if group.done][:wanted]
+        self.groups = [group for group in self.groups if group not in taken]
+        for group in taken:
+            group.used_at = self.updates
+        self._used += taken
+        self.log(self._metrics(taken))
+        return taken
+
+    # --- starting ------------------------------------------------------------------------------------------------
+
+    def _start(self, wanted: int) -> None:
+        """One more group: the next row of this process's share, as TRL deals them out."""
+        assert self._started is not None
+        accelerator, (block, within) = self.player.accelerator, divmod(self._started, wanted)
+        self._started += 1
+        self.groups.append(
+            self._group((block * accelerator.num_processes + accelerator.process_index) * wanted + within)
+        )
+
+    def _group(self, number: int) -> Group:
+        """A group as an earlier process left it, or a new one."""
+        row = self.rows[number]
+        kept = self._kept(number, row)
+        indices = range(self.prompts.rollouts_per_row)
+        metadata = kept.get("metadata") or [self.prompts.metadata(i, training=True) for i in indices]
+        prompts = kept.get("rendered") or [self.prompts.messages(row, one) for one in metadata]
+        seed, batch = self.rows.seed, f"{self.rows.seed}.lead.{number // self.rows.groups_per_batch}"
+        rendered = self.player.reset([{**row, "prompt": prompt} for prompt in prompts])
+        rollouts = [
+            Rollout(self.player.prompt_ids(one["prompt"]), one, rollout_seed(seed, "group", number, i), batch, number)
+            for i, one in enumerate(rendered)
+        ]
+        episodes = [self._episode(number, i, kept.get("episodes", {}).get(i, {})) for i in indices]
+        update = min(kept.get("update", self.updates), self.updates)
+        group = Group(number, update, rollouts, metadata, episodes, _fingerprint(prompts))
+        if not kept:
+            self.file.write(group.start_record())
+        return group
+
+    def _episode(self, number: int, place: int, kept: Mapping[str, Any]) -> EpisodeLog:
+        def keep(entry: dict[str, Any]) -> None:
+            self.file.write({"group": number, "rollout": place, **entry})
+
+        return EpisodeLog(self._ask_policy, self._ask_environment, lambda: self.updates, keep, **kept)
+
+    def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What an earlier process left of a group; nothing if it was of other data or under other prompts."""
+        kept = self.file.groups.pop(number, {})
+        if hasattr(self.player.environment, "reset"):  # the log does not hold what its episodes have done to it
+            return {}
+        try:
+            rendered = [self.prompts.messages(row, one) for one in kept.get("metadata", ())]
+        except LookupError:
+            return {}
+        whole = len(rendered) == self.prompts.rollouts_per_row and kept["prompts"] == _fingerprint(rendered)
+        return {**kept, "rendered": rendered} if whole else {}
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    async def _enough(self, wanted: int) -> None:
+        player = self.player
+        for group in self.groups:
+            group.tasks = group.tasks or [
+                asyncio.create_task(play(rollout, log, log, player.chat_format, player.limits))
+                for rollout, log in zip(group.rollouts, group.episodes, strict=True)
+            ]
+        due = [group for group in self.groups if self.updates - group.update >= self.max_staleness]
+        tasks = [task for group in self.groups for task in group.tasks]
+        while True:
+            for task in tasks:
+                if task.done():
+                    task.result()  # an engine that fails is everybody's failure
+            if all(group.done for group in due) and sum(group.done for group in self.groups) >= wanted:
+                return
+            await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+
+    async def _ask_policy(self, request: SampleRequest) -> Sample:
+        if self._landing:
+            raise asyncio.CancelledError
+        policy = self.player.policy
+        self._clock.needs_thread = isinstance(policy, Engine) and policy.on_callers_thread
+        self._clock.tick(turns=1)
+        try:
+            return await policy(request)
+        finally:
+            self._clock.tick(turns=-1)
+
+    async def _ask_environment(self, rollout: Rollout) -> Observation | None:
+        if self._landing:
+            raise asyncio.CancelledError
+        task = asyncio.current_task()
+        self._asking.add(task)
+        try:
+            return await observe(self.player.environment, rollout)
+        finally:
+            self._asking.discard(task)
+
+    def _metrics(self, taken: list[Group]) -> dict[str, float]:
+        """Ages in updates, groups in flight, and idle shares; means over all processes."""
+        episodes = [log for group in (*taken, *self.groups) for log in group.episodes]
+        lasted = [updates for log in episodes for updates in log.lasted]
+        for log in episodes:
+            log.lasted.clear()
+        turns = [turn for group in taken for log in group.episodes for turn in log.turns]
+        ages = [max(self.updates - updates, 0) for turn in turns for updates in turn["updates"]]
+        waiting, idle = self._clock.shares()
+        facts = gather_object(
+            [(sum(ages), len(ages), max(ages), sum(lasted), len(lasted), len(self.groups), waiting, idle)]
+        )
+        sums, tokens, oldest, lasting, ended, flying, waited, idled = zip(*facts, strict=True)
+        return {
+            "async/token_age": sum(sums) / sum(tokens), "async/token_age_max": float(max(oldest)),
+            "async/turn_age": sum(lasting) / max(sum(ended), 1), "async/groups_in_flight": float(sum(flying)),
+            "async/trainer_idle": sum(waited) / len(facts), "async/policy_idle": sum(idled) / len(facts),
+        }  # fmt: skip
+
+    # --- checkpoints, and the end of training --------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is in flight, as plain data: complete up to the turns and replies that are under way."""
+        again = [group for group in self._used if group.used_at == self.updates_now()]
+        groups = [*again, *self.groups]
+        # The checkpoint before this one is whole and may be resumed from; only what it does not need is deleted.
+        self.file.forget_before(self._floor)
+        self._floor = min((group.number for group in groups), default=self._floor)
+        return {
+            "run": self.file.run,
+            "identity": dict(self.file.identity),
+            "started": self._started,
+            "groups": [
+                {
+                    **group.start_record(),
+                    "episodes": [{"turns": list(log.turns), "replies": list(log.replies)} for log in group.episodes],
+                }
+                for group in groups
+            ],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back an [`Ahead.state_dict`], and the entries that were written after it."""
+        self._trusts = self.file.trust(state)
+        if not self._trusts:
+            return
+        self._started = state["started"]
+        for held in state["groups"]:
+            number = held["group"]
+            episodes, written = dict(enumerate(held["episodes"])), self.file.groups.get(number, {})
+            if written.get("prompts") == held["prompts"]:
+                longer = {i: one for i, one in written["episodes"].items() if length_of(one) > length_of(episodes[i])}
+                episodes |= longer
+            self.file.groups[number] = {**held, "episodes": episodes}
+            self._saved.append(number)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around training. Afterwards the replies under way are waited for and written down, unless it broke off."""
+        waits = False
+        try:
+            yield
+            waits = True
+        except TrainingStopped:
+            waits = True
+            raise
+        finally:
+            run(self._land(waits))
+
+    async def _land(self, waits: bool) -> None:
+        self._landing = True
+        tasks = [task for group in self.groups for task in group.tasks]
+        for task in tasks:
+            if not (waits and task in self._asking):
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Clock:
+    """How much of the time between two batches the trainer waited, and the policy had a turn to sample."""
+
+    def __init__(self) -> None:
+        self.since = self.at = time.monotonic()
+        self.waited = self.worked = 0.0
+        self.waits, self.turns, self.needs_thread = False, 0, False
+
+    def tick(self, waits: bool | None = None, turns: int = 0) -> None:
+        """Something changes: the trainer begins or ends to wait, turns are requested or arrive."""
+        now = time.monotonic()
+        past, self.at = now - self.at, now
+        self.waited += past * self.waits
+        self.worked += past * (self.turns > 0 and (self.waits or not self.needs_thread))
+        self.waits = self.waits if waits is None else waits
+        self.turns += turns
+
+    def shares(self) -> tuple[float, float]:
+        """Idle shares of trainer and policy since the last call."""
+        past = max(self.at - self.since, 1e-9)
+        shares = self.waited / past, 1 - self.worked / past
+        self.since, self.waited, self.worked = self.at, 0.0, 0.0
+        return shares
+
+
+def _fingerprint(prompts: Any) -> int:
+    return zlib.crc32(json.dumps(prompts, default=str).encode())

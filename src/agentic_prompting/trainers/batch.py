@@ -1,0 +1,106 @@
+"""One batch of rollouts on its way through TRL's hooks, and its place in the run.
+
+TRL's hooks pass on little: prompts in, token ids out, rows to the reward functions. So a trainer keeps the batch at
+hand as one object, and every hook reads from it what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from trl.trainer.utils import pad
+
+from ..rollout import Rollout, rollout_seed
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a batch stands in a run. Every seed is a function of it, so a resumed run needs no random state.
+
+    Args:
+        seed (`int`): The run's seed.
+        mode (`str`): `train` or `eval`.
+        step (`int`): Updates of the weights before the batch.
+        part (`int`, *optional*, defaults to `0`): Training: which batch of the step, where gradients are accumulated.
+            Evaluation: which batch of this evaluation.
+        number (`int`, *optional*, defaults to `0`): Training batches generated before this one in the run.
+        last (`int`, *optional*, defaults to `0`): Training batches of the whole run.
+    """
+
+    seed: int
+    mode: Literal["train", "eval"]
+    step: int
+    part: int = 0
+    number: int = 0
+    last: int = 0
+
+    @property
+    def trains(self) -> bool:
+        return self.mode == "train"
+
+    def rollout_seed(self, index: int) -> int:
+        """The seed of the rollout at this position of the global batch. Every evaluation draws the same."""
+        step = [self.step] if self.trains else []
+        return rollout_seed(self.seed, self.mode, *step, self.part, index)
+
+    @property
+    def what(self) -> str:
+        """What is being played, for messages."""
+        return f"the rollouts of step {self.step}" if self.trains else f"an evaluation at step {self.step}"
+
+    @property
+    def share_key(self) -> str:
+        """Rollouts with the same key may share replies (`share_replies`); empty: none may, as in evaluation."""
+        return f"{self.seed}.{self.step}.{self.part}" if self.trains else ""
+
+
+@dataclass
+class Batch:
+    """The rollouts of one batch on this process, with all that TRL, rewards, logs and ratings need to know of them.
+
+    Args:
+        place ([`Place`]): Where the batch stands in the run.
+        rows (`list[dict]`): One per rollout, its `prompt` rendered. TRL hands these dicts to reward functions.
+        metadata (`list[dict]`): What [`Prompts.metadata`] said of each rollout; goes into its record.
+        rollouts (`list[Rollout]`): Played to their ends.
+        off_policy (`bool`, *optional*, defaults to `False`): Older weights sampled some of the tokens, so the loss
+            needs the importance ratio.
+        pad_to_multiple_of (`int`, *optional*): As TRL pads completions.
+    """
+
+    place: Place
+    rows: list[dict[str, Any]]
+    metadata: list[dict[str, Any]]
+    rollouts: list[Rollout]
+    off_policy: bool = False
+    pad_to_multiple_of: int | None = None
+    scored: torch.Tensor | None = None  # set by `for_trl`
+
+    def for_trl(self, end_ids: Sequence[int], with_logprobs: bool) -> dict[str, Any]:
+        """What TRL's `rollout_func` returns.
+
+        Args:
+            end_ids (`Sequence[int]`): Tokens that end a sequence for TRL.
+            with_logprobs (`bool`): Whether TRL gets the sampler's log-probabilities for its importance ratio.
+
+        Returns:
+            `dict`: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (1: in the loss) and `rollout`. No token of a
+            failed rollout is in the loss: an advantage of 0 would leave it the KL and entropy terms.
+        """
+        output: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
+        for rollout in self.rollouts:
+            # TRL counts a completion without an end token as truncated and cannot handle an empty one. A turn stopped
+            # at its tag has no end token, and neither has a prompt that fills the context.
+            stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in end_ids
+            end = [end_ids[0]] if stopped or not rollout.ids else []
+            mask = [0] * len(rollout.mask) if rollout.status == "failed" else rollout.mask
+            output["prompt_ids"].append(rollout.prompt_ids)
+            output["completion_ids"].append([*rollout.ids, *end])
+            output["logprobs"].append([*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)])
+            output["env_mask"].append([*mask, *(0 for _ in end)])
+        masks = [torch.tensor(mask) for mask in output["env_mask"]]
+        self.scored = pad(masks, 0, "right", self.pad_to_multiple_of)
+        return {**output, "logprobs": output["logprobs"] if with_logprobs else None, "rollout": list(self.rollouts)}

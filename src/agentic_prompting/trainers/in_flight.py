@@ -1,0 +1,309 @@
+"""What a killed run had sampled and paid for: the turns and replies of its groups in flight, on disk.
+
+An [`EpisodeLog`] stands between one rollout's episode and the policy and environment it talks to. It writes down every
+turn and every reply; an entry that exists is not asked for again, so a resumed run replays the episode and goes on from
+there. [`InFlightFile`] keeps these entries, one file per process.
+
+Entries are only right for the run that wrote them. The file's first line says which run that is: the settings that
+decide what a group is, and the weights it began with. Entries of another run, and damaged lines, are counted in one
+warning and not used; they never block a resume.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import uuid
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..llm import Reply, Usage
+from ..records import RecordFile, atomic_write
+from ..rollout import AgentSpec, Limits, Observation, Rollout, Sample, SampleRequest
+from .config import MultiTurnGRPOConfig
+
+logger = logging.getLogger(__name__)
+
+
+class EpisodeLog:
+    """Policy and environment of one rollout's episode; every turn and reply of theirs is written down.
+
+    Args:
+        policy (`Callable`): Samples a turn that is not in the log.
+        environment (`Callable`): Answers a turn whose reply is not in the log.
+        updates (`Callable`): Updates of the weights so far.
+        keep (`Callable[[dict], None]`): Writes an entry to disk.
+        turns (`list[dict]`, *optional*): Turns sampled before a restart, a [`Sample`]'s fields each.
+        replies (`list[dict]`, *optional*): The environment's replies to them, an [`Observation`]'s fields each.
+
+    Attributes:
+        lasted (`list[int]`): For each turn sampled by this process: the updates that came while it was sampled.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[[SampleRequest], Awaitable[Sample]],
+        environment: Callable[[Rollout], Awaitable[Observation | None]],
+        updates: Callable[[], int],
+        keep: Callable[[dict[str, Any]], None],
+        turns: Any = (),
+        replies: Any = (),
+    ):
+        self.policy, self.environment, self.updates, self.keep = policy, environment, updates, keep
+        self.turns, self.replies, self.lasted = list(turns), list(replies), list[int]()
+        self._played = 0  # turns since this process began
+
+    async def __call__(self, request: SampleRequest) -> Sample:
+        """The next turn: from the log, else from the policy."""
+        at, self._played = self._played, self._played + 1
+        if at == len(self.turns):
+            asked = self.updates()
+            sample = await self.policy(request)
+            self.lasted.append(self.updates() - asked)
+            if sample.logprobs is None:
+                raise ValueError(
+                    "async_lead > 0 needs a policy that gives the log-probability of each token it samples"
+                )
+            # Where the policy does not report its updates, those at the request: rather too old than too young.
+            turn = {**asdict(sample), "updates": list(sample.updates) or [asked] * len(sample.ids)}
+            self.keep({"at": at, "turn": turn})
+            self.turns.append(turn)
+        return Sample(**self.turns[at])
+
+    async def step(self, rollout: Rollout) -> Observation | None:
+        """The reply to the last turn: from the log, else from the environment. Failures are not logged; a resumed run
+        asks again."""
+        at = len(rollout.turns) - 1
+        if at == len(self.replies):
+            observation = await self.environment(rollout)
+            if observation is None or observation.error is None:
+                reply = _plain(observation)
+                self.keep({"at": at, "reply": reply})
+                self.replies.append(reply)
+            return observation
+        return _observation(self.replies[at])
+
+
+class InFlightFile:
+    """The log of a process's groups in flight.
+
+    Made while the run's folder is locked: it may delete or replace the file.
+
+    Args:
+        path (`Path`): The file.
+        identity (`dict`): Plain settings that decide what a group is; see [`InFlightFile.trust`].
+        policy (`int`): Fingerprint of the weights that this process starts with; see [`policy_fingerprint`].
+        resumes (`bool`): Whether the entries of an earlier process may be used. Otherwise they are deleted.
+
+    Attributes:
+        run (`str`): Names the run; a checkpoint keeps it, so that its log can be told from another run's.
+        groups (`dict[int, dict]`): What the file holds, by the number of the group.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any], policy: int, resumes: bool):
+        self.file, self.identity, self.policy = RecordFile(path), json.loads(json.dumps(identity)), policy
+        self.run, self.groups = uuid.uuid4().hex, dict[int, dict[str, Any]]()
+        self._lock, self._failing = threading.Lock(), False
+        self._header: dict[str, Any] = {}
+        if resumes:
+            self._read()
+        else:
+            path.unlink(missing_ok=True)
+        self._began = bool(self._header)
+
+    def trust(self, state: Mapping[str, Any] | None) -> bool:
+        """Decide whether the entries belong to this run; those that do not are put aside, with one warning.
+
+        Args:
+            state (`dict`, *optional*): What the checkpoint being resumed keeps: `run` and `identity`. `None`: there is
+                no checkpoint, and the weights that the run began with must be those of now.
+
+        Returns:
+            `bool`: Whether what the checkpoint itself holds of groups in flight may be used.
+        """
+        settings = self.identity if state is None else state["identity"]
+        changed = sorted(name for name in self.identity if settings.get(name) != self.identity[name])
+        if self._header:
+            known = self._header["identity"]
+            changed += [name for name in self.identity if known.get(name) != self.identity[name]]
+            other = self._header["policy"] != self.policy if state is None else self._header["run"] != state["run"]
+            changed += ["the weights that the run began with" if state is None else "the run"] if other else []
+        if changed and (self._header or state is not None):
+            self._put_aside(sorted(set(changed)), len(self.groups))
+        elif self._header:
+            self.run = self._header["run"]
+        elif state is not None:
+            self.run = state["run"]
+        return not changed
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append an entry. When the disk is full, training goes on without the log: a resumed run pays again."""
+        with self._lock:
+            try:
+                header = {"run": self.run, "identity": self.identity, "policy": self.policy}
+                self.file.append([record] if self._began else [header, record])
+                self._began = True
+            except OSError as error:
+                if not self._failing:
+                    logger.warning("%s cannot be written, training goes on without: %s", self.file.path, error)
+                self._failing = True
+
+    def forget_before(self, number: int) -> None:
+        """Delete the entries of groups that no checkpoint needs any more."""
+        with self._lock:
+            self.file.keep(lambda record: record.get("group", number) >= number)
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Every line that can be read. What cannot is counted, and the file is written again without it."""
+        path, damaged, good = self.file.path, list[int](), list[bytes]()
+        try:
+            lines = path.read_bytes().split(b"\n") if path.exists() else []
+        except OSError as error:
+            logger.warning("%s cannot be read, groups in flight are played again: %s", path, error)
+            return
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if self._take(line):
+                good.append(line)
+            elif number < len(lines):  # the last line has no end: it was cut off by the kill
+                damaged.append(number)
+        if damaged:
+            logger.warning(
+                "%s: %d damaged lines are not used, the first is line %d; what they held is sampled and paid again",
+                *(path, len(damaged), damaged[0]),
+            )
+        if not self._header:
+            good, self.groups = [], {}
+        if len(good) < sum(bool(line.strip()) for line in lines):
+            atomic_write(path, b"".join(line + b"\n" for line in good))
+
+    def _take(self, line: bytes) -> bool:
+        """Read a line; whether it could be used."""
+        try:
+            record = json.loads(line)
+            if "identity" in record:
+                self._header = {**record, "identity": dict(record["identity"]), "run": str(record["run"])}
+                return "policy" in record
+            number = _whole_number(record["group"])
+            if "prompts" in record:
+                _whole_number(record["update"]), _whole_number(record["prompts"])
+                self.groups[number] = {**record, "metadata": [dict(one) for one in record["metadata"]], "episodes": {}}
+                return True
+            return number in self.groups and _add(self.groups[number]["episodes"], record)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return False
+
+    def _put_aside(self, changed: list[str], groups: int) -> None:
+        logger.warning(
+            "%s: %d groups in flight are not used, because this run differs in %s; they are played anew, and the file "
+            "is kept as %s", self.file.path, groups, ", ".join(changed), _aside(self.file.path).name,
+        )  # fmt: skip
+        self._header, self.groups, self._began = {}, {}, False
+        if self.file.path.exists():
+            os.replace(self.file.path, _aside(self.file.path))
+
+
+def identity_of(
+    spec: AgentSpec, limits: Limits, environment: Any, rollouts_per_row: int, args: MultiTurnGRPOConfig
+) -> dict[str, Any]:
+    """The settings that decide what a group in flight is: with others its entries would be of another rollout.
+
+    Args:
+        spec ([`AgentSpec`]): How the agent is asked.
+        limits ([`Limits`]): Of a rollout.
+        environment ([`Environment`], *optional*): By its name, and by its large LLM's.
+        rollouts_per_row (`int`): Rollouts of a group.
+        args ([`MultiTurnGRPOConfig`]): The run's.
+    """
+    chat = getattr(environment, "chat", None)
+    return {
+        "seed": args.seed,
+        "num_generations": args.num_generations,
+        "rollouts_per_row": rollouts_per_row,
+        "generation_batch_size": args.generation_batch_size,
+        "processes": args.world_size,
+        "limits": asdict(limits),
+        "grammar": f"{type(spec.grammar).__name__} {spec.grammar}",
+        "sampling": dict(spec.sampling),
+        "environment": type(environment).__qualname__,
+        "model": None if chat is None else str(getattr(chat, "model", type(chat).__qualname__)),
+    }
+
+
+def policy_fingerprint(model: torch.nn.Module) -> int:
+    """A number that differs for models with other weights: of 64 elements of each parameter (of this process's shard).
+
+    Args:
+        model (`torch.nn.Module`): Whole, or cut into shards by ZeRO-3 or FSDP2.
+    """
+    found = 0
+    for name, parameter in model.named_parameters():
+        own = getattr(parameter, "ds_tensor", parameter)
+        own = own.to_local() if hasattr(own, "to_local") else own
+        flat = own.detach().reshape(-1)
+        picked = flat[:: max(1, flat.numel() // 64)][:64].float().cpu()
+        found = zlib.crc32(name.encode() + picked.numpy().tobytes(), found)
+    return found
+
+
+def length_of(episode: Mapping[str, Any]) -> int:
+    """How many turns and replies an episode's entries hold."""
+    return len(episode["turns"]) + len(episode["replies"])
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.unused{path.suffix}")
+
+
+def _add(episodes: dict[int, dict[str, list]], record: Mapping[str, Any]) -> bool:
+    """Append a turn or reply to its episode, if it is whole and the next one."""
+    kind = "turn" if "turn" in record else "reply"
+    entry, place = record[kind], _whole_number(record["rollout"])
+    if kind == "turn":
+        sample = Sample(**entry)
+        if not len(sample.ids) == len(sample.logprobs or ()) == len(sample.updates) > 0:
+            return False
+        for one in (*sample.ids, *sample.updates):
+            _whole_number(one)
+        if not all(isinstance(one, float | int) for one in sample.logprobs or ()):
+            return False
+    elif (observation := _observation(entry)) is not None and not isinstance(observation.text, str):
+        return False
+    entries = episodes.setdefault(place, {"turns": [], "replies": []})["turns" if kind == "turn" else "replies"]
+    if record["at"] != len(entries):
+        return False
+    entries.append(entry)
+    return True
+
+
+def _whole_number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _plain(observation: Observation | None) -> dict[str, Any]:
+    """A reply as plain JSON; empty where the environment ended the episode."""
+    if observation is None:
+        return {}
+    paid = [asdict(reply) for reply in observation.replies if reply.error is None]
+    return {"text": observation.text, "seconds": observation.seconds, "replies": paid}
+
+
+def _observation(entry: Mapping[str, Any]) -> Observation | None:
+    if "text" not in entry:
+        return None
+    replies = tuple(
+        Reply(**{**reply, **{name: Usage(**reply[name]) for name in ("usage", "saved")}}) for reply in entry["replies"]
+    )
+    return Observation(entry["text"], replies=replies, seconds=float(entry["seconds"]))

@@ -1,0 +1,110 @@
+"""What is made of a finished batch besides gradients: metrics, records, a live view, and reasons to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from ..rollout import Limits, RolloutFacts, RolloutLog, rollout_metrics, rollout_record
+from .batch import Batch
+from .stopping import FailureWatch
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an [`Observer`] made of a batch, the same on every process.
+
+    Args:
+        metrics (`dict[str, float]`): Means and sums over all processes.
+        failed (`torch.Tensor`): Of shape `(rollouts of all processes,)`: whose environment failed.
+        stop (`str`): Why training has to stop, or empty.
+    """
+
+    metrics: Mapping[str, float]
+    failed: torch.Tensor
+    stop: str
+
+
+class Observer:
+    """Looks at every batch once its rewards are known.
+
+    Args:
+        log ([`RolloutLog`]): Where this process's rollouts are recorded.
+        failures ([`FailureWatch`]): Decides when too many fail.
+        run (`int`): Tells apart the records of several runs in one folder.
+        reward_names (`list[str]`): Of the reward functions.
+        limits ([`Limits`]): For the warning about rollouts that are cut off.
+        process (`int`): This process's number. The first one warns.
+        show (`Callable`, *optional*): Gets mode, rollouts and rewards of each batch; see [`LiveView.show`].
+
+    Attributes:
+        some_failed (`bool`): Whether any rollout of the last training batch failed, on any process.
+    """
+
+    def __init__(
+        self,
+        log: RolloutLog,
+        failures: FailureWatch,
+        run: int,
+        reward_names: Sequence[str],
+        limits: Limits,
+        process: int,
+        show: Callable[..., None] = lambda mode, rollouts, rewards: None,
+    ):
+        self.log, self.failures, self.run, self.reward_names = log, failures, run, reward_names
+        self.limits, self.process, self.show = limits, process, show
+        self.some_failed = False
+
+    def seen(self, batch: Batch, rewards: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]) -> Seen:
+        """Take note of a batch. Called on every process alike.
+
+        Args:
+            batch ([`Batch`]): This process's part.
+            rewards (`torch.Tensor`): Of shape `(rollouts of all processes, reward functions)`, NaN where there is none.
+                Changed in place: a failed rollout has no reward, whatever a reward function made of it.
+            total (`Callable`): Rewards by function to what is trained on.
+        """
+        facts = gather_object([RolloutFacts.of(rollout) for rollout in batch.rollouts])
+        failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
+        rewards[failed] = torch.nan
+        if batch.place.trains:
+            self.some_failed = bool(failed.any())
+            if batch.place.step == 0 and self.process == 0:
+                self.failures.warn_of_form(facts, self.limits)
+        first = self.process * len(batch.rollouts)
+        own = slice(first, first + len(batch.rollouts))
+        self._record(batch, rewards[own].tolist(), total(rewards)[own].tolist())
+        return Seen(rollout_metrics(facts), failed, self.failures.why_stop(facts, speaks=self.process == 0))
+
+    def _record(self, batch: Batch, by_function: list[list[float]], totals: list[float]) -> None:
+        self.show(batch.place.mode, batch.rollouts, by_function)
+        self.log.write(
+            rollout_record(
+                rollout,
+                run=self.run,
+                step=batch.place.step,
+                mode=batch.place.mode,
+                reward=_or_none(total),
+                rewards={name: _or_none(reward) for name, reward in zip(self.reward_names, scores, strict=True)},
+                **metadata,
+            )
+            for rollout, scores, total, metadata in zip(
+                batch.rollouts, by_function, totals, batch.metadata, strict=True
+            )
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"some_failed": self.some_failed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back an [`Observer.state_dict`]."""
+        self.some_failed = state["some_failed"]
+
+
+def _or_none(reward: float) -> float | None:
+    return None if reward != reward else round(reward, 6)  # NaN: not scored

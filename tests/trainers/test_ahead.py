@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import AutoTokenizer, TrainerCallback
 from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset, RolloutWorkerProtocol
 
@@ -23,7 +24,13 @@ from support.espl_training import Reference
 from support.scripts import loaded
 from support.training import arguments, trainer_for, vars_for
 
-LEAD = {"async_lead": 1, "max_staleness": 2, "num_generations": 2, "per_device_train_batch_size": 4, "max_turn_tokens": 24}
+LEAD = {
+    "async_lead": 1,
+    "max_staleness": 2,
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "max_turn_tokens": 24,
+}
 
 
 class Asks:
@@ -486,3 +493,85 @@ def test_a_rollout_worker_under_failures(tiny_policy, rows):
     broken.start()
     with pytest.raises(RuntimeError, match="rollouts ended: TypeError"):
         taken(broken, 1)
+
+
+# --- other runs and other settings in the same folder -----------------------------------------------------------------
+
+
+def files_of(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "training.lock"
+    }
+
+
+def killed_at(policy, folder, rows, moment, environment, **changes):
+    """A run that is killed once so many replies were paid."""
+    trainer = build(policy, folder, rows, environment, **changes)
+    sample = trainer.policy.sampler
+
+    def killed(requests):
+        if sum(environment.paid.values()) >= moment:
+            raise Killed
+        return sample(requests)
+
+    trainer.policy.sampler = killed
+    with pytest.raises(Killed):
+        trainer.train()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_refused_second_start_changes_no_file(tiny_policy, rows, tmp_path, resume):
+    """Beside a run that has groups in flight and no checkpoint yet, whose lock stands for it here."""
+    killed_at(tiny_policy, tmp_path, rows, 5, Counts())
+    before = files_of(tmp_path)
+    assert any("in_flight" in str(name) for name in before)
+    with FileLock(tmp_path / "training.lock"), pytest.raises(ValueError, match="another run is training"):
+        build(tiny_policy, tmp_path, rows).train(resume_from_checkpoint=resume)
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_generations": 4}, "num_generations"),
+        ({"seed": 7}, "seed"),
+        ({"max_turns": 2}, "limits"),
+        ({"max_turn_tokens": 23}, "limits"),
+        ({"temperature": 0.5}, "sampling"),
+        ({"per_device_train_batch_size": 8}, "generation_batch_size"),
+    ],
+)
+def test_groups_in_flight_of_other_settings_are_played_anew(tiny_policy, rows, tmp_path, steps, caplog, changes, named):
+    """Not learnt from in silence, and the resume is not blocked: one line, which counts them."""
+    killed_at(tiny_policy, tmp_path, rows, 5, Counts())
+    del steps[:]
+    again = build(tiny_policy, tmp_path, rows, Counts(), **changes)
+    again.train(resume_from_checkpoint=True)
+    size = changes.get("num_generations", 2)
+    assert all(len(group.rollouts) == size for groups in steps for group in groups)
+    said = [line for line in caplog.messages if "groups in flight are not used" in line]
+    assert len(said) == 1 and f"differs in {named}" in said[0]
+
+
+def test_turns_of_other_weights_are_not_learnt_from(tiny_policy, rows, tmp_path, caplog):
+    """Killed before its first checkpoint, resumed with another model in its place."""
+    killed_at(tiny_policy, tmp_path, rows, 5, Counts())
+    environment = Counts()
+    again = build(tiny_policy, tmp_path, rows, environment)
+    with torch.no_grad():
+        for parameter in again.model.parameters():
+            parameter.mul_(1.5)
+    again.train(resume_from_checkpoint=True)
+    assert len(environment.paid) == 16, "four steps of two groups of two, each paid anew"
+    assert any("differs in the weights that the run began with" in line for line in caplog.messages)
+
+
+def test_a_checkpoint_of_other_settings_drops_what_it_held(tiny_policy, rows, tmp_path, steps, caplog):
+    build(tiny_policy, tmp_path, rows, Counts(), max_steps=2, save_strategy="steps", save_steps=1).train()
+    del steps[:]
+    again = build(tiny_policy, tmp_path, rows, Counts(), num_generations=4)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4 and all(len(group.rollouts) == 4 for groups in steps for group in groups)
+    assert sum("groups in flight are not used" in line for line in caplog.messages) == 1

@@ -166,10 +166,11 @@ class InFlightFile:
         """Every line that can be read. What cannot is counted, and the file is written again without it."""
         path, damaged, good = self.file.path, list[int](), list[bytes]()
         try:
-            lines = path.read_bytes().split(b"\n") if path.exists() else []
+            content = path.read_bytes() if path.exists() else b""
         except OSError as error:
             logger.warning("%s cannot be read, groups in flight are played again: %s", path, error)
             return
+        lines = content.split(b"\n")
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -184,8 +185,8 @@ class InFlightFile:
             )
         if not self._header:
             good, self.groups = [], {}
-        if len(good) < sum(bool(line.strip()) for line in lines):
-            atomic_write(path, b"".join(line + b"\n" for line in good))
+        if (readable := b"".join(line + b"\n" for line in good)) != content:
+            atomic_write(path, readable)
 
     def _take(self, line: bytes) -> bool:
         """Read a line; whether it could be used."""

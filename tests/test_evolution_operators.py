@@ -11,7 +11,6 @@ from agentic_prompting.evolution import (
     ESPLSettings,
     ProblemResult,
     PromptResult,
-    ProposedEdits,
     SystemPrompt,
     operators,
     propose_children,
@@ -139,18 +138,6 @@ def test_reflect_on():
     assert problem("g", 0.5, 0.5).instructive("imperfect")
     assert not problem("g", None, None).instructive("imperfect")
     assert not problem("g", 1.0, 1.0).instructive("imperfect")
-
-
-def test_edits_by_schema():
-    """`structured_edits`: what is asked for as JSON comes under a schema that endpoints can enforce."""
-    said = json.dumps({"reasoning": "Half of them.", "edits": [{"op": "add", "ids": [], "text": "New.", "reason": ""}]})
-    chat = reference(critique=said, plan='{"reasoning": "Fine.", "edits": []}')
-    assert mutate(chat, MIXED, ESPLSettings(structured_edits=True)).child.principles[-1] == "New."
-    kinds = [sampling.get("response_format", {}).get("type") for sampling in chat.sampling]
-    assert kinds == [None] * 4 + ["json_schema"] * 3, "summaries are free"
-    schema = chat.sampling[-1]["response_format"]["json_schema"]["schema"]
-    assert list(schema["properties"]) == schema["required"] == ["reasoning", "edits"]
-    assert ProposedEdits.model_validate_json(said).edits[0].text == "New."
 
 
 def test_no_evidence_asks_nobody():

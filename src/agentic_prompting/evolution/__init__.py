@@ -15,7 +15,7 @@ from .lineage import (
     read_lineage,
 )
 from .operators import Outcome, correct, crossover, mutate, propose_children
-from .parsing import ProposedEdits, parse_edits
+from .parsing import parse_edits
 from .population import ESPLSettings, Member, Population, load_state
 from .ratings import (
     RULES,
@@ -26,7 +26,6 @@ from .ratings import (
     best_result,
     common_means,
     crossover_rating,
-    fitness_sharing,
     mutation_rating,
     optimistic_scores,
     question_of,
@@ -57,7 +56,6 @@ __all__ = [
     "Population",
     "ProblemResult",
     "PromptResult",
-    "ProposedEdits",
     "Rating",
     "StepLog",
     "SystemPrompt",
@@ -68,7 +66,6 @@ __all__ = [
     "crossover",
     "crossover_rating",
     "evolve",
-    "fitness_sharing",
     "journal_beside",
     "lineage_of",
     "load_state",

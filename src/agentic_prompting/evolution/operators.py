@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..llm import ChatModel, LLMError, Usage, as_chat
 from ..rollout import fill, gather
 from . import templates
-from .parsing import RESPONSE_FORMAT, ParsedEdits, final_text, parse_edits
+from .parsing import ParsedEdits, final_text, parse_edits
 from .population import ESPLSettings
 from .ratings import ProblemResult, PromptResult, common_means, merge_results, sole_wins
 from .system_prompt import Draft, Edit, EditReport, SystemPrompt
@@ -121,13 +121,10 @@ class _Work:
 
         Of a `stage` that asks for edits the template says how to write them, for this kind of prompt.
         """
-        sampling = self.sampling
-        if stage and self.settings.structured_edits and not self.free_text:
-            sampling = {**sampling, "response_format": RESPONSE_FORMAT}
         if stage:
             form = templates.FORMATS[stage, "free text" if self.free_text else "principles"]
             values["answer_format"] = fill(form, max_words=self.settings.max_words)
-        reply = await self.reference([{"role": "user", "content": fill(template, **values)}], **sampling)
+        reply = await self.reference([{"role": "user", "content": fill(template, **values)}], **self.sampling)
         text = None if reply.error else final_text(reply.text) or None
         outcome = self.outcome
         outcome.counts["calls"] += 1

@@ -332,8 +332,8 @@ class ESPLSettings:
         num_generations (`int`, *optional*, defaults to `5`): N: rollouts of each problem under each prompt.
         window (`int`, *optional*, defaults to `10`): K: only the latest so many prompts are drawn.
         selection (`str`, *optional*, defaults to `"top_plus_random"`): How the M prompts are drawn: `top_plus_random`
-            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own, or
-            [`fitness_sharing`], pass a [`Population`].
+            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own
+            pass a [`Population`].
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3.
         selection_temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts independently, as Algorithm 1
@@ -347,8 +347,6 @@ class ESPLSettings:
             differing rewards (A.2); `imperfect`, those with a reward below 1.0, also where every attempt failed.
         max_ops (`int`, *optional*, defaults to `2`): K_ops: edits per problem (A.4).
         max_words (`int`, *optional*, defaults to `32`): Principles with more words are refused (A.5).
-        structured_edits (`bool`, *optional*, defaults to `False`): Ask for edits of principles by `response_format`
-            with a JSON schema ([`ProposedEdits`]), where the endpoint has that. Without, JSON is found in the reply.
         prompt_place (`str`, *optional*, defaults to `"system"`): Where the prompt stands: `system` message; `user`: in
             front of the first user message (the paper's maths template); `after`: behind it (the released one).
         reference_sampling (`dict` or `str`, *optional*): Passed on with every call of the reference LLM: `temperature`,
@@ -374,7 +372,6 @@ class ESPLSettings:
     reflect_on: str = setting("mixed", "mixed (the paper) or imperfect.")
     max_ops: int = setting(2, "K_ops: edits per problem.")
     max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
-    structured_edits: bool = setting(False, "Ask for edits by a JSON schema.")
     prompt_place: str = setting("system", f"One of {', '.join(PLACES)}.")
     reference_sampling: dict[str, Any] | str | None = setting(None, "Of the reference's calls: JSON.")
     eval_all: bool = setting(False, "In the end, every prompt on held-out rows.")

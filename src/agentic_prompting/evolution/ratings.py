@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -351,12 +350,11 @@ def top_plus_random(
 def softmax(
     members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
 ) -> list[int]:
-    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1)."""
-    return _draw([score / temperature for score in optimistic_scores(members, exploration)], k, rng)
+    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1).
 
-
-def _draw(logits: Sequence[float], k: int, rng: random.Random) -> list[int]:
-    """k different positions, one after another with p ∝ exp(logit); uniformly where only weights of 0 are left."""
+    Where the exponentials of the others underflow to 0, the rest is drawn uniformly.
+    """
+    logits = [score / temperature for score in optimistic_scores(members, exploration)]
     top = max(logits)
     weights = [math.exp(logit - top) for logit in logits]
     chosen: list[int] = []
@@ -366,20 +364,6 @@ def _draw(logits: Sequence[float], k: int, rng: random.Random) -> list[int]:
         chosen += rng.choices(range(len(weights)), weights)
         weights[chosen[-1]] = 0.0
     return chosen
-
-
-def fitness_sharing(members: Sequence[Rated], k: int, rng: random.Random) -> list[int]:
-    """One after another with p ∝ score / niche count among those not drawn yet: prompts that are alike share what they
-    are worth. Not the paper's, which leaves niching to the future (4.4); Goldberg and Richardson's of 1987. To be
-    passed in: `Population(root, rule=fitness_sharing)`.
-
-    The niche count of a prompt is the sum over all, itself included, of the share of its words that they have too.
-    """
-    words = [set(member.prompt.text.casefold().split()) for member in members]
-    common = Counter(word for one in words for word in one)
-    niches = [sum(common[word] for word in one) / len(one) if one else 1.0 for one in words]
-    scores = optimistic_scores(members)
-    return _draw([math.log(max(s, 1e-9) / niche) for s, niche in zip(scores, niches, strict=True)], k, rng)
 
 
 def uniform(

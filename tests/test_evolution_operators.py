@@ -9,6 +9,7 @@ import pytest
 from agentic_prompting.evolution import (
     Attempt,
     ESPLSettings,
+    Job,
     ProblemResult,
     PromptResult,
     SystemPrompt,
@@ -348,12 +349,12 @@ def test_correction_fails_as_the_others_do():
 
 def test_both_operators_and_all_their_calls_run_side_by_side():
     chat, batch = reference(latency=0.1), trials([1.0, 0.0], [0.0, 0.6])
-    outcomes = asyncio.run(propose_children(chat, MIXED, batch))
+    outcomes = asyncio.run(propose_children(chat, Job(0, MIXED, tuple(batch))))
     assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"]
     assert sorted(map(task, chat.calls[:5])) == ["let"] + ["retell"] * 4, "what waits for nothing goes out at once"
     assert [task(call) for call in chat.calls[5:]] == ["draw"] * 2 + ["turn"]
     assert [outcome.reason for outcome in outcomes] == ["child", "child"]
-    assert asyncio.run(propose_children(chat, None, None)) == []
+    assert [one.operator for one in asyncio.run(propose_children(chat, Job(0, MIXED)))] == ["mutation"]
 
 
 def test_a_critique_waits_for_its_own_problem_alone():

@@ -277,7 +277,7 @@ def test_damaged_state_is_told_in_a_line_and_changes_nothing(edit, message, tmp_
 def test_a_state_file_that_is_cut_off_is_named(tmp_path):
     path = tmp_path / "population.json"
     path.write_text('{"population": {')
-    with pytest.raises(ValueError, match=r"\S*population\.json cannot be gone on with: Expecting"):
+    with pytest.raises(ValueError, match=r"\S*population\.json cannot be resumed: Expecting"):
         load_state(path, print)
 
 

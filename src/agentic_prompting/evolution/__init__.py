@@ -3,7 +3,8 @@
 No torch, no trl: [`ESPLTrainer`] uses this room beside the weight update, [`evolve`] without one.
 """
 
-from .evolve import Evolution, EvolutionStopped, EvolveConfig, EvolveResult, StepLog, evolve
+from .evolve import EvolveResult, evolve
+from .generation import Generation, Job, propose_children
 from .lineage import (
     EvolutionJournal,
     Lineage,
@@ -14,29 +15,33 @@ from .lineage import (
     read_journal,
     read_lineage,
 )
-from .operators import Outcome, correct, crossover, mutate, propose_children
+from .operators import Outcome, correct, crossover, mutate
 from .parsing import parse_edits
-from .population import ESPLSettings, Member, Population, load_state
+from .population import Member, Population, load_state
 from .ratings import (
     RULES,
-    Attempt,
-    ProblemResult,
-    PromptResult,
     Rating,
-    best_result,
-    common_means,
     crossover_rating,
     mutation_rating,
     optimistic_scores,
-    question_of,
     ranks,
     rate,
-    scores_of,
     select,
     selection_rule,
+)
+from .results import (
+    Attempt,
+    ProblemResult,
+    PromptResult,
+    best_result,
+    common_means,
+    question_of,
+    scores_of,
     sole_wins,
     truth_of,
 )
+from .settings import ESPLSettings, EvolveConfig
+from .steps import Evolution, EvolutionStopped, StepLog
 from .system_prompt import Draft, Edit, SystemPrompt
 
 __all__ = [
@@ -50,6 +55,8 @@ __all__ = [
     "EvolutionStopped",
     "EvolveConfig",
     "EvolveResult",
+    "Generation",
+    "Job",
     "Lineage",
     "Member",
     "Outcome",

@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_is_named_in_a_line(tmp_path, damage):
     path = tmp_path / "evolution.json"
     run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 1}), checkpoint=path)
     path.write_text(damage(path.read_text()))
-    with pytest.raises(ValueError, match=r"\S*evolution\.json cannot be gone on with") as caught:
+    with pytest.raises(ValueError, match=r"\S*evolution\.json cannot be resumed") as caught:
         run(checkpoint=path)
     assert "\n" not in str(caught.value)
 
@@ -152,7 +152,7 @@ def test_failed_calls_are_left_out():
 def test_it_stops_with_what_it_has_when_the_money_is_spent(tmp_path):
     path = tmp_path / "evolution.json"
     spent = run(Policy(fail=lambda number: BudgetExceeded("$1 spent", "m") if number > 150 else None), checkpoint=path)
-    assert "the policy cannot be asked any more: $1 spent (m)" in spent.stopped
+    assert "the policy failed with a fatal error: $1 spent (m)" in spent.stopped
     assert 0 < len(spent.steps) < 12
     whole = run(checkpoint=path)
     assert whole.steps == run().steps, "the step that failed is done anew, from the same state"
@@ -161,7 +161,7 @@ def test_it_stops_with_what_it_has_when_the_money_is_spent(tmp_path):
 def test_it_stops_when_too_much_fails():
     down = Policy(fail=lambda number: ServerFailed("down", "there") if number > 100 else None)
     result = run(down)
-    assert re.search(r"% of the policy's calls failed \(max_failed=50%\): down", result.stopped)
+    assert re.search(r"% of the rollouts have no reward \(max_failed=50%\): down", result.stopped)
     evolution = Evolution(down, down, ROWS, exact_match_reward, ROOT, SETTINGS)
     before = evolution.state_dict()
     with pytest.raises(EvolutionStopped):
@@ -175,7 +175,7 @@ def test_a_reference_that_never_answers_leaves_the_population_as_it_was():
     assert (result.stopped, len(result.population.members)) == (None, 1)
     assert {entry["reason"] for log in result.steps for entry in log.operators} == {"call_failed", "too_few_winners"}
     spent = evolve(Policy(), ScriptedChat([BudgetExceeded("spent")]), ROWS, exact_match_reward, ROOT, SETTINGS)
-    assert "the reference cannot be asked any more: spent" in spent.stopped
+    assert "the reference LLM failed with a fatal error: spent" in spent.stopped
 
 
 def test_own_population_and_other_places():
@@ -306,14 +306,16 @@ def test_a_deterministic_policy_is_told(caplog):
     assert {o["reason"] for log in result.steps for o in log.operators if o["operator"] == "mutation"} == {
         "no_evidence"
     }
-    assert all("said the same in all 5 attempts" in log.note and "temperature" in log.note for log in result.steps)
+    assert all(
+        "gave the same reply in all 5 attempts" in log.note and "temperature" in log.note for log in result.steps
+    )
     assert [record.message for record in caplog.records if "evidence" in record.message] == [
         f"no evidence at step 0: {result.steps[0].note}",
-        "no step of 3 had evidence: the prompt is as it was",
+        "no step of 3 had evidence: the prompt is unchanged",
     ]
     untagged = ScriptedChat(lambda messages: random.choice(["a", "b"]))
     note = evolve(untagged, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1)).steps[0].note
-    assert "no reply had an answer" in note and "FreeText()" in note
+    assert "found no answer in any reply" in note and "FreeText()" in note
     right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
     note = evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1)).steps[0].note
     assert "every attempt at every problem got the reward 1" in note

@@ -197,7 +197,9 @@ def test_held_out_success_is_the_members(tiny_policy, rows, tmp_path):
     scores = trainer.evaluate_prompts([trainer.population.members[0].prompt, child])
     assert list(scores) == [0, 1] and trainer.population.members[1].held_out["mean"] == scores[1]
     assert trainer.population.members[0].held_out["n"] == measured["n"]
-    assert trainer.prompt_messages(rows[0], 0)[0]["content"].startswith(trainer.population.best().text)
+    assert trainer.prompts.messages(rows[0], trainer.prompts.metadata(0, False))[0]["content"].startswith(
+        trainer.population.best().text
+    )
     trainer.save_model()
     node = read_lineage(tmp_path / "population.json").nodes[1]
     assert node.member.held_out["mean"] == scores[1]

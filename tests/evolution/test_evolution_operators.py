@@ -1,7 +1,6 @@
 """Mutation and crossover with scripted reference LLMs: what is asked, in which order, and what failures do."""
 
 import asyncio
-import json
 import re
 
 import pytest
@@ -9,9 +8,9 @@ import pytest
 from agentic_prompting.evolution import (
     Attempt,
     ESPLSettings,
+    Job,
     ProblemResult,
     PromptResult,
-    ProposedEdits,
     SystemPrompt,
     operators,
     propose_children,
@@ -96,18 +95,6 @@ def test_reflect_on():
     assert problem("g", 0.5, 0.5).instructive("imperfect")
     assert not problem("g", None, None).instructive("imperfect")
     assert not problem("g", 1.0, 1.0).instructive("imperfect")
-
-
-def test_edits_by_schema():
-    """`structured_edits`: what is asked for as JSON comes under a schema that endpoints can enforce."""
-    said = json.dumps({"reasoning": "Half of them.", "edits": [{"op": "add", "ids": [], "text": "New.", "reason": ""}]})
-    chat = reference(critique=said, plan='{"reasoning": "Fine.", "edits": []}')
-    assert mutate(chat, MIXED, ESPLSettings(structured_edits=True)).child.principles[-1] == "New."
-    kinds = [sampling.get("response_format", {}).get("type") for sampling in chat.sampling]
-    assert kinds == [None] * 4 + ["json_schema"] * 3, "summaries are free"
-    schema = chat.sampling[-1]["response_format"]["json_schema"]["schema"]
-    assert list(schema["properties"]) == schema["required"] == ["reasoning", "edits"]
-    assert ProposedEdits.model_validate_json(said).edits[0].text == "New."
 
 
 def test_no_evidence_asks_nobody():
@@ -318,12 +305,12 @@ def test_correction_fails_as_the_others_do():
 
 def test_both_operators_and_all_their_calls_run_side_by_side():
     chat, batch = reference(latency=0.1), trials([1.0, 0.0], [0.0, 0.6])
-    outcomes = asyncio.run(propose_children(chat, MIXED, batch))
+    outcomes = asyncio.run(propose_children(chat, Job(0, MIXED, tuple(batch))))
     assert [outcome.operator for outcome in outcomes] == ["mutation", "crossover"]
     assert sorted(map(task, chat.calls[:5])) == ["let"] + ["retell"] * 4, "what waits for nothing goes out at once"
     assert [task(call) for call in chat.calls[5:]] == ["draw"] * 2 + ["turn"]
     assert [outcome.reason for outcome in outcomes] == ["child", "child"]
-    assert asyncio.run(propose_children(chat, None, None)) == []
+    assert [one.operator for one in asyncio.run(propose_children(chat, Job(0, MIXED)))] == ["mutation"]
 
 
 def test_a_critique_waits_for_its_own_problem_alone():

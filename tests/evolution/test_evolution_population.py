@@ -14,7 +14,6 @@ from agentic_prompting.evolution import (
     Rating,
     SystemPrompt,
     common_means,
-    fitness_sharing,
     load_state,
     optimistic_scores,
     rate,
@@ -71,17 +70,6 @@ def test_softmax():
 
 def test_uniform():
     assert frequencies(selection_rule("uniform"), 2)[0] == close([0.4] * 5)
-
-
-def test_fitness_sharing():
-    """Niching (4.4): prompts that are alike share what they are worth; p ∝ score / niche count (Goldberg 1987)."""
-    texts = ["check every step", "check every step", "search twice", "check every case"]
-    given = [Member(SystemPrompt(text, id=number), Rating(20, 5)) for number, text in enumerate(texts)]
-    # Words in common, as a share of its own: the first has 3/3 with itself and its double, 2/3 with the last.
-    weights = [1 / (1 + 1 + 2 / 3)] * 2 + [1.0, 1 / (2 / 3 + 2 / 3 + 1)]
-    _, first = frequencies(selection_rule(fitness_sharing), 2, given=given)
-    assert first == close([weight / sum(weights) for weight in weights])
-    assert Population(SystemPrompt("a"), rule=fitness_sharing).select(1)[0].id == 0
 
 
 def test_the_top_one_is_the_youngest_of_equals():
@@ -289,7 +277,7 @@ def test_damaged_state_is_told_in_a_line_and_changes_nothing(edit, message, tmp_
 def test_a_state_file_that_is_cut_off_is_named(tmp_path):
     path = tmp_path / "population.json"
     path.write_text('{"population": {')
-    with pytest.raises(ValueError, match=r"\S*population\.json cannot be gone on with: Expecting"):
+    with pytest.raises(ValueError, match=r"\S*population\.json cannot be resumed: Expecting"):
         load_state(path, print)
 
 

@@ -177,43 +177,6 @@ def test_history_of_the_task_model():
     assert of_steps == {"task": [2, 2, 4, 6, 2], "verifier": [2], "feedback": [2, 4, 6], "optimizer": [2, 4, 6]}
 
 
-def by_version(*right):
-    """A verifier that accepts answers under these versions of the prompt."""
-    return lambda query, output: any(output.startswith(f"v{number}w") for number in right)
-
-
-@pytest.mark.parametrize(
-    ("right", "most", "version", "went_back", "asked"),
-    [
-        ((4,), 9, 4, 0, 1),  # the final answer is right
-        ((1, 2), 9, 2, 2, 2),  # the latest before that is right; version 3's answer is known from its step
-        ((1,), 2, 4, 0, 2),  # not within so many
-        ((9,), 9, 4, 0, 3),  # none: version 0's answer was judged at the beginning
-    ],
-)
-def test_going_back_to_the_last_prompt_whose_answer_is_right(right, most, version, went_back, asked):
-    log = Log()
-    result = refined(log, length=35, verifier=by_version(*right), go_back=most)
-    assert (result.prompt, result.went_back) == (PROMPT + "+" * version, went_back)
-    assert result.answer == words(35, f"v{version}w") and result.stop_reason == "finished"
-    assert [sent["max_tokens"] for role, _, sent in log.calls if role == "task"][5:] == [512] * asked
-    assert RefinementResult.from_dict(result.to_dict()) == result
-
-
-def test_going_back_to_a_first_answer_without_a_verdict():
-    verdicts = iter([None, False, True])
-    result = refined(Log(), length=5, verifier=lambda query, output: next(verdicts), go_back=1)
-    assert (result.prompt, result.answer, result.went_back) == (PROMPT, words(5, "v0w"), 1)
-
-
-def test_what_fails_while_going_back_leaves_the_final_answer():
-    clean = Log()
-    refined(clean, length=25, verifier=by_version(), go_back=9)
-    result = refined(Log(fail_at={len(clean.calls) - 1}), length=25, verifier=by_version(1), go_back=9)
-    assert (result.error, result.answer, result.went_back) == (None, words(25, "v3w"), 0)
-    assert [failure.role for failure in result.failures] == ["task"]
-
-
 def test_sentences_and_paragraphs_as_steps():
     text = "One is first. Two (it is 2.5) follows!\nThree ends."
     log = Log()
@@ -386,8 +349,6 @@ def test_the_first_answer_is_kept_for_the_worst_case():
         ({"max_steps": 0}, "max_steps"),
         ({"final_max_tokens": -1}, "final_max_tokens"),
         ({"max_failures": 0}, "max_failures"),
-        ({"go_back": -1}, "go_back must be a whole number of at least 0"),
-        ({"go_back": 3}, "go_back needs a verifier"),
         ({"history": "critic"}, "history must be one of True, False, 'task', 'all', got 'critic'"),
         ({"unit": "word"}, "unit must be one of tokens, sentence, paragraph, got 'word'"),
         ({"sampling": {"critic": {}}}, "unknown: critic"),

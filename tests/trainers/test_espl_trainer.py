@@ -18,6 +18,7 @@ from agentic_prompting import (
 from agentic_prompting.evolution import Population, rate, read_journal
 from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
 from agentic_prompting.rollout import BatchEngine, Rollout, Sample, read_rollouts
+from agentic_prompting.trainers.batch import Batch, Place
 from support.espl_training import EDIT, NOBODY, Reference, Writes, WritesBySeed, arguments, reward_by_word, trainer_for
 from support.misbehaving import MisbehavingServer
 
@@ -43,6 +44,18 @@ def rewards_of(folder):
     return np.array([record["rewards"]["reward_by_word"] for record in read_rollouts(folder / "rollouts")])
 
 
+def watched_batches(trainer):
+    """The batches whose rewards are known, as they come."""
+    batches, after = [], trainer._after_rewards
+    trainer._after_rewards = lambda batch, totals: batches.append(batch) or after(batch, totals)
+    return batches
+
+
+def prompt_messages(trainer, row, index=0):
+    """What a row begins with in this slot."""
+    return trainer.prompts.messages(row, trainer.prompts.metadata(index, trainer.model.training))
+
+
 @pytest.mark.parametrize("baseline", ["normal", "marginalize"])
 def test_advantages_are_the_papers(tiny_policy, rows, tmp_path, baseline):
     """eq 1-2 in NumPy from the logged rewards: no standard deviation; the mean over N, or over M·N."""
@@ -57,13 +70,14 @@ def test_advantages_are_the_papers(tiny_policy, rows, tmp_path, baseline):
 def test_each_slot_reads_its_own_prompt(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
+    batches = watched_batches(trainer)
     one_batch(trainer)
-    assert {prompt.id for prompt in trainer._playing} == {0, 1}
-    for row, slot in zip(trainer._rows, [0, 0, 1, 1, 0, 0, 1, 1], strict=True):
-        question = {"question": row["question"]}
-        expected = trainer._playing[slot].messages(trainer.spec.messages(question))
-        assert row["prompt"] == expected and expected[0]["role"] == "system"
-        assert row["rollout"].prompt_ids == trainer.chat_format.prompt_ids(expected)
+    assert {prompt.id for prompt in trainer.prompts.playing} == {0, 1}
+    for rollout, slot in zip(batches[0].rollouts, [0, 0, 1, 1, 0, 0, 1, 1], strict=True):
+        question = {"question": rollout.row["question"]}
+        expected = trainer.prompts.playing[slot].messages(trainer.spec.messages(question))
+        assert rollout.row["prompt"] == expected and expected[0]["role"] == "system"
+        assert rollout.prompt_ids == trainer.chat_format.prompt_ids(expected)
 
 
 def test_ratings_follow_the_rewards(tiny_policy, rows, tmp_path):
@@ -73,7 +87,7 @@ def test_ratings_follow_the_rewards(tiny_policy, rows, tmp_path):
     one_batch(trainer)
     rewards = rewards_of(tmp_path).reshape(2, 2, 2)  # problem, slot, attempt
     values = rewards.mean(2).mean(0)
-    ids = [prompt.id for prompt in trainer._playing]
+    ids = [prompt.id for prompt in trainer.prompts.playing]
     expected = rate([before[i] for i in ids], list(values), 0.01)
     for i, rating in zip(ids, expected, strict=True):
         assert trainer.population.rating(i).mu == pytest.approx(rating.mu)
@@ -94,14 +108,14 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     """Algorithm 1 makes it from the rating after that batch. With a lag its parent has played again when it joins."""
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
-    trainer._playing = [member.prompt for member in trainer.population.members]
+    trainer.prompts.playing = [member.prompt for member in trainer.population.members]
     trainer.model.train()
-    trainer._notes = [trainer.metadata(i) for i in range(8)]  # which prompt each was played under
-    played = [{"question": "q", "answers": ["x"], "rollout": Rollout([0])}] * 8
+    metadata = [trainer.prompts.metadata(i, training=True) for i in range(8)]  # the prompt that each was played under
+    played = Batch(Place(0, "train", 0), [{"question": "q", "answers": ["x"]}] * 8, metadata, [Rollout([0])] * 8)
     root_wins, root_loses = [1.0, 0.5, 0.0, 0.0] * 2, [0.0, 0.0, 1.0, 0.5] * 2
-    trainer._evolve(root_wins, played)
+    trainer._rate(root_wins, played)
     trainer.load_state_dict(json.loads(json.dumps(trainer.state_dict())))  # it outlives a checkpoint
-    trainer._evolve(root_loses, played)
+    trainer._rate(root_loses, played)
     assert trainer.population.rating(0).mu == pytest.approx(23.34, abs=0.01)
     trainer._let_children_join()
     child = trainer.population.members[2]
@@ -116,7 +130,7 @@ def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.population is oldest and len(oldest.members) > 1
-    assert [prompt.id for prompt in trainer._playing] == [0, 0]
+    assert [prompt.id for prompt in trainer.prompts.playing] == [0, 0]
     with pytest.raises(ValueError, match="initial_prompt would be ignored"):
         ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, initial_prompt="x", **settings)
     with pytest.raises(ValueError, match="window=3 would be ignored: a Population brings its own"):
@@ -175,7 +189,7 @@ def test_weights_and_prompts_in_turn(tiny_policy, rows, tmp_path):
 
     def watched(inputs):
         batch = train(inputs)
-        steps.append((weights(), [prompt.id for prompt in trainer._playing], len(trainer.population.members)))
+        steps.append((weights(), [prompt.id for prompt in trainer.prompts.playing], len(trainer.population.members)))
         return batch
 
     trainer._generate_and_score_completions = watched
@@ -203,8 +217,7 @@ def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_pa
     """The teacher speaks only under its prompt; the student says the same without it, and is used without it."""
     trainer = trainer_for(tiny_policy, tmp_path, rows, mode="rl", max_steps=1, per_device_eval_batch_size=8)
     trainer.train()
-    trainer.policy, played = BatchEngine(WritesOne(trainer, "euro"), on_callers_thread=True), []
-    told, trainer._rollout = trainer._rollout, lambda index, row: played.append(row["prompt"]) or told(index, row)
+    trainer.policy, batches = BatchEngine(WritesOne(trainer, "euro"), on_callers_thread=True), watched_batches(trainer)
 
     def likelihood(messages):
         ids = trainer.chat_format.prompt_ids(messages)
@@ -215,10 +228,13 @@ def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_pa
     bare = trainer.spec.messages(rows[0])
     before = likelihood(bare)
     trainer.distill(rows.select(range(4)), learning_rate=1e-2, num_train_epochs=4)
+    played = [rollout.row["prompt"] for batch in batches for rollout in batch.rollouts]
     assert len(played) == 8 and {messages[0]["content"] for messages in played} == {"Answer .\n[G0]. Ask first ."}
     assert likelihood(bare) > before + 1
     trainer.evaluate(rows.select(range(4)))
-    assert played[-1][0]["role"] == "user" and trainer.population.members[0].held_out is None
+    assert (
+        batches[-1].rollouts[-1].row["prompt"][0]["role"] == "user" and trainer.population.members[0].held_out is None
+    )
     trainer.save_model(str(tmp_path))
     assert AgentSpec.load(tmp_path).messages(rows[0]) == bare and not (tmp_path / "system_prompt.txt").read_text()
 
@@ -247,7 +263,7 @@ def test_a_loaded_agent_is_asked_as_in_evaluation(tiny_policy, rows, tmp_path, p
     )
     trainer.model.eval()
     trainer.save_model(str(tmp_path))
-    assert AgentSpec.load(tmp_path).messages(rows[0]) == trainer.prompt_messages(rows[0], 0)
+    assert AgentSpec.load(tmp_path).messages(rows[0]) == prompt_messages(trainer, rows[0])
 
 
 def test_a_rows_own_system_message_does_not_push_the_evolved_prompt_out(tiny_policy, rows, tmp_path):
@@ -257,7 +273,7 @@ def test_a_rows_own_system_message_does_not_push_the_evolved_prompt_out(tiny_pol
     trainer.save_model(str(tmp_path))
     row = {"prompt": [{"role": "system", "content": "Be brief ."}, {"role": "user", "content": "which city ?"}]}
     asked = AgentSpec.load(tmp_path).messages(row)
-    assert asked == trainer.prompt_messages(row, 0)
+    assert asked == prompt_messages(trainer, row)
     assert trainer.population.best().text in asked[0]["content"] and asked[0]["content"].endswith("Be brief .")
 
 
@@ -276,7 +292,7 @@ def test_evaluation_is_under_the_best_prompt(tiny_policy, rows, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, rows)
     trainer.population.add(SystemPrompt("Answer .", ("Second .",), parents=(0,), operator="mutation"))
     trainer.model.eval()
-    messages = trainer.prompt_messages(rows[0], 3)
+    messages = prompt_messages(trainer, rows[0], 3)
     assert messages[0] == {"role": "system", "content": trainer.population.best().text}
 
 
@@ -298,7 +314,7 @@ def test_a_reference_that_can_never_answer_stops_training(tiny_policy, rows, tmp
     with pytest.raises(Misconfigured, match="no such model"):
         trainer_for(tiny_policy, tmp_path, rows, Wrong(["x"]))
     trainer = trainer_for(tiny_policy, tmp_path, rows, ScriptedChat([Misconfigured("no such model")]), evolution_lag=0)
-    with pytest.raises(TrainingStopped, match="at step 1: the reference LLM failed for good with Misconfigured"):
+    with pytest.raises(TrainingStopped, match="at step 1: the reference LLM failed with a fatal error, Misconfigured"):
         trainer.train()
     saved = json.loads((tmp_path / "checkpoint-1" / "population.json").read_text())
     assert len(saved["pending"]) == 1, "its work is asked for again when training goes on"
@@ -320,7 +336,7 @@ def test_a_reference_that_never_answers_holds_nothing_up(tiny_policy, rows, tmp_
     trainer.train()
     logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
     assert trainer.state.global_step == 3 and 1.0 in logged and len(trainer.population.members) < 3
-    assert "the reference LLM did not answer within 0.2 s" in caplog.text
+    assert "the reference LLM did not reply to" in caplog.text
 
 
 def test_a_full_disk_under_the_journal_ends_no_run(tiny_policy, rows, tmp_path, caplog):
@@ -346,7 +362,7 @@ def test_at_the_last_step_the_reference_is_not_asked_again(tiny_policy, rows, tm
     trainer = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2, save_strategy="steps", save_steps=1)
     trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     trainer.train()
-    assert trainer._pending
+    assert trainer.generation.pending
     again = trainer_for(tiny_policy, tmp_path, rows, Reference(), max_steps=2)
     again.train(resume_from_checkpoint=True)
     assert again.reference.children == 0 and again.state_dict() == trainer.state_dict()
@@ -417,7 +433,7 @@ def test_a_checkpoint_with_an_edited_population_is_named(tiny_policy, rows, tmp_
     trainer_for(tiny_policy, tmp_path, rows, save_strategy="steps", save_steps=2, max_steps=2).train()
     path = tmp_path / "checkpoint-2" / "population.json"
     path.write_text(path.read_text().replace('"rating"', '"belief"'))
-    with pytest.raises(ValueError, match=r"checkpoint-2/population\.json cannot be gone on with.*'rating' is missing"):
+    with pytest.raises(ValueError, match=r"checkpoint-2/population\.json cannot be resumed.*'rating' is missing"):
         trainer_for(tiny_policy, tmp_path, rows).train(resume_from_checkpoint=True)
 
 

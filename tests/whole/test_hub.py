@@ -245,7 +245,7 @@ def test_of_the_evidence_nothing_is_uploaded(tiny_policy, rows, tmp_path, hub):
     """What the reference LLM is at work on holds rows and rollouts: it belongs to a checkpoint, not to a model."""
     trainer = espl(tiny_policy, tmp_path / "run", rows, save_strategy="steps", save_steps=1, reflect_on="imperfect")
     trainer.train()
-    assert trainer._pending, "there is such work"
+    assert trainer.generation.pending, "there is such work"
     trainer.push_to_hub()
     uploaded = [tmp_path / "run" / name for name in hub[-1]["files"]]
     told = [row["question"] for row in rows]

@@ -3,7 +3,8 @@
 No torch, no trl: [`ESPLTrainer`] uses this room beside the weight update, [`evolve`] without one.
 """
 
-from .evolve import Evolution, EvolutionStopped, EvolveConfig, EvolveResult, StepLog, evolve
+from .evolve import EvolveResult, evolve
+from .generation import Generation, Job, propose_children
 from .lineage import (
     EvolutionJournal,
     Lineage,
@@ -14,30 +15,33 @@ from .lineage import (
     read_journal,
     read_lineage,
 )
-from .operators import Outcome, correct, crossover, mutate, propose_children
-from .parsing import ProposedEdits, parse_edits
-from .population import ESPLSettings, Member, Population, load_state
+from .operators import Outcome, correct, crossover, mutate
+from .parsing import parse_edits
+from .population import Member, Population, load_state
 from .ratings import (
     RULES,
+    Rating,
+    crossover_rating,
+    mutation_rating,
+    optimistic_scores,
+    ranks,
+    rate,
+    select,
+    selection_rule,
+)
+from .results import (
     Attempt,
     ProblemResult,
     PromptResult,
-    Rating,
     best_result,
     common_means,
-    crossover_rating,
-    fitness_sharing,
-    mutation_rating,
-    optimistic_scores,
     question_of,
-    ranks,
-    rate,
     scores_of,
-    select,
-    selection_rule,
     sole_wins,
     truth_of,
 )
+from .settings import ESPLSettings, EvolveConfig
+from .steps import Evolution, EvolutionStopped, StepLog
 from .system_prompt import Draft, Edit, SystemPrompt
 
 __all__ = [
@@ -51,13 +55,14 @@ __all__ = [
     "EvolutionStopped",
     "EvolveConfig",
     "EvolveResult",
+    "Generation",
+    "Job",
     "Lineage",
     "Member",
     "Outcome",
     "Population",
     "ProblemResult",
     "PromptResult",
-    "ProposedEdits",
     "Rating",
     "StepLog",
     "SystemPrompt",
@@ -68,7 +73,6 @@ __all__ = [
     "crossover",
     "crossover_rating",
     "evolve",
-    "fitness_sharing",
     "journal_beside",
     "lineage_of",
     "load_state",

@@ -7,6 +7,8 @@ A line of the journal is known by its step and its number within the step.
 from __future__ import annotations
 
 import json
+import logging
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,8 @@ from .operators import Outcome
 from .population import Member, Population, best_of, read_members
 from .ratings import EXPLORATION
 from .system_prompt import SystemPrompt
+
+logger = logging.getLogger(__name__)
 
 JOURNAL_FILE = "evolution.jsonl"
 
@@ -33,6 +37,21 @@ class EvolutionJournal(RecordFile):
 
     def __init__(self, path: str | Path):
         super().__init__(path, sync=True)
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=100)
+
+    def write(self, attempts: Sequence[dict[str, Any]]) -> None:
+        """Append attempts. Never raises: a full disk must not end a run. The latest 100 attempts that it refused are
+        written with the next ones; the first refusal is logged."""
+        late = bool(self._unwritten)
+        self._unwritten.extend(attempts)
+        try:
+            if late:  # a part of them may have been written
+                self.keep_before(self._unwritten[0]["step"])
+            self.append(list(self._unwritten))
+            self._unwritten.clear()
+        except OSError as error:
+            if not late:
+                logger.warning("%s cannot be written, training goes on without: %s", self.path, error)
 
     def keep_before(self, step: int) -> None:
         """Take away the attempts of this step and later ones: a run that was killed does them again, perhaps with other

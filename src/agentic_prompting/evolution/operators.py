@@ -8,7 +8,7 @@ happened but what its [`Outcome`] tells.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
@@ -16,9 +16,9 @@ from typing import Any, Literal
 from ..llm import ChatModel, LLMError, Usage, as_chat
 from ..rollout import fill, gather
 from . import templates
-from .parsing import RESPONSE_FORMAT, ParsedEdits, final_text, parse_edits
-from .population import ESPLSettings
-from .ratings import ProblemResult, PromptResult, common_means, merge_results, sole_wins
+from .parsing import ParsedEdits, final_text, parse_edits
+from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins
+from .settings import ESPLSettings
 from .system_prompt import Draft, Edit, EditReport, SystemPrompt
 from .templates import shorten
 
@@ -99,6 +99,16 @@ class Outcome:
         """Whether it was tried and gave no child."""
         return self.reason in ("call_failed", "unreadable", "unchanged")
 
+    def metrics(self) -> dict[str, float]:
+        """The outcome in numbers, for logs."""
+        return {
+            f"evolution/{self.operator}_children": float(self.child is not None),
+            f"evolution/{self.operator}_failed": float(self.failed),
+            "evolution/calls": float(self.counts["calls"]),
+            "evolution/failed_calls": float(self.counts["failed_calls"]),
+            "evolution/cost_usd": self.usage.cost_usd,
+        }
+
     def finish(self, reason: Reason, child: SystemPrompt | None = None) -> Outcome:
         """This outcome, complete."""
         self.reason, self.child = reason, child
@@ -121,13 +131,10 @@ class _Work:
 
         Of a `stage` that asks for edits the template says how to write them, for this kind of prompt.
         """
-        sampling = self.sampling
-        if stage and self.settings.structured_edits and not self.free_text:
-            sampling = {**sampling, "response_format": RESPONSE_FORMAT}
         if stage:
             form = templates.FORMATS[stage, "free text" if self.free_text else "principles"]
             values["answer_format"] = fill(form, max_words=self.settings.max_words)
-        reply = await self.reference([{"role": "user", "content": fill(template, **values)}], **sampling)
+        reply = await self.reference([{"role": "user", "content": fill(template, **values)}], **self.sampling)
         text = None if reply.error else final_text(reply.text) or None
         outcome = self.outcome
         outcome.counts["calls"] += 1
@@ -313,29 +320,6 @@ async def correct(
     for name, edits in read:
         work.judged(draft.apply(edits.edits, ("modify", "remove"), limit=1, known={name}), "applied")
     return work.born(draft)
-
-
-async def propose_children(
-    reference: ChatModel,
-    best: PromptResult | None,
-    crossing: Sequence[PromptResult] | None,
-    settings: ESPLSettings | None = None,
-    **sampling: Any,
-) -> list[Outcome]:
-    """What a batch leads to (Algorithm 1): its best prompt mutates, and now and then all of them cross, side by side.
-
-    The arguments that are not named are those of [`mutate`].
-
-    Args:
-        best ([`PromptResult`], *optional*): The parent of the mutation, if there is one.
-        crossing (`Sequence[PromptResult]`, *optional*): The whole batch, if it crosses this time.
-    """
-    operators: list[Coroutine[Any, Any, Outcome]] = []
-    if best is not None:
-        operators.append(mutate(reference, best, settings, **sampling))
-    if crossing is not None:
-        operators.append(crossover(reference, crossing, settings, **sampling))
-    return await gather(operators)
 
 
 def _known(ids: Sequence[int | None]) -> tuple[int, ...]:

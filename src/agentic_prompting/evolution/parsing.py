@@ -10,10 +10,9 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import json_repair
-from pydantic import BaseModel, ConfigDict
 
 from .system_prompt import Edit
 
@@ -55,30 +54,6 @@ _SEARCH = r"^[ \t]*<{5,9}[ \t]*SEARCH[ \t]*"
 _BLOCK = re.compile(
     rf"{_SEARCH}\n(.*?)^[ \t]*={{5,9}}[ \t]*\n(.*?)^[ \t]*>{{5,9}}[ \t]*REPLACE", re.DOTALL | re.MULTILINE
 )
-
-
-class ProposedEdit(BaseModel):
-    """An edit of principles as the reference LLM is to write it."""
-
-    model_config = ConfigDict(extra="forbid")
-    op: Literal["add", "modify", "merge", "remove"]
-    ids: list[str]
-    text: str
-    reason: str
-
-
-class ProposedEdits(BaseModel):
-    """A reply under `structured_edits`: its thoughts first, then the edits."""
-
-    model_config = ConfigDict(extra="forbid")
-    reasoning: str
-    edits: list[ProposedEdit]
-
-
-RESPONSE_FORMAT = {
-    "type": "json_schema",
-    "json_schema": {"name": "edits", "strict": True, "schema": ProposedEdits.model_json_schema()},
-}
 
 
 @dataclass(frozen=True)

@@ -1,215 +1,27 @@
-"""How prompts did on a batch (eq 9), what is believed of them because of it (TrueSkill: 3.2, Appendix B), and who plays
-next (eq 3, A.5).
+"""How good each prompt is believed to be (TrueSkill: 3.2, Appendix B), and which prompts the next batch plays under
+(eq 3, A.5).
 
-Only who did better in the same batch counts for a rating, never the reward itself: rewards under different weights
-cannot be compared. The update is the `trueskill` package's; what is tied and what a child starts with is ours.
+A rating changes only by comparisons within a batch, never by the reward itself, because rewards under different weights
+cannot be compared. The update is that of the `trueskill` package; the ties and the ratings of children are ours.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 from typing import Any, Protocol
 
+from .results import ROUNDING
 from .system_prompt import SystemPrompt
 
 MU, SIGMA = 25.0, 25.0 / 3
 BETA, TAU, DRAW_PROBABILITY = 25.0 / 6, 25.0 / 300, 0.10
 EXPLORATION = 2.0
 """λ of eq 3: how many standard deviations of doubt count in a prompt's favour."""
-_ROUNDING = 1e-9  # .52 - .51 is a little more than .01 in floating point
-
-Row = Sequence[float | None]
-"""Mean rewards of one prompt, a number per problem; `None` where all attempts failed for outside reasons."""
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One rollout as the reference LLM gets to read it.
-
-    Args:
-        text (`str`): Everything the policy wrote and was answered, in order.
-        reward (`float`, *optional*): `None` if it failed through no fault of the policy: it is then no evidence.
-    """
-
-    text: str
-    reward: float | None
-
-
-@dataclass(frozen=True)
-class ProblemResult:
-    """The rollouts of one problem under one system prompt.
-
-    Args:
-        question (`str`): The problem.
-        truth (`str`): The accepted answer(s), for the reference LLM only.
-        attempts (`tuple[Attempt, ...]`): The N rollouts.
-    """
-
-    question: str
-    truth: str
-    attempts: tuple[Attempt, ...] = ()
-
-    @property
-    def scored(self) -> list[tuple[str, float]]:
-        """Text and reward of the attempts that have one."""
-        return [(attempt.text, attempt.reward) for attempt in self.attempts if attempt.reward is not None]
-
-    @property
-    def value(self) -> float | None:
-        """V_{i,κ}: the mean reward; `None` where every rollout failed."""
-        return mean([attempt.reward for attempt in self.attempts])
-
-    def instructive(self, reflect_on: str = "mixed") -> bool:
-        """Whether the problem is worth reflecting on.
-
-        `mixed`: the rewards differ, 0 < V < 1 for rewards of 0 and 1 (A.2). `imperfect`: some reward is below 1.0:
-        what the policy does not know at all shows only where every attempt failed.
-        """
-        rewards = [reward for _, reward in self.scored]
-        if not rewards:
-            return False
-        top = max(rewards) if reflect_on == "mixed" else 1.0
-        return min(rewards) < top - _ROUNDING
-
-
-@dataclass(frozen=True)
-class PromptResult:
-    """One system prompt and how it did on the batch.
-
-    Args:
-        prompt ([`SystemPrompt`]): The prompt, with its id.
-        problems (`tuple[ProblemResult, ...]`): One per problem, in the same order for every prompt of the batch.
-    """
-
-    prompt: SystemPrompt
-    problems: tuple[ProblemResult, ...]
-
-    @property
-    def attempts(self) -> list[Attempt]:
-        """All its rollouts, problem by problem."""
-        return [attempt for problem in self.problems for attempt in problem.attempts]
-
-    @property
-    def row(self) -> list[float | None]:
-        """The prompt's row of the matrix of mean rewards (eq 9)."""
-        return [problem.value for problem in self.problems]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; [`PromptResult.from_json`] gives an equal result back."""
-        problems = [
-            [problem.question, problem.truth, [[attempt.text, attempt.reward] for attempt in problem.attempts]]
-            for problem in self.problems
-        ]
-        return {"prompt": self.prompt.to_json(), "evidence": problems}
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> PromptResult:
-        """The inverse of [`PromptResult.to_json`]."""
-        problems = tuple(
-            ProblemResult(question, truth, tuple(Attempt(text, reward) for text, reward in attempts))
-            for question, truth, attempts in saved["evidence"]
-        )
-        return cls(SystemPrompt.from_json(saved["prompt"]), problems)
-
-
-def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
-    """One result per prompt: those of a prompt that was drawn twice are put together, problem by problem.
-
-    Raises:
-        `ValueError`: The results are not over the same problems.
-    """
-    if len({tuple(problem.question for problem in result.problems) for result in results}) > 1:
-        raise ValueError("the results of a batch must be over the same problems in the same order")
-    merged: dict[int | None, PromptResult] = {}
-    for result in results:
-        first = merged.get(result.prompt.id)
-        if first is not None:
-            both = zip(first.problems, result.problems, strict=True)
-            together = (ProblemResult(a.question, a.truth, a.attempts + b.attempts) for a, b in both)
-            result = PromptResult(result.prompt, tuple(together))
-        merged[result.prompt.id] = result
-    return list(merged.values())
-
-
-def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | None:
-    """The result of the prompt with the highest of the V_i that [`Population.record`] returns; `None` without any."""
-    scored = [(value, result) for value, result in zip(values, results, strict=True) if value is not None]
-    return max(scored, key=lambda pair: pair[0])[1] if scored else None
-
-
-def scores_of(results: Iterable[PromptResult]) -> dict[int, list[float | None]]:
-    """By prompt id its row of mean rewards; of a prompt that was drawn twice the first."""
-    scores: dict[int, list[float | None]] = {}
-    for result in results:
-        if result.prompt.id is not None:
-            scores.setdefault(result.prompt.id, result.row)
-    return scores
-
-
-def question_of(row: Mapping[str, Any]) -> str:
-    """The problem of a dataset row as the reference LLM reads it: its `question`, else its `prompt` without system
-    messages."""
-    if row.get("question"):
-        return str(row["question"])
-    prompt = row["prompt"]
-    if isinstance(prompt, str):
-        return prompt
-    return "\n\n".join(message["content"] for message in prompt if message["role"] != "system")
-
-
-def truth_of(row: Mapping[str, Any]) -> str:
-    """Its accepted answers in one line."""
-    answers = row.get("answers") or ()
-    return answers if isinstance(answers, str) else " | ".join(map(str, answers))
-
-
-# The matrix ----------------------------------------------------------------------------------------------------------
-
-
-def mean(values: Row) -> float | None:
-    """The mean of what there is; `None` if there is nothing."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def cell_means(rows: Sequence[Row]) -> list[float | None]:
-    """Several rows of one prompt as one: per problem the mean of those that have a score."""
-    return [mean(column) for column in zip(*rows, strict=True)]
-
-
-def common_means(rows: Sequence[Row]) -> list[float | None]:
-    """V_i of each prompt: its mean over the problems on which every prompt that has a score at all has one, so that
-    conditions are matched; `None` for a prompt without any, and for all that have no problem in common."""
-    columns = _complete([row for row in rows if mean(row) is not None])
-    return [mean([row[column] for column in columns]) for row in rows]
-
-
-def sole_wins(rows: Sequence[Row]) -> list[list[int]]:
-    """For each prompt the problems on which it alone did best (ρ_i of Algorithm 2).
-
-    Ties are nobody's win, and neither is a problem on which one of the prompts has no score.
-    """
-    wins: list[list[int]] = [[] for _ in rows]
-    for column in _complete(rows):
-        values = [row[column] or 0.0 for row in rows]
-        holders = [index for index, value in enumerate(values) if value >= max(values) - _ROUNDING]
-        if len(holders) == 1:
-            wins[holders[0]].append(column)
-    return wins
-
-
-def _complete(rows: Sequence[Row]) -> list[int]:
-    """The columns in which every row has a score."""
-    return [number for number, column in enumerate(zip(*rows, strict=True)) if None not in column]
-
-
-# The ratings ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -233,7 +45,7 @@ class Rating:
 
 
 def rate(ratings: Sequence[Rating], scores: Sequence[float], tie_tolerance: float = 0.01) -> list[Rating]:
-    """The ratings after one batch in which every prompt played against every other (Appendix B).
+    """The ratings after one batch in which every prompt is compared with every other (Appendix B).
 
     Args:
         ratings (`Sequence[Rating]`): One per prompt.
@@ -276,22 +88,23 @@ def ranks(scores: Sequence[float], tie_tolerance: float = 0.01) -> list[int]:
     places = [0] * len(scores)
     place, first = -1, math.inf
     for index in sorted(range(len(scores)), key=lambda i: -scores[i]):
-        if first - scores[index] > tie_tolerance + _ROUNDING:
+        if first - scores[index] > tie_tolerance + ROUNDING:
             place, first = place + 1, scores[index]
         places[index] = place
     return places
 
 
 def mutation_rating(parent: Rating, delta_sigma: float = 1.0) -> Rating:
-    """What a mutated child starts with: its parent's mean, less certain: sqrt(sigma² + delta_sigma²) (Appendix B).
+    """The first rating of a mutated child: its parent's mean, less certain, sqrt(sigma² + delta_sigma²) (Appendix B).
 
-    Algorithm 1 prints sigma + delta_sigma; the appendix, which derives it, is followed here.
+    Algorithm 1 prints sigma + delta_sigma. We follow the appendix, which derives its formula.
     """
     return Rating(parent.mu, math.hypot(parent.sigma, delta_sigma))
 
 
 def crossover_rating(parents: Sequence[Rating], delta_sigma: float = 1.0) -> Rating:
-    """What a crossed child starts with: the parents' precision-weighted mean, sigma² = 1 / Σ 1/sigma_i² + delta_sigma².
+    """The first rating of a crossed child: the parents' precision-weighted mean, with
+    sigma² = 1 / Σ 1/sigma_i² + delta_sigma² (Appendix B).
 
     Raises:
         `ValueError`: There is no parent.
@@ -317,11 +130,11 @@ def _cdf(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2  # exact in the lower tail, where NormalDist's `1 + erf` is not
 
 
-# Who plays -----------------------------------------------------------------------------------------------------------
+# Selection ------------------------------------------------------------------------------------------------------------
 
 
 class Rated(Protocol):
-    """What a rule may look at: a [`Member`]'s prompt and the current belief."""
+    """The part of a [`Member`] that a rule may read: the prompt and its current rating."""
 
     @property
     def prompt(self) -> SystemPrompt: ...
@@ -330,7 +143,8 @@ class Rated(Protocol):
 
 
 SelectionRule = Callable[[Sequence[Rated], int, random.Random], list[int]]
-"""Gets the window, oldest first, and returns the positions of k different members; never more than there are."""
+"""Gets the window, oldest first, k and a random generator; returns the positions of k different members. k is at most
+their number."""
 
 
 def optimistic_scores(members: Sequence[Rated], exploration: float = EXPLORATION) -> list[float]:
@@ -341,7 +155,7 @@ def optimistic_scores(members: Sequence[Rated], exploration: float = EXPLORATION
 def top_plus_random(
     members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
 ) -> list[int]:
-    """The highest score always (of equal ones the youngest), the others uniformly: the paper's own runs (A.5)."""
+    """Always the highest score (of equal ones the newest), and the others uniformly, as in the paper's runs (A.5)."""
     scores = optimistic_scores(members, exploration)
     top = max(range(len(scores)), key=lambda position: (scores[position], position))
     others = rng.sample(range(len(members) - 1), k - 1)
@@ -351,12 +165,11 @@ def top_plus_random(
 def softmax(
     members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
 ) -> list[int]:
-    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1)."""
-    return _draw([score / temperature for score in optimistic_scores(members, exploration)], k, rng)
+    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1).
 
-
-def _draw(logits: Sequence[float], k: int, rng: random.Random) -> list[int]:
-    """k different positions, one after another with p ∝ exp(logit); uniformly where only weights of 0 are left."""
+    If the exponentials of all that are left underflow to 0, they are drawn uniformly.
+    """
+    logits = [score / temperature for score in optimistic_scores(members, exploration)]
     top = max(logits)
     weights = [math.exp(logit - top) for logit in logits]
     chosen: list[int] = []
@@ -368,24 +181,10 @@ def _draw(logits: Sequence[float], k: int, rng: random.Random) -> list[int]:
     return chosen
 
 
-def fitness_sharing(members: Sequence[Rated], k: int, rng: random.Random) -> list[int]:
-    """One after another with p ∝ score / niche count among those not drawn yet: prompts that are alike share what they
-    are worth. Not the paper's, which leaves niching to the future (4.4); Goldberg and Richardson's of 1987. To be
-    passed in: `Population(root, rule=fitness_sharing)`.
-
-    The niche count of a prompt is the sum over all, itself included, of the share of its words that they have too.
-    """
-    words = [set(member.prompt.text.casefold().split()) for member in members]
-    common = Counter(word for one in words for word in one)
-    niches = [sum(common[word] for word in one) / len(one) if one else 1.0 for one in words]
-    scores = optimistic_scores(members)
-    return _draw([math.log(max(s, 1e-9) / niche) for s, niche in zip(scores, niches, strict=True)], k, rng)
-
-
 def uniform(
     members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
 ) -> list[int]:
-    """Each with the same probability."""
+    """Every member with the same probability."""
     return rng.sample(range(len(members)), k)
 
 
@@ -400,13 +199,13 @@ RULES: dict[str, Callable[..., list[int]]] = {
 def selection_rule(
     rule: str | SelectionRule, exploration: float = EXPLORATION, temperature: float = 1.0, independent: bool = False
 ) -> SelectionRule:
-    """A rule by name with its parameters set; a function of one's own comes back as it is.
+    """A rule by name with its parameters set. A function is returned as it is.
 
     Args:
         rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has one.
-        independent (`bool`, *optional*, defaults to `False`): It is for independent draws.
+        independent (`bool`, *optional*, defaults to `False`): Whether the prompts are drawn independently.
 
     Raises:
         `ValueError`: There is no such rule, a parameter is out of range, or independent draws would all be the same.
@@ -431,9 +230,9 @@ def select(
         members (`Sequence[Rated]`): The window, oldest first, not empty.
         k (`int`): How many, at least 1.
         rule (`Callable`): One of the rules above.
-        rng (`random.Random`): The randomness.
-        independent (`bool`, *optional*, defaults to `False`): Draw one after another from all, as Algorithm 1 reads:
-            the same one may come again.
+        rng (`random.Random`): The random generator.
+        independent (`bool`, *optional*, defaults to `False`): Draw each from all members, as Algorithm 1 reads, so that
+            one may be drawn twice.
 
     Raises:
         `ValueError`: There is no member, or `k` is below 1.

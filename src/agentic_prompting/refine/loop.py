@@ -79,15 +79,12 @@ class RefineSettings:
         prompts ([`RolePrompts`], *optional*): The words of the roles.
         max_failures (`int`, *optional*, defaults to `3`): After so many failed calls no more refining is done for the
             query: it ends with the best answer there is and `error` set. A fatal failure ends it at once.
-        go_back (`int`, *optional*, defaults to `0`): For where refining makes things worse: if the verifier rejects the
-            final answer, answer under up to so many earlier prompts, the latest first, and keep the first answer that
-            it accepts; if there is none, the final one stays. Needs a verifier. Not in the paper.
         sampling (`dict[str, dict]`, *optional*): Sampling arguments by role (`task`, `feedback`, `optimizer`,
             `verifier`), over the defaults: temperature 0, and 2,048 tokens for all but the task model. `None` takes a
             default out. With another temperature for the task model every call is made.
 
     Raises:
-        `ValueError`: If a number is below 1 (`go_back`: 0), or a name is not known.
+        `ValueError`: If a number is below 1, or a name is not known.
     """
 
     tokens_per_step: int = 10
@@ -97,14 +94,13 @@ class RefineSettings:
     final_max_tokens: int = 512
     prompts: RolePrompts = RolePrompts()
     max_failures: int = 3
-    go_back: int = 0
     sampling: Mapping[str, Mapping[str, Any]] | None = None
 
     def __post_init__(self):
-        for name in ("tokens_per_step", "max_steps", "final_max_tokens", "max_failures", "go_back"):
-            value, least = getattr(self, name), int(name != "go_back")
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        for name in ("tokens_per_step", "max_steps", "final_max_tokens", "max_failures"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.history not in _REMEMBERING:
             raise ValueError(f"history must be one of True, False, 'task', 'all', got {self.history!r}")
         if self.unit not in get_args(Unit):
@@ -118,12 +114,6 @@ class RefineSettings:
         """What is sent with a role's calls; a `None` of the user's takes a default out, for models that refuse it."""
         merged = {**GREEDY[role], **(self.sampling or {}).get(role, {})}
         return {name: value for name, value in merged.items() if value is not None}
-
-
-def check_verifier(settings: RefineSettings, verifier: Verifier | None) -> None:
-    """Raises `ValueError` if the settings ask for a verifier and there is none."""
-    if settings.go_back and verifier is None:
-        raise ValueError("go_back needs a verifier, which says when an answer is worse")
 
 
 async def refine(
@@ -155,10 +145,9 @@ async def refine(
         [`RefinementResult`]: Also if calls failed: see its `error`.
 
     Raises:
-        `ValueError`: If the prompt or the question is empty, or `settings` ask for a verifier and there is none.
+        `ValueError`: If the prompt or the question is empty.
     """
     check_prompt(prompt)
-    check_verifier(settings, verifier)
     started, query = time.perf_counter(), read_query(query)
     result = RefinementResult(query.id, query.text, "", prompt, prompt, "max_steps")
     models = {"task": task, "feedback": feedback, "optimizer": optimizer, "verifier": verifier}
@@ -279,25 +268,8 @@ class _Roles:
                     return
             final = await self._write(result.prompt, self.settings.final_max_tokens)
             self.keep(3, final.text, final.finish_reason)
-            if self.settings.go_back and await self.judge(final.text) == "wrong":
-                await self._go_back()
         except _NoReply:
             result.stop_reason, result.error = "failed", result.failures[-1]
-
-    async def _go_back(self) -> None:
-        """To the latest earlier prompt under which the verifier accepts the answer, if there is one."""
-        result = self.result
-        judged = result.initial_prompt if result.verdict == "wrong" else None
-        tried = [step.prompt for step in result.steps if step.new_prompt != step.prompt != judged]
-        for number, prompt in enumerate(reversed(tried[-self.settings.go_back :]), start=1):
-            if self.given_up:
-                return
-            with suppress(_NoReply):
-                answer = await self._write(prompt, self.settings.final_max_tokens)
-                if await self.judge(answer.text) == "right":
-                    self.keep(3, answer.text, answer.finish_reason)
-                    result.prompt, result.went_back = prompt, number
-                    return
 
     async def _write(self, prompt: str, max_tokens: int) -> Reply:
         """The task model's output under a prompt, of at most `max_tokens`.

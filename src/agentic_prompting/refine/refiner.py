@@ -20,7 +20,7 @@ from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage
 from ..llm.loop import in_parallel
 from ..records import RecordFile
 from ..rollout.progress import progress as progress_of
-from .loop import LabelVerifier, RefineSettings, Verifier, check_verifier, refine
+from .loop import LabelVerifier, RefineSettings, Verifier, refine
 from .templates import DEFAULT_PROMPT
 from .types import Failure, Query, RefinementResult, check_prompt, read_query
 
@@ -66,7 +66,6 @@ class ProRefiner(RefineSettings):
                 raise TypeError(f"the {role} model must be a ChatModel, got {getattr(self, role)!r:.100}")
         if self.verifier is not None and not (isinstance(self.verifier, ChatModel) or callable(self.verifier)):
             raise TypeError(f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}")
-        check_verifier(self, self.verifier)
 
     @classmethod
     def from_paper(

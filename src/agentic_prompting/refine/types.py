@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, fields
 from operator import add
 from typing import Any, Literal
 
@@ -175,8 +175,6 @@ class RefinementResult:
         verdict (`str`, *optional*): `right`, `wrong`, or `none`: the verifier failed or did not say. `None` where there
             is no verifier.
         steps (`tuple[RefinementStep, ...]`, *optional*): In order.
-        went_back (`int`, *optional*, defaults to `0`): Where `go_back` was asked for: how many prompts before the last
-            one `prompt` is.
         error ([`Failure`], *optional*): What ended the query before its time. Failures it survived are in `failures`.
         failures (`tuple[Failure, ...]`, *optional*): All calls that gave nothing, in order.
         usage (`dict[str, RoleUsage]`, *optional*): By role, for roles that were asked.
@@ -193,7 +191,6 @@ class RefinementResult:
     initial_answer: str | None = None
     verdict: Verdict | None = None
     steps: tuple[RefinementStep, ...] = ()
-    went_back: int = 0
     error: Failure | None = None
     failures: tuple[Failure, ...] = ()
     usage: dict[str, RoleUsage] = field(default_factory=dict)
@@ -217,7 +214,7 @@ class RefinementResult:
         """
         if not isinstance(saved, Mapping) or saved.get("format", 0) > _FORMAT:
             raise ValueError("not a refinement result that this version can read; upgrade agentic-prompting")
-        values = {name: value for name, value in saved.items() if name not in ("format", "key", "settings")}
+        values = {one.name: saved[one.name] for one in fields(cls) if one.name in saved}
         try:
             values["steps"] = tuple(RefinementStep(**step) for step in values["steps"])
             values["failures"] = tuple(Failure(**failure) for failure in values["failures"])
@@ -302,8 +299,6 @@ def described_lines(result: RefinementResult, width: int = 300) -> Iterator[tupl
                 yield ("-" if line[0] == "-" else "+" if line[0] == "+" else ""), f"  {line}"
     changed = sum(step.new_prompt != step.prompt for step in result.steps)
     yield "", f"\nEnded: {result.stop_reason}, {len(result.steps)} steps, prompt changed {changed} times"
-    if result.went_back:
-        yield "", f"Went back {result.went_back} prompts, to the last one whose answer the verifier accepts"
     if result.error is not None:
         yield "", f"Error: {result.error}"
     yield "#", "\nAnswer:"

@@ -274,6 +274,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """What renders the rows of a batch."""
         return RowPrompts(self.spec, self.rollouts_per_row())
 
+    def _before_batch(self) -> None:
+        """A training batch begins."""
+        self.prompts.new_batch()
+
     def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
         """What a method makes of a batch whose rewards are known.
 
@@ -299,7 +303,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         place = self._place()
         if place.trains:
-            self.prompts.new_batch(place)
+            self._before_batch()
         try:
             self.player.reach()
             if self.use_vllm and place.step != self._last_loaded_step:

@@ -17,7 +17,7 @@ class Prompts(Protocol):
 
     rollouts_per_row: int
 
-    def new_batch(self, place: Any) -> None:
+    def new_batch(self) -> None:
         """A training batch begins. Called on every process alike, before the batch's rows are rendered."""
 
     def metadata(self, index: int, training: bool) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class RowPrompts:
     def __init__(self, spec: AgentSpec, rollouts_per_row: int):
         self.spec, self.rollouts_per_row = spec, rollouts_per_row
 
-    def new_batch(self, place: Any) -> None:
+    def new_batch(self) -> None:
         """Nothing changes between batches."""
 
     def metadata(self, index: int, training: bool) -> dict[str, Any]:

@@ -1,83 +1,59 @@
-"""The work that makes children: what of a batch is reflected on, who does it, and when its outcomes are taken.
+"""Reflectors: they turn the [`Job`] of a batch into the outcomes that [`Generation.join`] takes.
 
-Either a reference LLM does it, on the background loop beside the weight update; or the policy itself, when the children
-are due, with the weights of that moment, which a checkpoint has.
+Either a reference LLM reflects, on the background event loop while the weights are updated; or the policy itself does,
+when the children are due, with the weights of that moment, which a checkpoint has. The first process alone asks; its
+outcomes are broadcast.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
 
 from accelerate.utils import broadcast_object_list
 
-from ..evolution import Outcome, PromptResult, Rating, propose_children
-from ..llm import BadRequest, Message, Reply, TimedOut, Usage, as_chat, start
-from ..rollout import Rollout, SampleRequest, rollout_seed, run_with_engine
-
-if TYPE_CHECKING:
-    from .espl import ESPLTrainer
+from ..evolution import Job, Outcome, propose_children
+from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat, start
+from ..rollout import ChatFormat, Limits, Policy, Rollout, SampleRequest, rollout_seed, run_with_engine
+from .config import ESPLConfig
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class ReflectionJob:
-    """One batch's work, and where its outcomes will be."""
-
-    batch: int  # where it comes from
-    best: PromptResult  # the parent of the mutation
-    crossing: Sequence[PromptResult] | None  # the whole batch, if it crosses
-    scores: Mapping[int, Sequence[float | None]] = field(default_factory=dict)  # `scores_of` the batch, for the journal
-    # Of the prompts of the batch as it left them, by id: what the children inherit, although their parents may have
-    # played again when they join.
-    ratings: Mapping[int, Rating] = field(default_factory=dict)
-    outcomes: Future[list[Outcome]] | None = field(default=None, repr=False)
-
-    def to_json(self) -> dict[str, Any]:
-        crossing = None if self.crossing is None else [result.to_json() for result in self.crossing]
-        return {
-            "batch": self.batch,
-            "best": self.best.to_json(),
-            "trials": crossing,
-            "scores": [[name, list(row)] for name, row in self.scores.items()],
-            "ratings": [[name, rating.mu, rating.sigma] for name, rating in self.ratings.items()],
-        }
-
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> ReflectionJob:
-        crossing = None if saved["trials"] is None else [PromptResult.from_json(one) for one in saved["trials"]]
-        ratings = {name: Rating(mu, sigma) for name, mu, sigma in saved["ratings"]}
-        return cls(saved["batch"], PromptResult.from_json(saved["best"]), crossing, dict(saved["scores"]), ratings)
-
-
 class ReferenceReflector:
-    """A reference LLM, asked by the first process alone while the weights are updated."""
+    """A reference LLM that reflects while the weights are updated.
 
-    def __init__(self, trainer: ESPLTrainer):
-        self.reference, self.args = trainer.reference, trainer.args
-        self.asks = trainer.accelerator.is_main_process
+    Args:
+        reference ([`ChatModel`], *optional*): π_ref. `None` where no job will come.
+        settings ([`ESPLConfig`]): Time limit, sampling options, seed and the settings of the operators.
+        asks (`bool`): Whether this process sends the requests.
+    """
 
-    def begin(self, job: ReflectionJob) -> None:
-        """Start the work, as early as can be."""
+    def __init__(self, reference: ChatModel | None, settings: ESPLConfig, asks: bool):
+        self.reference, self.settings, self.asks = reference, settings, asks
+        self._running: dict[int, Future[list[Outcome]]] = {}  # by batch
+
+    def begin(self, job: Job) -> None:
+        """Send the first requests of a job, without waiting for replies."""
         if self.asks:
-            job.outcomes = start(self._run(job))
+            self._running[job.batch] = start(self._run(job))
 
-    def finish(self, job: ReflectionJob) -> list[Outcome]:
-        """The outcomes, the same on every process. Called on every process alike."""
-        if self.asks and job.outcomes is None:
+    def finish(self, job: Job) -> list[Outcome]:
+        """Wait for the outcomes of a job. Called on every process, and the same on every process."""
+        if self.asks and job.batch not in self._running:
             self.begin(job)
-        results: list[Any] = [job.outcomes.result() if job.outcomes is not None else []]
+        running = self._running.pop(job.batch, None)
+        results: list[Any] = [running.result() if running is not None else []]
         broadcast_object_list(results)
         return results[0]
 
-    async def _run(self, job: ReflectionJob) -> list[Outcome]:
-        """Ends with the time that the job has: no model can hold up training or its end."""
-        seconds, late = self.args.reflection_timeout, 0
+    async def _run(self, job: Job) -> list[Outcome]:
+        """The outcomes, at the latest when the job's time is over: no model can hold up training or its end."""
+        seconds, late = self.settings.reflection_timeout, 0
         deadline = asyncio.get_running_loop().time() + seconds
 
         async def in_time(messages: Sequence[Message], **options: Any) -> Reply:
@@ -89,49 +65,76 @@ class ReferenceReflector:
                 late += 1
                 return Reply(error=TimedOut(f"no reply within reflection_timeout={seconds:g} s"))
 
-        repeat = rollout_seed(self.args.seed, "reflection", job.batch)
-        sampling: Any = self.args.reference_sampling or {}
-        outcomes = await propose_children(in_time, job.best, job.crossing, self.args, repeat=repeat, **sampling)
+        repeat = rollout_seed(self.settings.seed, "reflection", job.batch)
+        sampling: Any = self.settings.reference_sampling or {}
+        outcomes = await propose_children(in_time, job, self.settings, repeat=repeat, **sampling)
         if late:
             logger.warning(
-                "the reference LLM did not answer within %g s (%d calls): nothing comes of them in batch %d",
-                seconds, late, job.batch,
+                "the reference LLM did not reply to %d calls within %g s: batch %d has no children from them",
+                late, seconds, job.batch,
             )  # fmt: skip
         return outcomes
 
 
 class PolicyReflector:
-    """The policy being trained, which revises the instructions it works under (the paper's Figure 15).
+    """The policy being trained, which revises the instructions that it works under (the paper's Figure 15).
 
-    A reply is one turn of it, as long as `max_turn_tokens` allows. The first process writes, inside a session that all
-    enter, and its outcomes are broadcast.
+    A reply is one of its turns, as long as `max_turn_tokens` allows. All processes enter a session of the policy's
+    back end; the first one samples.
+
+    Args:
+        policy (`Callable[[], Policy]`): Returns the policy.
+        session (`Callable`): Opens a session of its back end, as a context manager.
+        chat_format ([`ChatFormat`]): Its chat template.
+        limits ([`Limits`]): Its limits, as in rollouts.
+        settings ([`ESPLConfig`]): Seed and the settings of the operators.
+        asks (`bool`): Whether this process samples.
     """
 
-    def __init__(self, trainer: ESPLTrainer):
-        self.trainer = trainer
+    def __init__(
+        self,
+        policy: Callable[[], Policy],
+        session: Callable[[], AbstractContextManager[Any]],
+        chat_format: ChatFormat,
+        limits: Limits,
+        settings: ESPLConfig,
+        asks: bool,
+    ):
+        self.policy, self.session, self.chat_format, self.limits = policy, session, chat_format, limits
+        self.settings, self.asks = settings, asks
 
-    def begin(self, job: ReflectionJob) -> None:
-        """Nothing: the policy is busy learning."""
+    def begin(self, job: Job) -> None:
+        """Nothing: the policy is busy with its update."""
 
-    def finish(self, job: ReflectionJob) -> list[Outcome]:
+    def finish(self, job: Job) -> list[Outcome]:
+        """The outcomes of a job. Called on every process, and the same on every process."""
         results: list[Any] = [[]]
-        trainer = self.trainer
-        with trainer.backend.session():
-            if trainer.accelerator.is_main_process:
-                work = propose_children(self.write, job.best, job.crossing, trainer.args, repeat=job.batch)
-                results = [run_with_engine(trainer.policy, work)]
+        with self.session():
+            if self.asks:
+                work = propose_children(self.write, job, self.settings, repeat=job.batch)
+                results = [run_with_engine(self.policy(), work)]
         broadcast_object_list(results)
         return results[0]
 
     async def write(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
-        """The policy as a [`ChatModel`]: one turn, an error where the context has no room for one."""
-        chat_format = self.trainer.chat_format
-        context = chat_format.prompt_ids(messages)
-        room = self.trainer.limits.remaining_tokens(Rollout(context))
+        """The policy as a [`ChatModel`]: one turn; an error if the context has no room for one."""
+        context = self.chat_format.prompt_ids(messages)
+        room = self.limits.remaining_tokens(Rollout(context))
         if room < 1:
             return Reply(error=BadRequest(f"{len(context)} tokens leave no room to write"))
-        seed = rollout_seed(self.trainer.args.seed, "reflect", repeat, messages[-1]["content"])
-        sample = await self.trainer.policy(SampleRequest(context, room, seed))
-        return Reply(chat_format.parse(sample.ids).text, usage=Usage(len(context), len(sample.ids)))
+        seed = rollout_seed(self.settings.seed, "reflect", repeat, messages[-1]["content"])
+        sample = await self.policy()(SampleRequest(context, room, seed))
+        return Reply(self.chat_format.parse(sample.ids).text, usage=Usage(len(context), len(sample.ids)))
+
+
+def check_reflector(args: ESPLConfig, reference: ChatModel | None) -> None:
+    """Raise `ValueError` if the reference LLM is missing, or would never be called."""
+    if args.evolves and reference is None and args.reflector == "reference":
+        raise ValueError(
+            f"mode={args.mode!r} needs a reference LLM to reflect: pass reference=, or use mode='rl', or "
+            "reflector='policy' to let the policy reflect"
+        )
+    if args.evolves and reference is not None and args.reflector == "policy":
+        raise ValueError("with reflector='policy' the reference LLM would never be asked: pass reference=None")

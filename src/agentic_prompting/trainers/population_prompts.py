@@ -1,0 +1,125 @@
+"""The prompts of E-SPL's batches: each problem is played N times under each of M system prompts.
+
+The batch has M x N slots per row, in the order of the prompts. The metadata of a slot name its system prompt, so that
+carried rollouts and records know it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..evolution import Attempt, ESPLSettings, Generation, ProblemResult, PromptResult, SystemPrompt
+from ..rollout import AgentSpec
+
+ReadRow = tuple[str, str, str]
+"""A rollout as the reference LLM reads it: question, accepted answers, text of the attempt."""
+
+
+class PopulationPrompts:
+    """Which system prompt each slot of a batch is played under, and how a row is rendered under it.
+
+    Args:
+        generation ([`Generation`]): Draws the prompts of a batch.
+        settings ([`ESPLSettings`]): M, N and the place of the prompt.
+        render (`Callable`): The conversation of a row without an evolved prompt, as [`AgentSpec.messages`].
+        best_alone (`Callable[[], bool]`, *optional*): Whether the next batch is played under the best prompt in all
+            slots, as in the phases of the weights of mode `alternating`. Never by default.
+
+    Attributes:
+        playing (`list[SystemPrompt]`): The M prompts of the current batch.
+        trial ([`SystemPrompt`], *optional*): The prompt that is being evaluated, if it is not the final one.
+        left_out (`bool`): Whether the agent is used without an evolved prompt, because it was distilled.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        settings: ESPLSettings,
+        render: Callable[[Mapping[str, Any]], Sequence[Any]],
+        best_alone: Callable[[], bool] = lambda: False,
+    ):
+        self.generation, self.settings, self.render, self.best_alone = generation, settings, render, best_alone
+        self.playing = [generation.population.best()]  # until the first batch draws its own
+        self.trial: SystemPrompt | None = None
+        self.left_out = False
+
+    @property
+    def rollouts_per_row(self) -> int:
+        """M·N."""
+        return self.settings.prompts_per_step * self.settings.num_generations
+
+    def final(self) -> SystemPrompt:
+        """The prompt that the agent is evaluated and used under: the best one, or an empty one after distillation."""
+        return SystemPrompt("") if self.left_out else self.generation.population.best()
+
+    def new_batch(self) -> None:
+        """Draw the prompts of the next training batch."""
+        size = self.settings.prompts_per_step
+        best = self.generation.population.best()
+        self.playing = [best] * size if self.best_alone() else self.generation.draw(size)
+
+    def metadata(self, index: int, training: bool) -> dict[str, Any]:
+        """The id of the system prompt of a slot; `None` without one.
+
+        Args:
+            index (`int`): The slot's position in the global batch.
+            training (`bool`): In evaluation, every slot has the prompt on trial or the final one.
+        """
+        if not training:
+            return {"system_prompt": (self.trial or self.final()).id}
+        slot = (index // self.settings.num_generations) % self.settings.prompts_per_step
+        return {"system_prompt": self.playing[slot].id}
+
+    def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The conversation that a row begins with under the system prompt of its metadata.
+
+        Raises:
+            `LookupError`: The population has no such prompt.
+        """
+        messages, name = self.render(row), metadata["system_prompt"]
+        if name is not None:
+            prompt = self.generation.population.members[name].prompt
+            messages = prompt.messages(messages, self.settings.prompt_place)  # type: ignore[arg-type]
+        return [dict(message) for message in messages]
+
+    def matches(
+        self, rewards: Sequence[float | None], texts: Sequence[ReadRow], metadata: Sequence[Mapping[str, Any]]
+    ) -> list[list[PromptResult]]:
+        """A batch of slots as [`Generation.record`] takes it.
+
+        Rows that were played under other prompts, because their groups were started earlier, are matches of their own;
+        the prompts that were drawn last come last.
+
+        Args:
+            rewards (`Sequence[float | None]`): One per rollout of the global batch, in order.
+            texts (`Sequence[tuple[str, str, str]]`): Question, accepted answers and text of each.
+            metadata (`Sequence[Mapping]`): Of each.
+        """
+        n, members = self.settings.num_generations, self.generation.population.members
+        cells: dict[tuple[int, ...], list[list[ProblemResult]]] = {}
+        for first in range(0, len(rewards), self.rollouts_per_row):
+            starts = range(first, first + self.rollouts_per_row, n)
+            drawn = tuple(metadata[start]["system_prompt"] for start in starts)
+            # The words of the first slot for all prompts: a row's own `prompt` is rendered differently in each slot.
+            question, truth, _ = texts[first]
+            for slot, start in zip(cells.setdefault(drawn, [[] for _ in starts]), starts, strict=True):
+                attempts = tuple(Attempt(texts[i][2], rewards[i]) for i in range(start, start + n))
+                slot.append(ProblemResult(question, truth, attempts))
+        return [
+            [PromptResult(members[name].prompt, tuple(row)) for name, row in zip(drawn, slots, strict=True)]
+            for drawn, slots in cells.items()
+        ]
+
+    def saved_spec(self, spec: AgentSpec) -> AgentSpec:
+        """The spec of an agent that is used under the final prompt, as it is evaluated here."""
+        prompt, place = self.final(), self.settings.prompt_place
+        if not prompt.text:
+            return spec
+        if place == "user":
+            return replace(spec, prompt_template=f"{prompt.text}\n\n{spec.prompt_template}")
+        if place == "after":
+            return replace(spec, prompt_template=f"{spec.prompt_template}\n\n{prompt.text}")
+        text = f"{prompt.text}\n\n{spec.system_prompt}" if spec.system_prompt else prompt.text
+        return replace(spec, system_prompt=text, join_system_prompt=True)

@@ -1,0 +1,165 @@
+"""Algorithm 1 for the prompts, without a trainer or an LLM: what is rated, reflected on and joined, and when."""
+
+import json
+
+import pytest
+
+from agentic_prompting.evolution import (
+    Attempt,
+    Generation,
+    Job,
+    Outcome,
+    Population,
+    ProblemResult,
+    PromptResult,
+    Rating,
+    SystemPrompt,
+)
+
+ROOT = SystemPrompt("Answer.", ())
+
+
+def grown(p_crossover=0.0, members=2, **options):
+    """A generation whose population has this many prompts."""
+    population = Population(ROOT, **options)
+    for number in range(1, members):
+        population.add(SystemPrompt("Answer.", (f"Rule {number}.",), parents=(0,), operator="mutation"))
+    return Generation(population, p_crossover)
+
+
+def match(generation, *rows, questions="abcdefgh", ids=None):
+    """The results of the first prompts: a row of rewards each, two attempts a problem."""
+    members, ids = generation.population.members, range(len(rows)) if ids is None else ids
+    return [
+        PromptResult(
+            members[name].prompt,
+            tuple(
+                ProblemResult(question, "truth", (Attempt("one", reward), Attempt("two", reward)))
+                for question, reward in zip(questions, row, strict=False)
+            ),
+        )
+        for name, row in zip(ids, rows, strict=True)
+    ]
+
+
+def child_of(*parents, text="New."):
+    operator = "mutation" if len(parents) == 1 else "crossover"
+    return Outcome(operator, SystemPrompt("Answer.", (text,), parents=parents, operator=operator))
+
+
+def test_the_best_of_a_batch_is_reflected_on_and_its_child_joins():
+    generation = grown()
+    job = generation.record([match(generation, [0.0, 0.5], [1.0, 0.5])])
+    assert (job.batch, job.best.prompt.id, job.crossing) == (0, 1, None)
+    assert job.scores == {0: [0.0, 0.5], 1: [1.0, 0.5]} and generation.values == [[0.25, 0.75]]
+    assert job.ratings[1].mu > 25 > job.ratings[0].mu and generation.pending == [job]
+    (joined,) = generation.join(job, [child_of(1)])
+    assert (joined.id, joined.parents, joined.born_at, generation.pending) == (2, (1,), 1, [])
+    assert generation.population.rating(2).mu == job.ratings[1].mu
+    assert generation.join(generation.record([match(generation, [1.0])]), [Outcome("mutation")]) == [None]
+
+
+def test_a_child_has_the_rating_that_its_parents_had_after_its_own_batch():
+    generation = grown()
+    job = generation.record([match(generation, [0.0], [1.0])])
+    later = generation.record([match(generation, [1.0], [0.0])])
+    assert generation.population.rating(1).mu < job.ratings[1].mu
+    (joined,) = generation.join(job, [child_of(1)])
+    assert generation.population.rating(joined).mu == job.ratings[1].mu
+    assert generation.pending == [later]
+
+
+def test_children_are_due_by_the_count_of_batches():
+    generation = grown()
+    jobs = [generation.record([match(generation, [0.0], [1.0])]) for _ in range(3)]
+    assert [generation.due(lag) for lag in (0, 1, 2, 3)] == [jobs, jobs[:2], jobs[:1], []]
+
+
+def test_only_the_largest_match_is_reflected_on_and_of_equal_ones_the_last():
+    """Carried groups were played under other prompts: rated apart, and only one of them has children."""
+    generation = grown(members=4)
+    small, large = match(generation, [1.0], [0.0]), match(generation, [0.0, 0.0], [0.5, 1.0], ids=(2, 3))
+    job = generation.record([large, small])
+    assert job.best.prompt.id == 3 and list(job.scores) == [2, 3]
+    assert generation.population.rating(0).mu > 25 and len(generation.values) == 2
+    job = generation.record([match(generation, [1.0], [0.0]), match(generation, [1.0], [0.0], ids=(2, 3))])
+    assert job.best.prompt.id == 2
+
+
+def test_nothing_is_reflected_on_without_a_score_or_on_request():
+    generation = grown()
+    rng = generation.population.rng.getstate()
+    assert generation.record([match(generation, [None], [None])]) is None
+    assert generation.record([]) is None
+    assert generation.record([match(generation, [0.0], [1.0])], reflect=False) is None
+    assert (generation.batches, generation.pending) == (3, [])
+    assert generation.population.rating(1).mu > 25, "it is rated all the same"
+    assert generation.population.rng.getstate() == rng
+
+
+def test_crossovers_come_with_their_probability():
+    generation = grown(1.0)
+    assert len(generation.record([match(generation, [0.0], [1.0])]).crossing) == 2
+    generation = grown(0.3)
+    jobs = [generation.record([match(generation, [0.0], [1.0])]) for _ in range(500)]
+    assert sum(job.crossing is not None for job in jobs) / 500 == pytest.approx(0.3, abs=0.06)
+
+
+def play(generation, batches):
+    """Some batches: whatever is drawn gets a reward by its id; children join two batches later."""
+    log = []
+    for _ in range(batches):
+        for job in generation.due(1):
+            log.append([child and child.id for child in generation.join(job, [child_of(job.best.prompt.id)])])
+        drawn = generation.draw(2)
+        rows = [[(7 * prompt.id + generation.batches) % 5 / 4, 0.5] for prompt in drawn]
+        generation.record([match(generation, *rows, ids=[prompt.id for prompt in drawn])])
+        log.append([[prompt.id for prompt in drawn], generation.values, generation.pending[-1].crossing is not None])
+    return log
+
+
+def test_a_resumed_evolution_is_the_uninterrupted_one():
+    whole, first, second = (grown(0.4, seed=3) for _ in range(3))
+    log = play(whole, 12)
+    before = play(first, 5)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert before + play(second, 7) == log
+    assert second.state_dict() == whole.state_dict()
+    assert {crossed for _, _, crossed in (entry for entry in log if len(entry) == 3)} == {True, False}
+
+
+def test_a_job_outlives_json():
+    generation = grown(1.0)
+    job = generation.record([match(generation, [0.0, None], [1.0, 0.5])])
+    assert Job.from_json(json.loads(json.dumps(job.to_json()))) == job
+    assert job.ratings[0] == Rating(job.ratings[0].mu, job.ratings[0].sigma)
+
+
+def test_a_damaged_state_changes_nothing():
+    generation = grown()
+    generation.record([match(generation, [0.0], [1.0])])
+    before, state = generation.state_dict(), grown(members=3).state_dict()
+    state["population"]["members"][1]["prompt"]["id"] = 7
+    with pytest.raises(ValueError, match="damaged"):
+        generation.load_state_dict(state)
+    with pytest.raises(KeyError, match="pending"):
+        generation.load_state_dict({"population": state["population"], "batches": 3})
+    assert generation.state_dict() == before
+
+
+def test_the_numbers_for_logs():
+    generation = grown()
+    assert "population/value_best" not in generation.metrics()
+    generation.record([match(generation, [0.25], [1.0]), match(generation, [None], [None])])
+    logged = generation.metrics()
+    assert [logged[f"population/{name}"] for name in ("size", "value_best", "value_worst")] == [2, 1, 0.25]
+    assert logged["population/best_mu"] > 25 and logged["population/diversity"] > 0
+
+
+def test_the_children_of_an_older_population_are_not_older_than_its_prompts():
+    population = Population(ROOT)
+    for _ in range(9):
+        population.select(1)
+    generation = Generation(population)
+    job = generation.record([match(generation, [1.0])])
+    assert generation.join(job, [child_of(0)])[0].born_at == 9

@@ -1,0 +1,157 @@
+"""E-SPL's slots and its reflectors, each without a trainer."""
+
+import asyncio
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from agentic_prompting import AgentSpec, ScriptedChat, SystemPrompt
+from agentic_prompting.evolution import (
+    Attempt,
+    ESPLSettings,
+    Generation,
+    Job,
+    Population,
+    ProblemResult,
+    PromptResult,
+)
+from agentic_prompting.llm import Reply
+from agentic_prompting.trainers.population_prompts import PopulationPrompts
+from agentic_prompting.trainers.reflecting import PolicyReflector, ReferenceReflector
+
+ROW = {"question": "which city ?", "answers": ["Nairobi"]}
+EDIT = '[{"op": "add", "text": "Look twice."}]'
+
+
+def parts(members=1, best_alone=lambda: False, root="Answer .", **changes):
+    population = Population(SystemPrompt(root, ()), rule=lambda window, k, rng: list(range(len(window)))[-k:])
+    for number in range(1, members):
+        population.add(SystemPrompt(root, (f"Rule {number} .",), parents=(0,), operator="mutation"))
+    settings = ESPLSettings(**{"prompts_per_step": 2, "num_generations": 3, **changes})
+    return PopulationPrompts(Generation(population), settings, AgentSpec().messages, best_alone)
+
+
+def test_each_slot_has_its_own_prompt():
+    prompts = parts(members=4)
+    prompts.new_batch()
+    assert prompts.rollouts_per_row == 6 and [prompt.id for prompt in prompts.playing] == [2, 3]
+    names = [prompts.metadata(index, training=True)["system_prompt"] for index in range(12)]
+    assert names == [2, 2, 2, 3, 3, 3] * 2, "N times each, for every row of the batch"
+    for name in (2, 3):
+        first, question = prompts.messages(ROW, {"system_prompt": name})
+        assert first == {"role": "system", "content": prompts.generation.population.members[name].prompt.text}
+        assert "which city ?" in question["content"]
+    with pytest.raises(LookupError):
+        prompts.messages(ROW, {"system_prompt": 9})
+
+
+def test_in_evaluation_the_final_prompt_is_in_all_slots():
+    prompts = parts(members=3)
+    final = prompts.final()
+    assert prompts.metadata(4, training=False) == {"system_prompt": final.id}
+    prompts.trial = prompts.generation.population.members[1].prompt
+    assert prompts.metadata(4, training=False) == {"system_prompt": 1}
+    prompts.trial, prompts.left_out = None, True
+    assert prompts.metadata(4, training=False) == {"system_prompt": None}
+    assert prompts.messages(ROW, {"system_prompt": None}) == AgentSpec().messages(ROW)
+    assert prompts.saved_spec(AgentSpec()) == AgentSpec()
+
+
+def test_the_best_prompt_alone_takes_no_draw():
+    prompts = parts(members=3, best_alone=lambda: True)
+    before = prompts.generation.population.turns
+    prompts.new_batch()
+    assert len({prompt.id for prompt in prompts.playing}) == 1 and prompts.generation.population.turns == before
+
+
+@pytest.mark.parametrize("place", ["system", "user", "after"])
+@pytest.mark.parametrize("own", [None, "Be brief ."])
+def test_one_unchanging_prompt_is_an_agent_with_that_system_prompt(place, own):
+    """The rows are rendered as GRPO renders them under the spec that is saved."""
+    prompts = parts(prompt_place=place)
+    spec = AgentSpec(system_prompt=own)
+    prompts.render = spec.messages
+    prompts.new_batch()
+    seen = [prompts.messages(ROW, prompts.metadata(index, training=True)) for index in range(6)]
+    assert all(messages == prompts.saved_spec(spec).messages(ROW) for messages in seen)
+
+
+def test_the_batch_as_matches():
+    prompts = parts(members=4)
+    names = [{"system_prompt": name} for name in [0, 0, 0, 1, 1, 1] + [2, 2, 2, 3, 3, 3] * 2]
+    rewards = [i / 20 for i in range(17)] + [None]
+    texts = [(f"q{i // 6} as {i}", "truth", f"text {i}") for i in range(18)]
+    first, second = prompts.matches(rewards, texts, names)
+    assert [result.prompt.id for result in first] == [0, 1] and [result.prompt.id for result in second] == [2, 3]
+    assert [[problem.question for problem in result.problems] for result in second] == [["q1 as 6", "q2 as 12"]] * 2
+    assert second[1].problems[0].attempts == tuple(Attempt(f"text {i}", i / 20) for i in (9, 10, 11))
+    assert second[1].problems[1].attempts[2].reward is None
+
+
+# --- reflectors -------------------------------------------------------------------------------------------------------
+
+
+def a_job(batch=0):
+    attempts = (Attempt("one", 1.0), Attempt("two", 0.0))
+    return Job(batch, PromptResult(SystemPrompt("Answer .", (), id=0), (ProblemResult("q", "t", attempts),)))
+
+
+def settings(**changes):
+    values = {"seed": 0, "reflection_timeout": 30.0, "reference_sampling": None}
+    return SimpleNamespace(**{**vars(ESPLSettings()), **values, **changes})
+
+
+def reflects(messages):
+    return EDIT if "JSON" in messages[-1]["content"] else "It went wrong."
+
+
+def test_the_reference_works_before_it_is_asked_for_outcomes():
+    chat = ScriptedChat(reflects)
+    reflector = ReferenceReflector(chat, settings(), asks=True)
+    reflector.begin(a_job())
+    for _ in range(100):
+        if len(chat.calls) == 4:
+            break
+        time.sleep(0.05)
+    assert len(chat.calls) == 4, "two summaries, a critique and a plan"
+    (outcome,) = reflector.finish(a_job())
+    assert outcome.child.principles == ("Look twice.",) and len(chat.calls) == 4
+    assert reflector.finish(a_job(1))[0].child is not None, "a job that was not begun is done now"
+
+
+def test_another_process_asks_nothing():
+    chat = ScriptedChat(reflects)
+    reflector = ReferenceReflector(chat, settings(), asks=False)
+    reflector.begin(a_job())
+    assert reflector.finish(a_job()) == [] and not chat.calls
+
+
+def test_a_job_ends_with_its_time(caplog):
+    async def silent(messages, **options):
+        await asyncio.Event().wait()
+
+    (outcome,) = ReferenceReflector(silent, settings(reflection_timeout=0.1), asks=True).finish(a_job())
+    assert outcome.reason == "call_failed" and outcome.error.kind == "TimedOut"
+    assert "did not reply to 2 calls within 0.1 s" in caplog.text
+
+
+def test_the_policy_reflects_in_a_session_of_its_own(monkeypatch):
+    opened = []
+
+    def session():
+        opened.append(True)
+        return nullcontext()
+
+    async def write(messages, **options):
+        return Reply(reflects(messages))
+
+    from agentic_prompting.rollout import BatchEngine
+
+    policy = BatchEngine(lambda requests: [], on_callers_thread=True)
+    reflector = PolicyReflector(lambda: policy, session, None, None, settings(), asks=True)
+    reflector.write = write
+    reflector.begin(a_job())
+    assert not opened
+    assert reflector.finish(a_job())[0].child is not None and opened

@@ -15,6 +15,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..llm import Budget, ChatModel, LLMError, Message, TimedOut, Unreachable, as_chat, charge
+from ..llm.masking import mask_secrets
 from ..rollout import Observation, Rollout
 from .tool_grammar import ToolGrammar
 
@@ -128,9 +129,10 @@ class ToolEnvironment:
             return Observation(error=error)
         except self.outages as error:
             kind = TimedOut if isinstance(error, TimeoutError) else Unreachable
-            return Observation(error=kind(f"the tool {name} raised {type(error).__name__}: {str(error)[:200]}"))
-        except Exception as error:  # the tool's own word on what it was asked
-            return Observation(f"Error: {type(error).__name__}: {str(error)[:500]}")
+            text = mask_secrets(str(error))[:200]
+            return Observation(error=kind(f"the tool {name} raised {type(error).__name__}: {text}"))
+        except Exception as error:  # the arguments' fault, as far as anyone can tell: text for the agent
+            return Observation(f"Error: {type(error).__name__}: {mask_secrets(str(error))[:500]}")
 
 
 async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

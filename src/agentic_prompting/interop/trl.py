@@ -10,6 +10,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..llm import LLMError, ServerFailed
+from ..llm.masking import mask_secrets
 from ..rollout import Observation, Rollout
 from .tools import Tool, ToolEnvironment, called, text_of
 
@@ -56,7 +57,11 @@ class TRLEnvironment(ToolEnvironment):
             instance = self.factory()
             said = await called(instance.reset, row)
         except Exception as error:
-            failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {error!r}"[:300])
+            failed = (
+                error
+                if isinstance(error, LLMError)
+                else ServerFailed(f"reset raised {mask_secrets(repr(error))[:300]}")
+            )
             return {**row, "environments": failed}
         if said is not None:
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + said}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -152,7 +153,7 @@ class MCPTools:
         if self._keeper is None or self._keeper.done():
             self._client = asyncio.get_running_loop().create_future()
             self._keeper = asyncio.create_task(self._keep(self._client))
-            self._keeper.add_done_callback(lambda _, opened=self._client: _fail(opened))
+            self._keeper.add_done_callback(partial(_fail, self._client))
         assert self._client is not None
         return await asyncio.shield(self._client)
 
@@ -169,7 +170,7 @@ class MCPTools:
                 opened.set_exception(Unreachable(f"no MCP server: {self._described(error)}"))
 
 
-def _fail(opened: asyncio.Future[Any]) -> None:
+def _fail(opened: asyncio.Future[Any], keeper: asyncio.Task[None]) -> None:
     """End the wait for a connection whose task has ended without one, as after `close()`."""
     if not opened.done():
         opened.set_exception(Unreachable("the connection to the MCP server was closed while it opened"))

@@ -190,6 +190,8 @@ class _Process:
         finally:
             self.ended = f"the process of verifiers ended{why}"  # later requests fail at once
             self.kill()
+            if self._process.stdin is not None:
+                self._process.stdin.close()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SECONDS_TO_DIE):
                     while self._process.returncode is None:

@@ -3,9 +3,10 @@
     python benchmarks/interop.py --json
     python benchmarks/interop.py --train        # the demo in native tool calls, and over MCP; minutes
 
-A row is green if the episode came out as it should, its tokens are the sampled ones (where there are tokens), and an
-outage was counted as one: neither text for the agent nor a score of 0. A row that is not green says why. OpenEnv and
-verifiers cannot be installed beside us and need `make foreign` (or FOREIGN=folder with an environment for each).
+A row is green if the episode ended as it should, its tokens are the sampled ones (where there are tokens), and an
+outage was counted as one: neither text for the agent nor a score of 0. A row that is not green gives the reason.
+OpenEnv and verifiers cannot be installed beside this library and need `make foreign` (or FOREIGN=folder with an
+environment for each). Three rows are of files in `examples/contrib/`, outside the package.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from agentic_prompting.interop import (
     ToolGrammar,
     TRLEnvironment,
     UserSimulator,
-    VerifiersTasks,
     ask_tool,
     environment_of,
 )
@@ -53,12 +53,13 @@ from agentic_prompting.sandbox.setup import as_dataset, warm_started
 from agentic_prompting.sandbox.world import world_of
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "agentic_prompting" / "interop"
+INTEROP, CONTRIB = "src/agentic_prompting/interop", "examples/contrib"
+sys.path.append(str(ROOT / CONTRIB))  # its files are imported where they are used, as their users do
 DEMO = ROOT / "examples" / "configs" / "sandbox.yaml"
 WARM_START_STEPS = 450  # as the demo
 # A call's beginning and end are a token each, as frequent strings are in large vocabularies.
 ASKED = "which country has the capital Nairobi ?"
-DOWN = "currency"  # a word of the sandbox's, at which whoever is asked is down
+DOWN = "currency"  # a word of the sandbox: asked about it, each tool and model is down
 CALL, END = '{"name": "ask", "arguments": {"prompt": "', '"}}'
 ORACLE = """
 import sys
@@ -68,14 +69,14 @@ from agentic_prompting.sandbox import Oracle
 oracle, server = Oracle(seed=int(sys.argv[1])), MCPServer("oracle")
 @server.tool()
 def ask(prompt: str) -> str:
-    "Asks somebody who knows one fact at a time."
+    "Asks an oracle that knows one fact at a time."
     return complete(oracle, [{"role": "user", "content": prompt.strip()}]).text
 server.run("stdio")
 """
 
 
 def tool_tokenizer() -> Any:
-    """The sandbox's, with the tags of native calls."""
+    """The sandbox's tokenizer, with the tags of native calls."""
     tokenizer, grammar = world_tokenizer(), ToolGrammar()
     tags = [f"<{slash}{tag}>" for tag in (grammar.call, grammar.response) for slash in ("", "/")]
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in (*tags, CALL, END)])
@@ -87,7 +88,7 @@ def call(request: str) -> str:
 
 
 def written(tokenizer: Any, environment: Any, *turns: str, row: dict[str, Any] | None = None) -> tuple[Rollout, bool]:
-    """An episode in which these turns are sampled, and whether its tokens are theirs, one by one."""
+    """An episode in which these turns are sampled, and whether its tokens equal theirs, one by one."""
     chat_format = ChatFormat(tokenizer, environment.grammar)
     sampled = [chat_format.turn_ids(turn) for turn in turns]
     given = iter(sampled)
@@ -102,7 +103,7 @@ def written(tokenizer: Any, environment: Any, *turns: str, row: dict[str, Any] |
     return rollout, own == [token for turn in sampled[: len(rollout.turns)] for token in turn]
 
 
-# --- rows: each gives (worked, token_exact or None, outage_counted) ------------------------------------------------
+# --- rows: each returns (worked, token_exact or None, outage_counted) ------------------------------------------------
 
 
 def ask(prompt: str) -> str:
@@ -148,7 +149,7 @@ def tools_and_llm() -> tuple[bool, bool, bool]:
 
 
 def mcp(server: Any) -> tuple[bool, bool, bool]:
-    """A call through a connection; then one to a server that has gone."""
+    """A call through a connection; then one to a server that is gone."""
     tools = MCPTools(server)
     tokenizer, environment = tool_tokenizer(), ToolEnvironment([tools])
     rollout, exact = written(tokenizer, environment, call(ASKED), "Nairobi")
@@ -187,7 +188,7 @@ def served(http: Any) -> Iterator[int]:
 
 
 class Game:
-    """An environment class as TRL's documentation has them."""
+    """An environment class as in TRL's documentation."""
 
     def reset(self, **row: Any) -> str:
         self.asked = 0
@@ -227,7 +228,7 @@ def simulated_user() -> tuple[bool, bool, bool]:
 
 
 class Agent:
-    """What a `PromptAgent` is to another framework: it answers under its system prompt, or its environment fails."""
+    """A stand-in for `PromptAgent`: it answers under its system prompt, or its environment fails."""
 
     spec = AgentSpec("{question}")
 
@@ -295,8 +296,9 @@ def dspy_refined() -> tuple[bool, None, bool]:
 
 
 class Quiet:
-    def log(self, message: str) -> None:
-        pass
+    """A logger for GEPA that logs nothing."""
+
+    def log(self, message: str) -> None: ...
 
 
 def gepa_adapter() -> tuple[bool, None, bool]:
@@ -319,10 +321,9 @@ def gepa_adapter() -> tuple[bool, None, bool]:
 
 
 def gepa_engine() -> tuple[bool, None, bool]:
-    """E-SPL by GEPA's call, with an evaluator of GEPA's kind; one evaluation fails."""
+    """E-SPL by GEPA's call, with one of GEPA's evaluators; one evaluation fails."""
     import gepa.optimize_anything as oa
-
-    from agentic_prompting.interop.anything import optimize_anything
+    from optimize_anything import optimize_anything
 
     def evaluate(candidate: str, example: int) -> tuple[float, dict[str, Any]]:
         if "Lima" in candidate and example == 1:
@@ -342,7 +343,7 @@ def gepa_engine() -> tuple[bool, None, bool]:
 
 
 def prorefine_served() -> tuple[bool, None, bool]:
-    """ProRefine behind an OpenAI endpoint, asked by the official client."""
+    """ProRefine behind an OpenAI endpoint, called by the official client."""
     import openai
 
     from agentic_prompting.refine import ProRefiner, RefinedChat
@@ -367,16 +368,15 @@ def prorefine_served() -> tuple[bool, None, bool]:
 
 
 def dspy_grpo() -> tuple[bool, bool, bool]:
-    """Two steps of DSPy's `GRPO` through our trainer; a metric that fails once is no score."""
+    """Two steps of DSPy's `GRPO` through our trainer; a metric that fails once adds no score."""
     import dspy
     import torch
     from dspy.teleprompt.grpo import GRPO
+    from dspy_provider import TrainerProvider
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from agentic_prompting.interop.dspy_provider import TrainerProvider
-
     class Plain(dspy.ChatAdapter):
-        """All that is said is the answer, as an untrained model writes no fields."""
+        """Takes the whole completion as the answer, because an untrained model writes no fields."""
 
         def parse(self, signature: Any, completion: str) -> dict[str, str]:
             return {"answer": completion}
@@ -425,7 +425,7 @@ def foreign(package: str) -> Path:
 
 
 def openenv() -> tuple[bool, bool, bool]:
-    """A game on the package's own server, played with native calls; then the server is gone."""
+    """A game on the package's own server, played with native calls; then the server dies."""
     command = [str(foreign("openenv")), str(ROOT / "tests" / "interop" / "foreign" / "openenv_server.py")]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -449,7 +449,9 @@ def openenv() -> tuple[bool, bool, bool]:
 
 
 def verifiers() -> tuple[bool, bool, bool]:
-    """An environment of the package's own that talks, in its process; then the process ends."""
+    """An environment of the package that talks with the agent, in its own process; then the process ends."""
+    from verifiers_tasks import VerifiersTasks
+
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "tests" / "interop" / "foreign"), os.environ.get("PYTHONPATH", "")]
     )
@@ -467,22 +469,22 @@ def verifiers() -> tuple[bool, bool, bool]:
 
 
 ROWS: dict[str, tuple[Callable[[], tuple[bool, bool | None, bool]], str]] = {
-    "Python functions as tools": (functions, "tools.py"),
-    "TRL's tools=": (trl_tools, "tools.py"),
-    "several tools and a large LLM, called in parallel": (tools_and_llm, "tools.py"),
-    "MCP over stdio": (mcp_stdio, "mcp.py"),
-    "MCP over HTTP": (mcp_http, "mcp.py"),
-    "TRL's environment_factory=": (trl_class, "trl.py"),
-    "simulated user": (simulated_user, "user.py"),
-    "DSPy language model: an agent": (dspy_agent, "dspy.py"),
-    "DSPy language model: ProRefine around any chat model": (dspy_refined, "dspy.py"),
-    "DSPy module: an agent": (dspy_module, "dspy.py"),
-    "DSPy's GRPO through our trainer": (dspy_grpo, "dspy_provider.py"),
-    "GEPA's adapter over our environments": (gepa_adapter, "gepa.py"),
-    "GEPA's optimize_anything by E-SPL": (gepa_engine, "anything.py"),
-    "ProRefine behind an OpenAI endpoint": (prorefine_served, "../serve/answering.py"),
-    "OpenEnv's servers": (openenv, "openenv.py"),
-    "verifiers' task sets": (verifiers, "verifiers.py"),
+    "Python functions as tools": (functions, f"{INTEROP}/tools.py"),
+    "TRL's tools=": (trl_tools, f"{INTEROP}/tools.py"),
+    "several tools and a large LLM, called in parallel": (tools_and_llm, f"{INTEROP}/tools.py"),
+    "MCP over stdio": (mcp_stdio, f"{INTEROP}/mcp.py"),
+    "MCP over HTTP": (mcp_http, f"{INTEROP}/mcp.py"),
+    "TRL's environment_factory=": (trl_class, f"{INTEROP}/trl.py"),
+    "simulated user": (simulated_user, f"{INTEROP}/user.py"),
+    "DSPy language model: an agent": (dspy_agent, f"{INTEROP}/dspy.py"),
+    "DSPy language model: ProRefine around any chat model": (dspy_refined, f"{INTEROP}/dspy.py"),
+    "DSPy module: an agent": (dspy_module, f"{INTEROP}/dspy.py"),
+    "DSPy's GRPO through our trainer": (dspy_grpo, f"{CONTRIB}/dspy_provider.py"),
+    "GEPA's adapter over our environments": (gepa_adapter, f"{INTEROP}/gepa.py"),
+    "GEPA's optimize_anything by E-SPL": (gepa_engine, f"{CONTRIB}/optimize_anything.py"),
+    "ProRefine behind an OpenAI endpoint": (prorefine_served, "src/agentic_prompting/serve/answering.py"),
+    "OpenEnv's servers": (openenv, f"{INTEROP}/openenv.py"),
+    "verifiers' task sets": (verifiers, f"{CONTRIB}/verifiers_tasks.py"),
 }
 
 
@@ -490,12 +492,12 @@ def matrix() -> dict[str, Any]:
     rows = []
     for name, (check, file) in ROWS.items():
         try:
-            with redirect_stdout(sys.stderr):  # theirs and the trainer's
+            with redirect_stdout(sys.stderr):  # packages and the trainer print
                 worked, exact, counted = check()
             reason = ""
         except Exception as error:
             worked, exact, counted, reason = False, None, False, f"{type(error).__name__}: {str(error)[:200]}"
-        lines = len((SOURCE / file).read_text().splitlines())
+        lines = len((ROOT / file).read_text().splitlines())
         green = worked and exact is not False and counted
         rows.append({"adapter": name, "green": green, "worked": worked, "token_exact": exact, "outage_counted": counted,
                      "lines": lines, "reason": reason})  # fmt: skip
@@ -513,7 +515,7 @@ def oracle_server(seed: int) -> Any:
 
 
 def as_tool_calls(text: str) -> str:
-    """A turn of the sandbox's traces in native form: the same thought, the request as a call, the answer bare."""
+    """A turn of the sandbox's traces in native form: the same thought, the request as a call, a bare answer."""
     text = re.sub(r"<interaction_prompt> (.*?) </interaction_prompt>", lambda match: call(match[1]), text)
     return re.sub(r"<answer> (.*?) </answer>", r"\1", text)
 
@@ -534,7 +536,7 @@ def warm(folder: Path, seed: int) -> Path:
 
 
 def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
-    """The demo's questions, traces, reward and settings; only what turns look like and who is asked differ."""
+    """Train with the demo's questions, traces, reward and settings, but native turns and the oracle as a tool."""
     questions, held_out = make_split(seed, 256)
     model = warm(folder, seed)
     if through == "MCP":
@@ -543,7 +545,7 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
         oracle = Oracle(seed=seed)
 
         def tools(prompt: str) -> str:
-            """Asks somebody who knows one fact at a time.
+            """Asks an oracle that knows one fact at a time.
 
             Args:
                 prompt: The question.
@@ -573,10 +575,22 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
 
 
 def share_right(model: Path, environment: Any, test: Dataset, seed: int) -> dict[str, Any]:
-    """How many of the held-out questions are answered right."""
+    """The number of held-out questions that are answered right."""
     agent = PromptAgent.from_pretrained(model, environment)
     found = exact_match_of(agent.answer_all(list(test), seed=seed, progress=False))
     return {"right": round(found.mean * found.n), "n": found.n}
+
+
+def trainings(seeds: list[int], records: Path | None) -> Iterator[dict[str, Any]]:
+    """Train each way with each seed; append each result to `records` as it comes."""
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            for way in ("functions", "MCP"):
+                result = train(way, Path(folder), seed)
+                if records:
+                    with gzip.open(records, "at", encoding="utf-8") as file:
+                        file.write(json.dumps(result) + "\n")
+                yield result
 
 
 def main() -> None:
@@ -587,23 +601,15 @@ def main() -> None:
     parser.add_argument("--records", type=Path, help="With --train: append each training, as records/tools.jsonl.gz.")
     arguments = parser.parse_args()
     result: dict[str, Any] = {"trained": []} if arguments.train else matrix()
-    if arguments.train:
-        for seed in arguments.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                for way in ("functions", "MCP"):
-                    result["trained"].append(train(way, Path(folder), seed))
-                    print(result["trained"][-1], file=sys.stderr if arguments.json else sys.stdout, flush=True)
-                    if arguments.records:
-                        with gzip.open(arguments.records, "at", encoding="utf-8") as file:
-                            file.write(json.dumps(result["trained"][-1]) + "\n")
+    for training in trainings(arguments.seeds, arguments.records) if arguments.train else ():
+        result["trained"].append(training)
+        print(training, file=sys.stderr if arguments.json else sys.stdout, flush=True)
     if arguments.json:
         print(json.dumps(result))
-        return
-    if arguments.train:
-        return
-    for row in result["rows"]:
-        print(f"{'green' if row['green'] else 'no   '}  {row['adapter']}  {row['reason']}")
-    print(f"{result['green']} of {result['of']} green")
+    elif not arguments.train:
+        for row in result["rows"]:
+            print(f"{'green' if row['green'] else 'no   '}  {row['adapter']}  {row['reason']}")
+        print(f"{result['green']} of {result['of']} green")
 
 
 if __name__ == "__main__":

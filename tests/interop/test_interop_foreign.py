@@ -5,15 +5,13 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from agentic_prompting.interop import openenv, verifiers
+from agentic_prompting.interop import openenv
 from agentic_prompting.interop.openenv import OpenEnv
-from agentic_prompting.interop.verifiers import VerifiersTasks
-from agentic_prompting.llm import ServerFailed, TimedOut, Unreachable
+from agentic_prompting.llm import ServerFailed, Unreachable
 from agentic_prompting.llm.loop import run
 from agentic_prompting.rollout import Rollout, Sample
 
@@ -141,105 +139,3 @@ def test_what_the_agent_reads_of_an_observation():
     assert (
         openenv.shown({"said": "wrong", "left": 2}) == '{"said": "wrong", "left": 2}' and openenv.shown({"n": 2}) == "2"
     )
-
-
-# --- verifiers ---------------------------------------------------------------------------------------------------
-
-
-VERIFIERS_STAND_IN = """
-    import json, sys
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if "rows" in asked:
-            answer = {"rows": [{"task": n, "question": f"The capital {n}?"} for n in range(2)][: asked["rows"]]}
-        elif "begin" in asked:
-            answer = {"episode": "e", "messages": [{"role": "user", "content": f"The capital {asked['begin']}?"}]}
-        elif asked["text"] in ("die", "hang", "outage"):
-            if asked["text"] == "die":
-                sys.exit(3)
-            answer = {"error": "the judge is down"}
-            if asked["text"] == "hang":
-                continue
-        elif asked["text"] == "Kenya.":
-            answer = {"messages": [{"role": "user", "content": "You said Kenya. Its capital?"}]}
-        else:
-            answer = {"reward": float(asked["text"] is not None), "metrics": {}}
-        print(json.dumps({**answer, "id": asked["id"]}), flush=True)
-"""
-
-
-@pytest.fixture
-def bridged(tmp_path, monkeypatch):
-    """A task set behind a process that answers as the bridge does."""
-    bridge = tmp_path / "bridge.py"
-    bridge.write_text(textwrap.dedent(VERIFIERS_STAND_IN))
-    monkeypatch.setattr(verifiers, "_BRIDGE", bridge)
-    tasks = VerifiersTasks("any", sys.executable)
-    yield tasks
-    tasks.close()
-
-
-def reward_of(tasks: VerifiersTasks, rollout: Rollout) -> float | None:
-    return run(tasks.reward(rollout=[rollout]))[0]
-
-
-def test_a_task_set_in_another_process(bridged):
-    assert [row["task"] for row in bridged.rows()] == [0, 1] and len(bridged.rows(1)) == 1
-    rollout = begun(bridged, task=1)
-    assert rollout.row["prompt"] == [{"role": "user", "content": "The capital 1?"}]
-    told = said(bridged, rollout, "Kenya.")
-    assert told.text == "You said Kenya. Its capital?"
-    rollout.add_observation(told, [2])
-    assert said(bridged, rollout, "<think>hm</think>Nairobi") is None and reward_of(bridged, rollout) == 1.0
-    stopped = begun(bridged, task=1)  # by its limit: the last turn has not been heard yet
-    stopped.add_turn(Sample([1]), bridged.grammar.parse("Kenya."))
-    assert reward_of(bridged, stopped) == 0.0
-
-
-def test_a_process_of_a_task_set_that_ends_is_an_outage_and_is_started_again(bridged):
-    for text, kind in (("outage", ServerFailed), ("die", Unreachable)):
-        rollout = begun(bridged, task=0)
-        failed = said(bridged, rollout, text)
-        assert isinstance(failed.error, kind)
-        assert reward_of(bridged, rollout.fail(failed)) is None
-    assert said(bridged, begun(bridged, task=0), "Nairobi") is None
-    bridged.timeout = 0.01
-    assert isinstance(said(bridged, begun_slowly(bridged), "hang").error, TimedOut)
-
-
-def begun_slowly(tasks: VerifiersTasks) -> Rollout:
-    patience, tasks.timeout = tasks.timeout, 60
-    rollout = begun(tasks, task=0)
-    tasks.timeout = patience
-    return rollout
-
-
-@pytest.mark.slow
-def test_task_sets_of_verifiers(monkeypatch):
-    python = interpreter("verifiers")
-    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS))
-    tasks = VerifiersTasks("capitals", python)
-    rows = tasks.rows()
-    assert [row["question"] for row in rows] == ["The capital of Kenya?", "The capital of Peru?"]
-    rollout = begun(tasks, **rows[1])
-    assert [message["role"] for message in rollout.row["prompt"]] == ["system", "user"]
-    assert said(tasks, rollout, "<think>Nairobi?</think>Lima") is None and reward_of(tasks, rollout) == 1.0
-    assert rollout.row["environments"]["metrics"] == {"replies": 1.0}
-    for text, kind in (("outage", ServerFailed), ("die", Unreachable)):
-        rollout = begun(tasks, **rows[0])
-        failed = said(tasks, rollout, text)
-        assert isinstance(failed.error, kind) and reward_of(tasks, rollout.fail(failed)) is None
-    tasks.close()
-
-    tasks = VerifiersTasks("talk", python)
-    rollout = begun(tasks, **tasks.rows()[0])
-    told = said(tasks, rollout, "Kenya.")
-    assert told.text == "You said Kenya. Its capital?"
-    rollout.add_observation(told, [2])
-    assert said(tasks, rollout, "It is Nairobi.") is None and reward_of(tasks, rollout) == 1.5
-    stopped = begun(tasks, task=0)
-    assert said(tasks, stopped, "Kenya.").text and reward_of(tasks, stopped) == 0.5
-    tasks.close()
-
-    with pytest.raises(ServerFailed, match="none_such"):
-        VerifiersTasks("none_such", python).rows()

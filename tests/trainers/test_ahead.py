@@ -5,21 +5,18 @@ Several processes are in test_distributed.py.
 
 import asyncio
 import threading
-from collections import Counter, defaultdict
-from itertools import islice
-from types import SimpleNamespace
+from collections import Counter
 
 import pytest
 import torch
 from filelock import FileLock
-from transformers import AutoTokenizer, TrainerCallback
-from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset, RolloutWorkerProtocol
+from transformers import TrainerCallback
 
 from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingStopped
-from agentic_prompting.llm import Reply, ScriptedChat, Usage
-from agentic_prompting.rollout import AgentSpec, BatchEngine, ChatFormat, Observation, Sample
+from agentic_prompting.llm import ScriptedChat, Usage
+from agentic_prompting.rollout import BatchEngine, Sample
 from agentic_prompting.trainers.ahead import Ahead
-from agentic_prompting.trainers.rollout_worker import RolloutWorker
+from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
 from support.scripts import loaded
 from support.training import arguments, trainer_for, vars_for
@@ -31,34 +28,6 @@ LEAD = {
     "per_device_train_batch_size": 4,
     "max_turn_tokens": 24,
 }
-
-
-class Asks:
-    """A policy that asks once and then answers, with made-up log-probabilities."""
-
-    def __init__(self, trainer):
-        self.trainer = trainer
-
-    def __call__(self, requests):
-        return [self.sample(request) for request in requests]
-
-    def sample(self, request):
-        chat_format = self.trainer.chat_format
-        asked = "<interaction_response>" in chat_format.tokenizer.decode(request.context)
-        act = "<answer> yen </answer>" if asked else "<interaction_prompt> which country ? </interaction_prompt>"
-        ids = chat_format.turn_ids(f"<think> {'yen ' * (1 + request.seed % 2)}</think> {act}")
-        return Sample(ids, [-0.5] * len(ids))
-
-
-class Counts:
-    """Answers at once; counts what it was paid for: which turn of which rollout."""
-
-    def __init__(self):
-        self.paid = Counter()
-
-    async def step(self, rollout):
-        self.paid[rollout.seed, len(rollout.turns)] += 1
-        return Observation("Nairobi", replies=(Reply("Nairobi", usage=Usage(3, 1, 0.5)),), seconds=0.25)
 
 
 class OnStep(TrainerCallback):
@@ -416,83 +385,6 @@ def test_a_group_is_rated_under_the_prompts_it_was_played_under(tiny_policy, row
         assert problems[0] == problems[1]
         matches[tuple(names)] += problems[0]
     assert matches == played and len(played) > 1
-
-
-# --- under TRL's AsyncGRPOTrainer -------------------------------------------------------------------------------------
-
-
-class Policy(Asks):
-    """One turn of it at a time, as a server is asked."""
-
-    def __init__(self, chat_format):
-        self.trainer = SimpleNamespace(chat_format=chat_format)
-
-    async def __call__(self, request):
-        await asyncio.sleep(0)
-        return self.sample(request)
-
-
-def worker_on(tiny_policy, rows, environment, **changes):
-    tokenizer, spec = AutoTokenizer.from_pretrained(tiny_policy), AgentSpec.load(tiny_policy)
-    policy = Policy(ChatFormat(tokenizer, spec.grammar))
-    rewards = [lambda rollout, **columns: [float(one.seed % 2) for one in rollout]]
-    return RolloutWorker(policy, environment, spec, tokenizer, rewards, rows, num_generations=4, **changes)
-
-
-def taken(worker, n):
-    """As TRL's trainer takes them."""
-    metrics = defaultdict(list)
-    samples = RolloutQueueDataset(
-        worker.rollout_buffer, lambda: worker.version, worker.check_health, 60, metrics, poll_interval_s=0.05
-    )
-    return list(islice(samples, n)), metrics
-
-
-def test_a_rollout_worker_keeps_trls_protocol(tiny_policy, rows):
-    protocol = [name for name in vars(RolloutWorkerProtocol) if not name.startswith("_")]
-    assert set(protocol) == {"start", "stop", "update_model_version", "check_health"}
-    worker = worker_on(tiny_policy, rows, Counts(), max_groups=2, buffer_size=8)
-    worker.start()
-    samples, _ = taken(worker, 12)
-    worker.update_model_version(1)
-    later, metrics = taken(worker, 12)
-    worker.stop()
-    for sample in samples:
-        assert len(sample["input_ids"]) == len(sample["completion_mask"]) == len(sample["old_log_probs"])
-        own = sample["completion_mask"] == 1
-        assert own.any() and (sample["old_log_probs"][own] == -0.5).all() and not sample["old_log_probs"][~own].any()
-        assert own[-1] and not own.all(), "prompt and observations are outside"
-    by_group = defaultdict(list)
-    for sample in samples:
-        by_group[sample["group_id"]].append(sample["advantage"])
-    assert all(abs(sum(group)) < 1e-6 for group in by_group.values() if len(group) == 4)
-    assert metrics["sample/staleness_max"][0] == 1.0 and later[-1]["group_id"] > samples[-1]["group_id"]
-    assert worker.metrics_queue.get()["rollout/failed"] == 0
-
-
-def test_a_rollout_worker_under_failures(tiny_policy, rows):
-    """A failed rollout is not learnt from; too many end the training, with the reason; so does a policy that raises."""
-
-    class Fails(Counts):
-        async def step(self, rollout):
-            if rollout.seed % 4 == 1 or self.down:
-                raise RuntimeError("down")
-            return await super().step(rollout)
-
-    environment = Fails()
-    environment.down = False
-    worker = worker_on(tiny_policy, rows, environment, max_failed_share=0.9)
-    worker.start()
-    samples, _ = taken(worker, 20)
-    assert {sample["metrics"]["reward"] for sample in samples} <= {0.0, 1.0}
-    environment.down = True
-    with pytest.raises(TrainingStopped, match="of the recent rollouts failed, the last with ServerFailed.*down"):
-        taken(worker, 10_000)
-    broken = worker_on(tiny_policy, rows, Counts())
-    broken.policy = None
-    broken.start()
-    with pytest.raises(RuntimeError, match="rollouts ended: TypeError"):
-        taken(broken, 1)
 
 
 # --- other runs and other settings in the same folder -----------------------------------------------------------------

@@ -11,7 +11,8 @@ from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import Sample, SampleRequest, gather, run_with_engine
 from agentic_prompting.trainers.policies import CollectivePolicy, ContinuousBatchingSampler, GatheredPolicy, TRLSampler
-from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, servers_of
+from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy
+from agentic_prompting.trainers.policies.vllm_client import servers_of
 from agentic_prompting.trainers.stopping import PeerFailed, rank_barrier
 from support.training import arguments, trainer_for
 from support.vllm_stand_in import Server

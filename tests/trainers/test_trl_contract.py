@@ -6,7 +6,6 @@ the source of trainers/, so that a new private use has to be written down here, 
 """
 
 import ast
-import dataclasses
 import importlib.metadata
 import inspect
 import re
@@ -66,10 +65,6 @@ USED = {
     "hub.py": {"_name", "_tag_names", "hub_model_id", "reward_func_names", "reward_funcs"},
     "callbacks.py": {"callback_handler", "reward_func_names", "reward_funcs"},
     "prompt_r1.py": {"_name"},
-    # There `self` is no trainer: the first two are the worker's own.
-    "rollout_worker.py": {
-        "num_generations", "reward_funcs", "trl.experimental.async_grpo.async_rollout_worker.RolloutSample",
-    },
     "espl.py": {
         "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_name",
         "_load_optimizer_and_scheduler", "num_generations",
@@ -664,16 +659,6 @@ def test_continuous_batching_config_is_built_from_the_arguments(trained):
     """`continuous_batching_config` is `None` without it, and goes to `generate_batch` as it is."""
     assert trained.continuous_batching_config is None
     assert "ContinuousBatchingConfig(**cb_kwargs)" in inspect.getsource(GRPOTrainer.__init__)
-
-
-def test_a_rollout_sample_is_what_our_worker_fills():
-    """`RolloutSample`; and the trainer calls of a worker what test_carry_over.py shows."""
-    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
-    assert [field.name for field in dataclasses.fields(RolloutSample)] == [
-        "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage", "model_version",
-        "group_id", "metrics", "enqueued_at",
-    ]  # fmt: skip
 
 
 # --- the warm start -----------------------------------------------------------------------------------------------

@@ -35,7 +35,8 @@ from agentic_prompting.rollout import (
     play,
     run_with_engine,
 )
-from agentic_prompting.trainers.policies.vllm import PolicyUnreachable, VLLMEnginePolicy, VLLMServerPolicy, servers_of
+from agentic_prompting.trainers.policies.vllm import VLLMEnginePolicy, VLLMServerPolicy
+from agentic_prompting.trainers.policies.vllm_client import PolicyUnreachable, servers_of
 from support.espl_training import trainer_for as espl_trainer_for
 from support.serving import running, service_of
 from support.training import arguments

@@ -22,7 +22,8 @@ from agentic_prompting.rollout import SampleRequest, gather
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.results import exact_match_of
 from agentic_prompting.sandbox.setup import prepare_sandbox
-from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy, servers_of
+from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy
+from agentic_prompting.trainers.policies.vllm_client import servers_of
 from agentic_prompting.trainers.policies.weight_sync import Adapters
 from support.training import arguments
 from support.vllm_rounds import Rounds, trainer_of_rounds

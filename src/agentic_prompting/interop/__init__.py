@@ -1,8 +1,8 @@
-"""Adapters: any environment in, any framework out. One file each; none is imported before it is used.
+"""Adapters, one file each; none imports its package before it is used.
 
-In: [`ToolEnvironment`] (Python functions, MCP servers, a large LLM as a tool), [`MCPTools`], [`TRLEnvironment`],
-[`OpenEnv`], [`VerifiersTasks`], [`UserSimulator`]. Out: `interop.dspy`, `interop.dspy_provider`, `interop.gepa`,
-`interop.anything`.
+Environments from elsewhere for our agents: [`ToolEnvironment`] (Python functions, MCP servers, a large LLM as a tool),
+[`MCPTools`], [`TRLEnvironment`], [`OpenEnv`], [`UserSimulator`]. Our agents in other frameworks: `interop.dspy`,
+`interop.gepa`.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,6 @@ from .tool_grammar import ToolGrammar
 from .tools import Tool, ToolEnvironment, ask_tool
 from .trl import TRLEnvironment
 from .user import Dialogue, UserSimulator
-from .verifiers import VerifiersTasks
 
 __all__ = [
     "Dialogue",
@@ -27,7 +26,6 @@ __all__ = [
     "ToolEnvironment",
     "ToolGrammar",
     "UserSimulator",
-    "VerifiersTasks",
     "ask_tool",
     "environment_of",
 ]
@@ -36,21 +34,25 @@ __all__ = [
 def environment_of(
     environment: Any, tools: Sequence[Any] | None, factory: Callable[[], Any] | None
 ) -> tuple[Environment | None, list[Any]]:
-    """The environment of whichever of the three a trainer was given, and the reward functions that it brings along.
+    """The environment that a trainer's arguments describe, and the reward functions that come with it.
+
+    Args:
+        environment (`Any`): An environment, a function that is one, or `None` for an agent without environment; `...`
+            if the caller passed none.
+        tools (`Sequence`, *optional*): Tools, as for [`ToolEnvironment`].
+        factory (`Callable`, *optional*): Makes an instance for each episode, as for [`TRLEnvironment`].
 
     Raises:
-        `TypeError`: None of them was given (`environment=None` says that nobody answers), or more than one; or it is
-            none.
+        `TypeError`: None of them is given, or more than one; or it is of the wrong kind.
     """
-    given = [environment is not ..., bool(tools) and factory is None, factory is not None]
-    if sum(given) != 1:
+    if [environment is not ..., bool(tools) and factory is None, factory is not None].count(True) != 1:
         raise TypeError(
-            "pass one of environment=, tools= and environment_factory= (the last with tools= if you like); "
-            "environment=None for an agent that nobody answers"
+            "pass one of environment=, tools= and environment_factory= (tools= may go with environment_factory=); "
+            "environment=None is for an agent without environment"
         )
     if factory is None:
         return as_environment(ToolEnvironment(tools) if tools else environment), []
     if not callable(factory):
-        raise TypeError("environment_factory must be a class or a function without arguments; several are not taken")
-    brought = TRLEnvironment(factory, tools or ())
-    return brought, [] if brought.reward is None else [brought.reward]
+        raise TypeError("environment_factory must be one class or function without arguments, not several")
+    built = TRLEnvironment(factory, tools or ())
+    return built, [] if built.reward is None else [built.reward]

@@ -1,4 +1,4 @@
-"""In DSPy: a trained agent, or any [`ChatModel`], as a language model and as a module (the extra `dspy`).
+"""A trained agent, or any [`ChatModel`], as a language model and as a module of DSPy (the extra `dspy`).
 
 dspy.configure(lm=dspy.LM("agent", engine=Engine(PromptAgent.from_pretrained("runs/hotpot", environment))))
 """
@@ -21,28 +21,28 @@ _ERRORS = {RateLimited: lm15.RateLimitError, TimedOut: lm15.TimeoutError, Unreac
 
 
 class Engine:
-    """What `dspy.LM(name, engine=...)` takes. A failed call raises DSPy's own error for it; its retries apply.
+    """An engine for `dspy.LM(name, engine=...)`. A failed call raises DSPy's own error for it, so DSPy retries it.
 
     Args:
-        model ([`PromptAgent`] or [`ChatModel`]): An agent is asked one question, the text of the whole request; a chat
-            model (an [`OpenAIChat`], a [`RefinedChat`] that repairs its prompt while it answers) gets the messages.
+        model ([`PromptAgent`] or [`ChatModel`]): An agent gets the text of the whole request as one question. A chat
+            model (such as [`OpenAIChat`] or [`RefinedChat`]) gets the messages.
     """
 
     def __init__(self, model: Any):
-        self.model, self._asked = model, itertools.count()
+        self.model, self._seeds = model, itertools.count()
 
     def complete(self, request: lm15.Request) -> lm15.Response:
         messages = _messages(request)
         if hasattr(self.model, "answer"):
             question = "\n\n".join(str(message["content"]) for message in messages)
-            rollout = self.model.answer(question, seed=next(self._asked))
+            rollout = self.model.answer(question, seed=next(self._seeds))
             text, error, replies = rollout.answer or "", rollout.error, rollout.replies
             usage = sum((reply.usage for reply in replies), Usage())
         else:
             config = request.config
-            given = {"temperature": config.temperature, "max_tokens": config.max_tokens}
+            sampling = {"temperature": config.temperature, "max_tokens": config.max_tokens}
             reply = complete(
-                self.model, messages, **{name: value for name, value in given.items() if value is not None}
+                self.model, messages, **{name: value for name, value in sampling.items() if value is not None}
             )
             text, error, usage = reply.text, reply.error, reply.usage
         if error is not None:
@@ -60,25 +60,25 @@ class Engine:
         return lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
-        pass
+        """Part of DSPy's protocol; the model stays open, because it belongs to the caller."""
 
 
 class AgentModule(dspy.Module):
-    """An agent as a module: `question` in, a `dspy.Prediction` with `answer` and the whole `rollout` out.
+    """An agent as a module: gets `question`, returns a `dspy.Prediction` with `answer` and the whole `rollout`.
 
     Args:
-        agent ([`PromptAgent`]): Who answers.
+        agent ([`PromptAgent`]): The agent that answers.
 
     Raises:
-        [`LLMError`]: From a call whose environment failed: no answer is made of an outage.
+        [`LLMError`]: From a call whose environment failed; an outage is not an answer.
     """
 
     def __init__(self, agent: Any):
         super().__init__()
-        self.agent, self._asked = agent, itertools.count()
+        self.agent, self._seeds = agent, itertools.count()
 
     def forward(self, question: str) -> dspy.Prediction:
-        rollout = self.agent.answer(question, seed=next(self._asked))
+        rollout = self.agent.answer(question, seed=next(self._seeds))
         if isinstance(rollout.error, LLMError):
             raise rollout.error
         return dspy.Prediction(answer=rollout.answer or "", rollout=rollout)
@@ -88,5 +88,5 @@ def _messages(request: lm15.Request) -> list[Message]:
     system = request.system
     if system is not None and not isinstance(system, str):
         system = "".join(part.text for part in system)
-    said = [Message(role=message.role, content=message.text or "") for message in request.messages]
-    return with_system(system or None, said)
+    messages = [Message(role=message.role, content=message.text or "") for message in request.messages]
+    return with_system(system or None, messages)

@@ -1,4 +1,4 @@
-"""GEPA over our environments: the system prompt of an agent as the text that GEPA improves (the extra `optimizers`).
+"""GEPA improves the system prompt of an agent in one of our environments (the extra `optimizers`).
 
 gepa.optimize({"system_prompt": "..."}, trainset=rows, valset=..., adapter=AgentAdapter(agent, reward), ...)
 """
@@ -20,16 +20,17 @@ from ..rollout import Rollout
 
 
 class AgentAdapter:
-    """A `GEPAAdapter`: a row is an episode of the agent, in its environment, under the candidate's system prompt.
+    """A `GEPAAdapter`: each row is an episode of the agent, in its environment, with the candidate as system prompt.
 
     Args:
-        agent ([`PromptAgent`]): Who plays. Its weights stay as they are.
-        reward (`Callable`): With TRL's reward signature, like all of `rewards/`.
-        part (`str`, *optional*, defaults to `"system_prompt"`): The candidate's text that is the system prompt.
+        agent ([`PromptAgent`]): The agent that plays. Its weights stay as they are.
+        reward (`Callable`): A reward function with TRL's signature, like all of `rewards/`.
+        part (`str`, *optional*, defaults to `"system_prompt"`): The name of the candidate's text that is the system
+            prompt.
 
     Raises:
-        [`LLMError`]: From `evaluate`, if the environment failed: GEPA then goes on without this batch, where a score
-            of 0 would speak against the prompt.
+        [`LLMError`]: From `evaluate`, if the environment failed. GEPA then skips this batch; a score of 0 would count
+            against the prompt.
     """
 
     propose_new_texts = None
@@ -52,24 +53,25 @@ class AgentAdapter:
         )
         scores = run(scores) if inspect.iscoroutine(scores) else scores
         if any(score is None for score in scores):
-            raise RuntimeError("the reward gave no score to a finished episode")
+            raise RuntimeError("the reward function returned no score for a finished episode")
         return EvaluationBatch(outputs, list(scores), rollouts if capture_traces else None)
 
     def make_reflective_dataset(
         self, candidate: Mapping[str, str], eval_batch: EvaluationBatch, components_to_update: Sequence[str]
     ) -> dict[str, list[dict[str, Any]]]:
         rollouts: list[Rollout] = eval_batch.trajectories or []
-        shown = [
+        reflected = [
             {
                 "Inputs": rollout.row.get("question", ""),
                 "Generated Outputs": "\n".join(_dialogue(rollout)),
-                "Feedback": f"score {score:g}; accepted answers: {rollout.row.get('answers', 'not told')}",
+                "Feedback": f"score {score:g}; accepted answers: {rollout.row.get('answers', 'unknown')}",
             }
             for rollout, score in zip(rollouts, eval_batch.scores, strict=True)
         ]
-        return dict.fromkeys(components_to_update, shown)
+        return dict.fromkeys(components_to_update, reflected)
 
 
 def _dialogue(rollout: Rollout) -> list[str]:
-    heard = [f"[reply] {observation.text}" for observation in rollout.observations] + [""] * len(rollout.turns)
-    return [line for turn, text in zip(rollout.turns, heard, strict=False) for line in (turn.text, text) if line]
+    """Turns and observations as lines, in their order."""
+    replies = [f"[reply] {observation.text}" for observation in rollout.observations] + [""] * len(rollout.turns)
+    return [line for turn, text in zip(rollout.turns, replies, strict=False) for line in (turn.text, text) if line]

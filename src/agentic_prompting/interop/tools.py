@@ -1,5 +1,6 @@
-"""Tools as an environment: functions, and whatever else can be called. What a tool raises is text for the agent, which
-may try again; an outage is not: it fails the rollout, as everywhere.
+"""Tools as an environment: Python functions, and anything else that can be called.
+
+An exception of a tool is text for the agent, which may try again. An outage fails the rollout, as everywhere.
 """
 
 from __future__ import annotations
@@ -15,18 +16,19 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..llm import Budget, ChatModel, LLMError, Message, TimedOut, Unreachable, as_chat, charge
+from ..llm.masking import mask_secrets
 from ..rollout import Observation, Rollout
 from .tool_grammar import ToolGrammar
 
 
 @dataclass(frozen=True)
 class Tool:
-    """Something the agent can call.
+    """One tool of the agent.
 
     Args:
         schema (`dict`): Its JSON schema, as chat templates take it: `{"type": "function", "function": {...}}`.
-        call (`Callable`): Gets the arguments and the rollout; gives an [`Observation`]. Raises what went wrong.
-        chat ([`ChatModel`], *optional*): The large LLM behind it, which spends.
+        call (`Callable`): Gets the arguments and the rollout; returns an [`Observation`], or raises.
+        chat ([`ChatModel`], *optional*): The large LLM behind it, whose costs count.
     """
 
     schema: Mapping[str, Any]
@@ -39,8 +41,8 @@ class Tool:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> Tool:
-        """A Python function, with or without `async`. Its types and a docstring with `Args:` make its schema; raises
-        what `get_json_schema` does if an argument has none."""
+        """A tool from a Python function, with or without `async`. Its schema comes from its types and from a docstring
+        with `Args:`; `get_json_schema` raises if an argument lacks one of them."""
 
         async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
             return Observation(text_of(await called(function, arguments)))
@@ -49,30 +51,31 @@ class Tool:
 
 
 def ask_tool(chat: ChatModel, name: str = "ask", description: str = "Asks a large language model.") -> Tool:
-    """A large LLM as a tool beside others: one argument, `prompt`. Its failures are outages, its calls are counted."""
+    """A large LLM as a tool with one argument, `prompt`. Its failures are outages, and its calls are counted."""
 
     async def call(arguments: dict[str, Any], rollout: Rollout) -> Observation:
         messages = [Message(role="user", content=str(arguments["prompt"]))]
         reply = await as_chat(chat)(messages, repeat=rollout.seed, session=str(rollout.seed))
         return Observation(reply.text, error=reply.error, replies=(reply,))
 
-    properties = {"prompt": {"type": "string", "description": "What to ask, complete in itself."}}
+    properties = {"prompt": {"type": "string", "description": "The question, complete in itself."}}
     parameters = {"type": "object", "properties": properties, "required": ["prompt"]}
     schema = {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
     return Tool(schema, call, chat)
 
 
 class ToolEnvironment:
-    """Tools as an environment; calls of one turn run at once.
+    """Tools as an environment; the calls of one turn run at once.
 
     Args:
-        tools (`Sequence`): Python functions, [`Tool`]s, and what has a list of them under `.tools` ([`MCPTools`]).
+        tools (`Sequence`): Python functions, [`Tool`]s, and objects with a list of them as `.tools` ([`MCPTools`]).
         max_chars (`int`, *optional*, defaults to `8192`): A longer result is cut.
-        outages (`tuple`, *optional*): Exceptions of a tool that are nobody's fault: the rollout fails and is left out
-            of the loss. An [`LLMError`] always is one. Everything else a tool raises is text for the agent.
+        outages (`tuple`, *optional*): Exceptions of a tool that are not the agent's fault: the rollout fails and is
+            left out of the loss. An [`LLMError`] always is one. Any other exception of a tool is text for the agent,
+            with secrets masked.
 
     Raises:
-        `ValueError`: For no tool at all, or two of one name.
+        `ValueError`: There is no tool, or two have the same name.
     """
 
     def __init__(
@@ -81,20 +84,20 @@ class ToolEnvironment:
         max_chars: int = 8192,
         outages: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
     ):
-        found = [one for given in tools for one in getattr(given, "tools", [given])]
-        named = [one if isinstance(one, Tool) else Tool.of(one) for one in found]
+        flat = [tool for one in tools for tool in getattr(one, "tools", [one])]
+        named = [one if isinstance(one, Tool) else Tool.of(one) for one in flat]
         self.tools = {tool.name: tool for tool in named}
         if not named or len(self.tools) < len(named):
-            raise ValueError(f"tools must be some, each with its own name, got {[tool.name for tool in named]}")
+            raise ValueError(f"pass at least one tool, each with its own name; got {[tool.name for tool in named]}")
         self.max_chars, self.outages, self.grammar = max_chars, outages, ToolGrammar()
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any]:
-        """What the chat template has to be told, so that the prompt shows the tools."""
+        """Arguments of the chat template that make the prompt show the tools."""
         return {"tools": [dict(tool.schema) for tool in self.tools.values()]}
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what the large LLMs among the tools spend into `budget`."""
+        """Charge the costs of the large LLMs among the tools to `budget`."""
         for tool in self.tools.values():
             if tool.chat is not None:
                 charge(budget, **{account: tool.chat})
@@ -103,18 +106,18 @@ class ToolEnvironment:
         """Run the calls of the last turn."""
         started = time.perf_counter()
         bodies = self.grammar.bodies(rollout.turns[-1].text)
-        said = await asyncio.gather(*(self._call(body, rollout) for body in bodies))
+        results = await asyncio.gather(*(self._call(body, rollout) for body in bodies))
         return Observation(
-            self.grammar.together([one.text[: self.max_chars] for one in said]),
-            error=next((one.error for one in said if one.error), None),
-            replies=tuple(reply for one in said for reply in one.replies),
+            self.grammar.together([one.text[: self.max_chars] for one in results]),
+            error=next((one.error for one in results if one.error), None),
+            replies=tuple(reply for one in results for reply in one.replies),
             seconds=time.perf_counter() - started,
         )
 
     async def _call(self, body: str, rollout: Rollout) -> Observation:
         try:
-            asked = json.loads(body)
-            name, arguments = asked["name"], asked.get("arguments", {})
+            call = json.loads(body)
+            name, arguments = call["name"], call.get("arguments", {})
             if not isinstance(arguments, dict):
                 raise TypeError("arguments are not a JSON object")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -128,20 +131,21 @@ class ToolEnvironment:
             return Observation(error=error)
         except self.outages as error:
             kind = TimedOut if isinstance(error, TimeoutError) else Unreachable
-            return Observation(error=kind(f"the tool {name} raised {type(error).__name__}: {str(error)[:200]}"))
-        except Exception as error:  # the tool's own word on what it was asked
-            return Observation(f"Error: {type(error).__name__}: {str(error)[:500]}")
+            text = mask_secrets(str(error))[:200]
+            return Observation(error=kind(f"the tool {name} raised {type(error).__name__}: {text}"))
+        except Exception as error:  # most likely the arguments are wrong, which the agent can mend
+            return Observation(f"Error: {type(error).__name__}: {mask_secrets(str(error))[:500]}")
 
 
 async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """What a function gives, awaited if need be; a plain one runs in a thread."""
+    """Call a function and return its result. An `async` one is awaited, a plain one runs in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
     return await asyncio.to_thread(function, **arguments)
 
 
 def text_of(value: Any) -> str:
-    """What the agent reads of a tool's return value: text as it is, anything else as JSON."""
+    """A tool's return value as text for the agent: text as it is, anything else as JSON."""
     if isinstance(value, str):
         return value
     try:

@@ -10,6 +10,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..llm import LLMError, ServerFailed
+from ..llm.masking import mask_secrets
 from ..rollout import Observation, Rollout
 from .tools import Tool, ToolEnvironment, called, text_of
 
@@ -17,15 +18,18 @@ _NOT_TOOLS = ("reset", "get_reward")
 
 
 class TRLEnvironment(ToolEnvironment):
-    """An environment of which every episode has an instance of its own.
+    """An environment class of TRL; every episode has an instance of its own.
 
-    What `reset` returns is put after the prompt, as TRL does. Unlike in TRL, methods run at once, and an outage
-    (`outages` of [`ToolEnvironment`], or a `reset` that raises) fails the rollout instead of becoming text.
+    The text that `reset` returns follows the prompt, as in TRL. Unlike in TRL, the calls of a turn run at once, and an
+    outage (`outages` of [`ToolEnvironment`], or a `reset` that raises) fails the rollout instead of becoming text.
 
     Args:
-        factory (`Callable`): Gives a new instance: the class itself.
+        factory (`Callable`): Makes a new instance: the class itself.
         tools (`Sequence`, *optional*): Further tools, as for [`ToolEnvironment`].
-        **kwargs: Of [`ToolEnvironment`].
+        **kwargs: Further arguments of [`ToolEnvironment`].
+
+    Attributes:
+        reward (`Callable`, *optional*): For a trainer's `reward_funcs`, where the class has `get_reward`.
 
     Raises:
         `TypeError`: The instances have no `reset`.
@@ -49,17 +53,17 @@ class TRLEnvironment(ToolEnvironment):
         return Tool(get_json_schema(getattr(instance, name)), call)
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The row of one episode: its instance under `environments` (what TRL's rewards call it), the prompt with what
-        `reset` said. Never raises."""
+        """The row of one episode, with its instance in the column `environments` (TRL's name for it) and the text of
+        the instance's `reset` after the prompt. Never raises: a failure stands in that column instead."""
         messages = list(row["prompt"])
         try:
             instance = self.factory()
-            said = await called(instance.reset, row)
+            text = await called(instance.reset, row)
         except Exception as error:
-            failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {error!r}"[:300])
-            return {**row, "environments": failed}
-        if said is not None:
-            messages[-1] = {**messages[-1], "content": messages[-1]["content"] + said}
+            what = f"reset raised {mask_secrets(repr(error))[:300]}"
+            return {**row, "environments": error if isinstance(error, LLMError) else ServerFailed(what)}
+        if text is not None:
+            messages[-1] = {**messages[-1], "content": messages[-1]["content"] + text}
         return {**row, "prompt": messages, "environments": instance}
 
     async def step(self, rollout: Rollout) -> Observation:
@@ -69,8 +73,8 @@ class TRLEnvironment(ToolEnvironment):
 
 
 def _rewards_of(name: str) -> Callable[..., Any]:
-    """A reward function of TRL's signature, under the name of the class: what each instance gives itself; none where
-    `reset` had failed."""
+    """A reward function with TRL's signature and the name of the class. It returns each instance's `get_reward()`, and
+    `None` where `reset` failed."""
 
     async def own(instance: Any) -> float | None:
         return None if isinstance(instance, LLMError) else await called(instance.get_reward, {})

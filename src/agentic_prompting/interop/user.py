@@ -23,18 +23,18 @@ when you are asked. When you have what you want, or see that you will not get it
 
 @dataclass(frozen=True)
 class Dialogue:
-    """Plain talk: whatever the agent writes is said to the user. The user, or the turn limit, ends the episode."""
+    """Plain text: each turn of the agent is a message to the user. The user, or the turn limit, ends the episode."""
 
     stops: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
     thought_opening: str = "<think>"
 
     def parse(self, text: str) -> Turn:
-        thought, _, said = text.rpartition("</think>")
+        thought, _, message = text.rpartition("</think>")
         thought = thought.strip().removeprefix("<think>").strip() or None  # type: ignore[assignment]
-        if not said.strip():
+        if not message.strip():
             return Turn(text, "malformed", False, thought=thought, problem="empty request")
-        return Turn(text, "act", "<think>" not in said, thought=thought, request=said.strip())
+        return Turn(text, "act", "<think>" not in message, thought=thought, request=message.strip())
 
     def escape(self, text: str) -> str:
         return text
@@ -43,14 +43,14 @@ class Dialogue:
 class UserSimulator(LLMEnvironment):
     """A large LLM that plays the user.
 
-    The agent's first words answer the row's own prompt or question; then the two take turns. An episode that the user
-    ends has the status `out_of_turns`: rewards read the dialogue (`rollout.turns`, `rollout.observations`).
+    The agent's first turn answers the row's own prompt or question; then the two take turns. An episode that the user
+    ends has the status `out_of_turns`: reward functions read the dialogue (`rollout.turns`, `rollout.observations`).
 
     Args:
-        chat ([`ChatModel`]): Plays the user.
-        goal (`Callable`, *optional*): From a row to the hidden goal. Defaults to its column `goal`.
-        template (`str`, *optional*): Its system prompt, with `{goal}` and `{done}`.
-        **sampling: Sent with every call.
+        chat ([`ChatModel`]): The large LLM.
+        goal (`Callable`, *optional*): Returns the hidden goal of a row. Defaults to its column `goal`.
+        template (`str`, *optional*): The large LLM's system prompt, with `{goal}` and `{done}`.
+        **sampling: Sampling arguments of every call.
     """
 
     grammar = Dialogue()
@@ -66,9 +66,9 @@ class UserSimulator(LLMEnvironment):
         self.goal, self.template = goal, template
 
     def messages(self, rollout: Rollout) -> list[Message]:
-        """What the user has heard, after who they are."""
-        who = self.template.format(goal=self.goal(rollout.row), done=DONE)
-        return [{"role": "system", "content": who}, *super().messages(rollout)]
+        """The messages to the large LLM: its system prompt with the goal, then the dialogue."""
+        system = self.template.format(goal=self.goal(rollout.row), done=DONE)
+        return [{"role": "system", "content": system}, *super().messages(rollout)]
 
     async def step(self, rollout: Rollout) -> Observation | None:  # type: ignore[override]
         observation = await super().step(rollout)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypedDict, runtime_checkable
 
+from .masking import mask_secrets
+
 
 class LLMError(Exception):
     """A call to a large LLM that gave no usable reply, after all retries.
@@ -18,7 +20,8 @@ class LLMError(Exception):
     Those with `fatal = True` cannot get better by waiting and stop a run at once.
 
     Args:
-        what (`str`): What went wrong and, where something can be done about it, what to do. One line, no secrets.
+        what (`str`): What went wrong and, where something can be done about it, what to do. One line; secrets in
+            it are masked.
         where (`str`, *optional*, defaults to `""`): The model and address that were asked.
         attempts (`int`, *optional*, defaults to `1`): How many times the call was tried.
         status (`int`, *optional*): The last HTTP status, where there was one.
@@ -27,6 +30,7 @@ class LLMError(Exception):
     fatal = False
 
     def __init__(self, what: str, where: str = "", attempts: int = 1, status: int | None = None):
+        what = mask_secrets(what)
         super().__init__(what, where, attempts, status)
         self.what, self.where, self.attempts, self.status = what, where, attempts, status
 

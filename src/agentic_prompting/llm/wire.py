@@ -12,9 +12,9 @@ from itertools import takewhile
 from typing import Any
 from urllib.parse import urlsplit
 
+from .masking import mask_secrets
 from .types import BadReply, Refused, Reply, Usage
 
-_SECRETS = re.compile(r"\bsk-[\w*.\-]{4,}|(?<=Bearer )[^\s'\"]+", re.IGNORECASE)
 _KNOWN = {"v1", "v1beta", "api", "openai", "compatible-mode", "inference", "chat", "completions", "models"}
 # Control characters but tab and line feed, marks of direction, invisible tags, halves of surrogate pairs.
 _STEERING = re.compile(
@@ -96,10 +96,7 @@ def said_by(body: Any) -> str:
 
 def clean(text: str, *secrets: str | None) -> str:
     """`text` fit to be shown: on one line, short, without `secrets`, other keys and what would steer a terminal."""
-    for secret in secrets:
-        if secret and len(secret) > 5:  # shorter ones ("none", "EMPTY") are placeholders and ordinary words
-            text = text.replace(secret, "[key]")
-    text = visible(" ".join(_SECRETS.sub("[key]", text).split()))
+    text = visible(" ".join(mask_secrets(text, *secrets).split()))
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
 
 

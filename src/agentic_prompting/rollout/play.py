@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..llm import LLMError, Reply, ServerFailed
+from ..llm.masking import mask_secrets
 from .chat_format import ChatFormat
 from .grammar import Turn
 
@@ -312,7 +313,7 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
     except LLMError as error:
         said = Observation(error=error, seconds=time.perf_counter() - started)
     except Exception as error:  # an environment's bug is its failure, not the batch's
-        failure = ServerFailed(f"the environment raised {type(error).__name__}: {str(error)[:200]}")
+        failure = ServerFailed(f"the environment raised {type(error).__name__}: {mask_secrets(str(error))[:200]}")
         said = Observation(error=failure, seconds=time.perf_counter() - started)
     return Observation(said, seconds=time.perf_counter() - started) if isinstance(said, str) else said
 

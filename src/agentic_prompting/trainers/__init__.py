@@ -4,7 +4,6 @@ from .config import ESPLConfig, MultiTurnGRPOConfig, PromptR1Config
 from .espl import ESPLTrainer
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .prompt_r1 import PromptR1Trainer
-from .rollout_worker import RolloutWorker
 from .stopping import TrainingInterrupted, TrainingStopped, checkpoint_on_interrupt
 from .warm_start import warm_start
 
@@ -15,7 +14,6 @@ __all__ = [
     "MultiTurnGRPOTrainer",
     "PromptR1Config",
     "PromptR1Trainer",
-    "RolloutWorker",
     "TrainingInterrupted",
     "TrainingStopped",
     "checkpoint_on_interrupt",

@@ -1,5 +1,16 @@
-"""Our episodes under TRL's experimental `AsyncGRPOTrainer`: masks, failures, budgets and replay are as here, batches,
-weights and loss are its own (it needs a GPU and a vLLM server)."""
+"""Our episodes under the experimental `AsyncGRPOTrainer` of TRL 1.16, which needs a GPU, FSDP2 and a vLLM server.
+
+Masks, failures, budgets and replay are ours; batches, weights and loss are TRL's. TRL 1.18 removes the module that this
+file uses. It was tested against TRL's protocol and queue, not on a GPU. For training that does not wait, with any
+policy, see the option `lead` of our own trainers.
+
+    PYTHONPATH=examples/contrib accelerate launch train.py
+
+    # train.py
+    from rollout_worker import RolloutWorker
+    worker = RolloutWorker(policy, environment, spec, tokenizer, reward_funcs, dataset)
+    AsyncGRPOTrainer(model="Qwen/Qwen3-4B", reward_funcs=reward_funcs, rollout_worker=worker).train()
+"""
 
 from __future__ import annotations
 
@@ -15,33 +26,45 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
-from ..environments import as_environment
-from ..llm import start
-from ..rollout import AgentSpec, ChatFormat, Policy, Rollout, RolloutFacts, gather, play, rollout_metrics, rollout_seed
-from .stopping import FailureWatch, TrainingStopped
-from .trl_batch import as_message, reward_columns
+from agentic_prompting.environments import as_environment
+from agentic_prompting.llm import start
+from agentic_prompting.rollout import (
+    AgentSpec,
+    ChatFormat,
+    Policy,
+    Rollout,
+    RolloutFacts,
+    gather,
+    play,
+    rollout_metrics,
+    rollout_seed,
+)
+from agentic_prompting.trainers.stopping import FailureWatch, TrainingStopped
+from agentic_prompting.trainers.trl_batch import as_message, reward_columns
 
 
 @dataclass(eq=False)
 class RolloutWorker:
     """A `rollout_worker` for TRL's `AsyncGRPOTrainer` (TRL 1.16), in the trainer's process, on the background loop.
 
-    A failed rollout has no part in its group's baseline and is not learnt from; what is too old the trainer drops by
+    A failed rollout has no part in its group's baseline and no gradient. The trainer drops samples that are older than
     its own `max_staleness`, so keep `max_groups` and the buffer small.
 
     Args:
-        policy ([`Policy`]): The weights that the trainer pushes to, with log-probabilities: a vLLM server.
+        policy ([`Policy`]): A vLLM server that the trainer pushes weights to; returns log-probabilities.
         environment ([`Environment`] or `Callable`): Answers the agent's requests.
         spec ([`AgentSpec`]): Template, grammar and limits.
-        tokenizer (`PreTrainedTokenizerBase`): The agent's.
-        reward_funcs (`list[Callable]`): With TRL's signature; they get `rollout` as in [`MultiTurnGRPOTrainer`].
+        tokenizer (`PreTrainedTokenizerBase`): The agent's tokenizer.
+        reward_funcs (`list[Callable]`): Functions with TRL's signature; they get `rollout` as in
+            [`MultiTurnGRPOTrainer`].
         dataset (`Dataset`): Rows with a `question` or a `prompt`.
         num_generations (`int`, *optional*, defaults to `8`): Rollouts of a group.
-        max_groups (`int`, *optional*, defaults to `16`): Groups being played at once.
-        buffer_size (`int`, *optional*, defaults to `256`): Samples that wait for the trainer; above it none is begun.
-        seed (`int`, *optional*, defaults to `0`): Of rows and rollouts.
+        max_groups (`int`, *optional*, defaults to `16`): Groups in flight at once.
+        buffer_size (`int`, *optional*, defaults to `256`): Samples that wait for the trainer; while there are
+            more, no new group starts.
+        seed (`int`, *optional*, defaults to `0`): The seed of the order of rows and of the rollouts.
         max_failed_share (`float`, *optional*, defaults to `0.5`), failure_window (`int`, *optional*, defaults to `3`):
-            When more of the rollouts of so many groups failed, `check_health` raises.
+            `check_health` raises when a larger share of the rollouts of this many groups failed.
     """
 
     policy: Policy
@@ -66,16 +89,16 @@ class RolloutWorker:
         self._work: Future[None] | None = None
 
     def start(self) -> None:
-        """Begin to play."""
+        """Start generating."""
         self._work = start(self._play_on())
 
     def stop(self) -> None:
-        """Cancel what is being played."""
+        """Cancel the groups in flight."""
         if self._work is not None:
             self._work.cancel()
 
     def update_model_version(self, model_version: int) -> None:
-        """Which weights the policy has from now on."""
+        """Set the version of the weights that the policy has from now on."""
         self.version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
@@ -83,7 +106,7 @@ class RolloutWorker:
 
         Raises:
             [`TrainingStopped`]: Too many rollouts failed.
-            `RuntimeError`: No group has come to its end for so many seconds, or the policy or a reward raised.
+            `RuntimeError`: No group has finished for that many seconds, or the policy or a reward raised.
         """
         if self._work is not None and self._work.done() and not self._work.cancelled():
             error = self._work.exception()
@@ -91,7 +114,7 @@ class RolloutWorker:
                 error = error.exceptions[0]
             raise error if isinstance(error, TrainingStopped) else RuntimeError(f"rollouts ended: {error!r}") from error
         if time.monotonic() - self._alive > stale_after_s:
-            raise RuntimeError(f"no group has come to its end for {stale_after_s:g} s")
+            raise RuntimeError(f"no group has finished for {stale_after_s:g} s")
 
     async def _play_on(self) -> None:
         places = asyncio.Semaphore(self.max_groups)
@@ -101,13 +124,13 @@ class RolloutWorker:
                 await places.acquire()
                 while self.rollout_buffer.qsize() >= self.buffer_size:
                     self._alive = time.monotonic()
-                    await asyncio.sleep(0.05)  # a queue of threads: nobody says when there is room
+                    await asyncio.sleep(0.05)  # the queue cannot be awaited
                 group = groups.create_task(self._group(number, dict(self.dataset[int(order[number % len(order)])])))
                 group.add_done_callback(lambda _: places.release())
                 number += 1
 
     async def _group(self, number: int, row: dict[str, Any]) -> None:
-        """Play the rollouts of a row, score them, and put them where the trainer takes them."""
+        """Play the rollouts of a row, score them, and put them into the trainer's buffer."""
         version, spec, prompt = self.version, self.spec, self.spec.messages(row)
         rollouts = [
             Rollout(self.chat_format.prompt_ids(prompt), {**row, "prompt": prompt}, rollout_seed(self.seed, number, i))
@@ -119,9 +142,9 @@ class RolloutWorker:
         if why := self._failures.why_stop(facts):
             raise TrainingStopped(why)
         columns = reward_columns(rollouts)
-        given = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]
-        given = [await one if inspect.isawaitable(one) else one for one in given]
-        by_function = np.array(given, dtype=float)  # functions x rollouts; `None` becomes NaN
+        scores = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]
+        scores = [await one if inspect.isawaitable(one) else one for one in scores]
+        by_function = np.array(scores, dtype=float)  # functions x rollouts; `None` becomes NaN
         by_function[:, [rollout.status == "failed" for rollout in rollouts]] = np.nan
         scored = ~np.isnan(by_function).all(0)
         rewards = np.nansum(by_function, 0)
@@ -133,7 +156,7 @@ class RolloutWorker:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
         if rollout.logprobs is None:
-            raise ValueError("the policy gives no log-probabilities, which AsyncGRPOTrainer corrects by")
+            raise ValueError("the policy returns no log-probabilities, which AsyncGRPOTrainer needs for its correction")
         before = [0] * len(rollout.prompt_ids)
         return RolloutSample(
             prompt=rollout.row["prompt"],

@@ -1,8 +1,11 @@
-"""The other end of [`VerifiersTasks`], run by its path in an interpreter that has `verifiers` 0.4.
+"""The other end of `verifiers_tasks.py`, which runs this file in an interpreter that has `verifiers` 0.4.
 
-JSON lines: a request has an `id`, and so has its answer. `{"rows": n}` gives tasks, `{"begin": number}` starts an
-episode and gives its first messages, `{"episode": ..., "text": ...}` is the agent's turn (`null`: there will be none)
-and gives what it is told, or how the episode ended.
+    .venv-verifiers/bin/python -P verifiers_bridge.py '{"taskset": {"id": "my-task-set"}}'
+
+It reads requests from standard input and writes answers to standard output, one JSON object a line; an answer has the
+`id` of its request. `{"rows": n}` lists tasks. `{"begin": number}` starts an episode and returns its first messages.
+`{"episode": ..., "text": ...}` sends the agent's turn (`null`: there is no further turn) and returns the messages that
+follow it, or the reward of the episode.
 """
 
 import asyncio
@@ -24,12 +27,12 @@ from verifiers.v1.utils.decorators import invoke
 
 
 class Seat:
-    """In the place of a `vf.Agent`: whoever is at the other end takes its turns. It is its own `vf.Interaction`."""
+    """Takes the place of a `vf.Agent`, whose turns come from the other end. It is its own `vf.Interaction`."""
 
     def __init__(self) -> None:
-        self.ended, self.told, self.texts = False, asyncio.Queue[Any](), asyncio.Queue[Any]()
+        self.ended, self.answers, self.texts = False, asyncio.Queue[Any](), asyncio.Queue[Any]()
 
-    def __getattr__(self, name: str) -> Any:  # `agents.player`: an environment names its seat as it likes
+    def __getattr__(self, name: str) -> Any:  # `agents.player`: each environment has its own name for the seat
         if name.startswith("_"):
             raise AttributeError(name)
         return self
@@ -47,7 +50,7 @@ class Seat:
         self.traces.append(self.trace)
         first = [vf.SystemMessage(content=task.data.system_prompt)] if task.data.system_prompt else []
         prompt = task.data.prompt or []
-        self.unheard = [*first, *([vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt)]
+        self.unsent = [*first, *([vf.UserMessage(content=prompt)] if isinstance(prompt, str) else prompt)]
         await invoke(task.setup, {"trace": self.trace, "runtime": None})
         yield self
         self.trace.stop("user_closed")
@@ -55,12 +58,12 @@ class Seat:
         await task.score(self.trace)
 
     async def turn(self, message: Any = None) -> Any:
-        said = [vf.UserMessage(content=message)] if isinstance(message, str) else message or []
+        messages = [vf.UserMessage(content=message)] if isinstance(message, str) else message or []
         if not self.ended:
-            heard, self.unheard = [*self.unheard, *said], []
-            for one in heard:
+            unsent, self.unsent = [*self.unsent, *messages], []
+            for one in unsent:
                 self.remember(one)
-            self.told.put_nowait({"messages": [{"role": one.role, "content": one.content} for one in heard]})
+            self.answers.put_nowait({"messages": [{"role": one.role, "content": one.content} for one in unsent]})
             text = await self.texts.get()
             self.ended = text is None
         if self.ended:
@@ -76,7 +79,7 @@ class Seat:
         self.trace.nodes.append(vf.MessageNode(parent=parent, message=message, sampled=sampled))
 
     async def play(self, env: Any, task: Any) -> None:
-        """An episode by the environment's own `run_episode`, with this in its seat."""
+        """Run an episode by the environment's own `run_episode`, with this in its seat."""
 
         def seats(ctx: Any, completed: list[Any], *ignored: Any) -> Any:
             self.traces = completed
@@ -84,15 +87,20 @@ class Seat:
 
         env = copy.copy(env)
         env._episode_agents = seats
-        episode = await env.run_episode(task, None)
+        try:
+            episode = await env.run_episode(task, None)
+        except Exception as error:  # else it would end the process, and with it every other episode
+            return self.answers.put_nowait({"error": f"{type(error).__name__}: {error}"})
         errors = "; ".join(f"{error.type}: {error.message}" for error in episode.errors)
         trace = episode.traces[0] if episode.traces else None
         if errors or trace is None or not trace.rewards or None in trace.rewards.values():
-            return self.told.put_nowait({"error": errors or "there is no reward"})
-        self.told.put_nowait({"reward": trace.reward, "metrics": trace.metrics})
+            return self.answers.put_nowait({"error": errors or "there is no reward"})
+        self.answers.put_nowait({"reward": trace.reward, "metrics": trace.metrics})
 
 
 class Bridge:
+    """One environment of `verifiers`, its tasks and the episodes that are running."""
+
     def __init__(self, config: dict[str, Any], group: asyncio.TaskGroup):
         self.env, self.group = vf.load_environment(vf.resolve_env_config(config)), group
         taskset, seats = self.env.taskset, list(agent_config_fields(self.env.config))
@@ -104,19 +112,19 @@ class Bridge:
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if "rows" in request:
-            asked = [task.data.prompt_text for task in self.load(request["rows"])]
-            return {"rows": [{"task": n, "question": text or f"task {n}"} for n, text in enumerate(asked)]}
+            prompts = [task.data.prompt_text for task in self.load(request["rows"])]
+            return {"rows": [{"task": n, "question": text or f"task {n}"} for n, text in enumerate(prompts)]}
         if "begin" in request:
             name, task = str(request["id"]), self.load(request["begin"] + 1)[request["begin"]]
             self.seats[name] = seat = Seat()
             self.group.create_task(seat.play(self.env, task))
-            return {"episode": name, **await seat.told.get()}
+            return {"episode": name, **await seat.answers.get()}
         seat = self.seats[request["episode"]]
         seat.texts.put_nowait(request["text"])
-        told = await seat.told.get()
-        if "messages" not in told:
+        answer = await seat.answers.get()
+        if "messages" not in answer:
             del self.seats[request["episode"]]
-        return told
+        return answer
 
     def load(self, n: int | None) -> list[Any]:
         for task in itertools.islice(self.stream, None if n is None else max(0, n - len(self.tasks))):
@@ -141,10 +149,10 @@ async def serve(config: dict[str, Any], answers: Any) -> None:
 
         while line := await asyncio.to_thread(sys.stdin.readline):
             group.create_task(one(json.loads(line)))
-        os._exit(0)  # nobody asks any more
+        os._exit(0)  # the other end has closed the input
 
 
 if __name__ == "__main__":
     pipe = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a task prints is no answer
+    os.dup2(2, 1)  # text that a task prints must not mix with answers
     asyncio.run(serve(json.loads(sys.argv[1]), pipe))

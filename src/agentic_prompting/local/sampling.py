@@ -166,14 +166,21 @@ def end_of_turn_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
 
 @contextmanager
 def in_use(model: PreTrainedModel | Lender) -> Iterator[PreTrainedModel]:
-    """The model in eval mode and without gradients; afterwards it is as it was."""
+    """The model in eval mode, without gradients and without router logits; afterwards it is as it was."""
     with nullcontext(model) if isinstance(model, torch.nn.Module) else model() as lent, torch.no_grad():
-        was_training = lent.training
+        was_training, config = lent.training, lent.config.get_text_config()
+        router_logits = getattr(config, "output_router_logits", None)
         lent.eval()
+        if (
+            router_logits
+        ):  # a mixture of experts would compute its auxiliary loss, which reads the mask as (rows, tokens)
+            config.output_router_logits = False
         try:
             yield lent
         finally:
             lent.train(was_training)
+            if router_logits:
+                config.output_router_logits = router_logits
 
 
 class TransformersSampler:

@@ -110,10 +110,11 @@ class _Slab(Cache):
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         if layer_idx == len(self.layers):
-            self.layers.append([keys.new_zeros(0, keys.shape[1], 0, t.shape[3]) for t in (keys, values)])
+            self.layers.append([t.new_zeros(0, t.shape[1], 0, t.shape[3]) for t in (keys, values)])
         layer, (rows, width) = self.layers[layer_idx], self.needed
         for side, new in enumerate((keys, values)):
-            layer[side] = _at_least(layer[side], rows, width)
+            # Under autocast the model's keys and values may differ in dtype from its weights, and from each other.
+            layer[side] = _at_least(layer[side], rows, width).to(new.dtype)
             layer[side][self.at[0], :, self.at[1]] = new.transpose(1, 2)
         return tuple(block[self.rows, :, :width] for block in layer)
 
@@ -184,7 +185,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             (sampled), `read` and `reused` (tokens of contexts computed, and not computed because they were kept).
 
     Raises:
-        `ValueError`: If no token ends a turn.
+        `ValueError`: If no token ends a turn, or the engine cannot run this architecture (see [`can_slab`]).
     """
 
     def __init__(
@@ -200,6 +201,8 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         on_callers_thread: bool = False,
     ):
         super().__init__(on_callers_thread)
+        if isinstance(model, torch.nn.Module):
+            _check_runs(model)
         self._lent_model, self.sampling, self.max_batch_size = model, sampling, max_batch_size
         self.end = TurnEnd(model, tokenizer, stop_texts, end_of_turn_ids)
         self.max_batch_bytes = None if max_batch_mb is None else max_batch_mb * 1e6
@@ -235,6 +238,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     @contextmanager
     def ready(self) -> Iterator[None]:
         with in_use(self._lent_model) as model, _attention_with_masks(model):
+            _check_runs(model)
             self.model, self._longest = model, context_length(model) or torch.iinfo(torch.long).max
             try:
                 yield
@@ -428,11 +432,12 @@ def _kinds(model: PreTrainedModel) -> set[str]:
 
 @contextmanager
 def _attention_with_masks(model: PreTrainedModel) -> Iterator[None]:
-    """Kernels without a mask of one's own (flash attention) cannot read rows side by side in a slab."""
+    """The model with an attention that takes a mask from its caller, which flash attention does not."""
     config = model.config.get_text_config()
     before = config._attn_implementation
     if before not in ("sdpa", "eager"):
-        config._attn_implementation = "sdpa"
+        # Models with attention sinks (gpt-oss) or soft-capped scores (Gemma 2) would lose them under sdpa.
+        config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
     try:
         yield
     finally:
@@ -440,10 +445,33 @@ def _attention_with_masks(model: PreTrainedModel) -> Iterator[None]:
 
 
 def can_slab(model: PreTrainedModel) -> bool:
-    """Whether [`TransformersEngine`] can run a model: all its state is keys and values, of layers that attend to
-    everything or to a window, and it is told positions."""
-    told = "position_ids" in inspect.signature(model.forward).parameters
-    return not model._is_stateful and _kinds(model) <= {"full_attention", "sliding_attention"} and told
+    """Whether [`TransformersEngine`] can run a model: its whole state is keys and values, its layers attend to
+    everything or to a window, and it takes positions and masks from its caller."""
+    return _obstacle(model) is None
+
+
+def _check_runs(model: PreTrainedModel) -> None:
+    obstacle = _obstacle(model)
+    if obstacle is not None:
+        name = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+        raise ValueError(
+            f"TransformersEngine cannot run {name}, which {obstacle}: use local_policy, which runs batches"
+        )
+
+
+def _obstacle(model: PreTrainedModel) -> str | None:
+    """Why the engine cannot run a model, as the end of a sentence; `None` where it can."""
+    kinds = _kinds(model) - {"full_attention", "sliding_attention"}
+    if model._is_stateful or kinds:
+        layers = " and ".join(sorted(kinds)) or "recurrent"
+        return f"has {layers} layers, whose state is more than keys and values"
+    if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+        return "has a prompt-learning adapter, which adds tokens of its own in front of the context"
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's forward hides its parameters
+    missing = {"position_ids", "past_key_values", "attention_mask"} - set(inspect.signature(base.forward).parameters)
+    if missing:
+        return f"takes no {' and no '.join(sorted(missing))}"
+    return None
 
 
 def _bytes(layers: Layers) -> int:

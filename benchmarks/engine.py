@@ -1,17 +1,16 @@
-"""The engine against batches to the end: tokens per second of the policy in this process, outputs compared.
+"""Continuous batching against whole batches: tokens per second of the policy in this process, with outputs compared.
 
     OMP_NUM_THREADS=1 python benchmarks/engine.py --json            # about 3 minutes on a CPU
     OMP_NUM_THREADS=1 python benchmarks/engine.py --json --quick    # about 2 minutes
 
-Three settings, each with [`TransformersEngine`] and with [`TransformersSampler`] behind [`BatchEngine`] (whoever waits
-is in the next batch, and each batch lasts as long as its longest turn), in turns in one run:
+Three settings. Each runs alternately with [`TransformersEngine`] and with [`TransformersSampler`] in a [`BatchEngine`].
+In the latter all waiting requests form the next batch, and a batch takes as long as its longest turn.
 
 - `demo`: 128 rollouts of the sandbox, its warm-started policy, its oracle without latency; the stop texts of the demo.
-- `uniform`: 64 rows of equally many tokens, no end in sight: the engine can gain nothing, and must lose little.
-- `mixed`: 64 rows whose lengths are log-normal (sigma 0.8), in conversations of two turns: who is done makes place.
+- `uniform`: 64 rows of equally many tokens without an end: the engine can gain nothing, and must lose little.
+- `mixed`: 64 rows whose lengths are log-normal (sigma 0.8), two turns each: finished rows leave the batch.
 
-And the engine with and without what it keeps of a conversation between its turns: `prefix_wall_ratio`,
-`prefix_read_ratio`.
+`prefix_wall_ratio` and `prefix_read_ratio` compare the engine with and without its cache between turns.
 
 The last line of `--json` holds `demo_speedup, uniform_speedup, mixed_speedup, identical_greedy` (share of rollouts with
 the same tokens at temperature 0) and `identical_share` (the same for seeded draws; they may differ at ties only).
@@ -51,7 +50,7 @@ Played = list[list[int]]
 
 
 class Bench:
-    """A model, and both ways of sampling from it."""
+    """A model, and the two ways to sample from it."""
 
     def __init__(self, sandbox: Sandbox):
         self.model, self.rows = AutoModelForCausalLM.from_pretrained(sandbox.model).eval(), list(sandbox.train)[:128]
@@ -74,8 +73,8 @@ class Bench:
         return [[token for token, own in zip(r.ids, r.mask, strict=True) if own] for r in rollouts]
 
     def turns(self, lengths: list[list[int]], reply: int = 1) -> Callable[[Any], Played]:
-        """Conversations of so many tokens in each of their turns, with replies of `reply` tokens; no token ends a
-        turn."""
+        """A function that plays conversations with turns of so many tokens and observations of `reply` tokens; no token
+        ends a turn."""
 
         async def talk(policy: Any, number: int, turns: list[int]) -> list[int]:
             rng, said = random.Random(number), []
@@ -90,10 +89,10 @@ class Bench:
 
 
 def compare(run: Callable[[Any], Played], ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int) -> dict:
-    """Tokens per second of both, in turns, and whether they said the same."""
+    """Tokens per second of both, measured alternately, and the share of rollouts with the same tokens."""
     speeds: dict[str, list[float]] = {"engine": [], "batches": []}
     said: dict[str, Played] = {}
-    for repeat in range(repeats + 1):  # the first is not counted
+    for repeat in range(repeats + 1):  # the first repeat warms up
         for name, make in (("engine", ours), ("batches", theirs)):
             policy, started = make(), time.perf_counter()
             said[name] = run(policy)
@@ -110,8 +109,8 @@ def compare(run: Callable[[Any], Played], ours: Callable[[], Any], theirs: Calla
 
 
 def prefix(bench: Bench, repeats: int) -> tuple[float, float]:
-    """Five turns of 20 tokens with replies of 150: the engine that keeps nothing between turns over the one that does,
-    in seconds and in tokens of contexts read."""
+    """Five turns of 20 tokens, observations of 150: the ratio of the engine without a cache between turns to the one
+    with it, in seconds and in tokens of contexts read."""
     run, ratios, read = bench.turns([[20] * 5] * 16, reply=150), [], {0.0: 0, 1024.0: 0}
     for _ in range(repeats):
         seconds, said = {}, {}

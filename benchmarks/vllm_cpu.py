@@ -45,7 +45,7 @@ from agentic_prompting import PromptR1Config  # noqa: E402
 from agentic_prompting.llm.loop import run  # noqa: E402
 from agentic_prompting.local import Sampling  # noqa: E402
 from agentic_prompting.rollout import Limits, Sample, SampleRequest, gather, play_all  # noqa: E402
-from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy
+from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy  # noqa: E402
 from agentic_prompting.trainers.policies.vllm_client import servers_of  # noqa: E402
 from agentic_prompting.trainers.policies.weight_sync import Adapters  # noqa: E402
 from rollout import MAX_INTERACTIONS, Tags, ToolCalls, Workload, check, make_trl_loop  # noqa: E402

@@ -5,12 +5,13 @@ import asyncio
 import random
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -363,6 +364,30 @@ def test_a_recurrent_model_goes_in_batches(tokenizer):
     assert isinstance(policy, BatchEngine)
     requests = requests_for(tokenizer, 3)
     assert ids(sample(policy, requests)) == ids([policy.sampler([request])[0] for request in requests])
+
+
+def test_adapters_that_leave_the_context_alone_go_through_the_engine(tiny_policy, tokenizer):
+    """PEFT's wrapper hides the parameters of the model's `forward`; the model in it has them."""
+
+    def adapted(config):
+        return get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_policy).eval(), config)
+
+    model = adapted(LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
+    engine = local_policy(model, tokenizer, GREEDY)
+    assert isinstance(engine, TransformersEngine)
+    plain = TransformersSampler(model, tokenizer, GREEDY)
+    assert conversations(lambda requests: sample(engine, requests), tokenizer) == conversations(plain, tokenizer)
+    prompted = adapted(PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+    assert isinstance(local_policy(prompted, tokenizer, GREEDY), BatchEngine)
+
+
+def test_the_engine_refuses_by_name_what_it_cannot_run(tokenizer):
+    model = MambaForCausalLM(MambaConfig(vocab_size=len(tokenizer), state_size=4, eos_token_id=2, **SHAPE)).eval()
+    with pytest.raises(ValueError, match=r"MambaForCausalLM, which has linear_attention layers.*local_policy"):
+        TransformersEngine(model, tokenizer)
+    lent = TransformersEngine(lambda: nullcontext(model), tokenizer, end_of_turn_ids=[2])
+    with pytest.raises(ValueError, match="MambaForCausalLM, which has linear_attention layers"):
+        sample(lent, requests_for(tokenizer, 2))
 
 
 # --- in use -------------------------------------------------------------------------------------------------------

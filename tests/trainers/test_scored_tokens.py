@@ -3,8 +3,10 @@
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
+from agentic_prompting.sandbox.policy import sandbox_spec, save_policy, world_tokenizer
 from agentic_prompting.trainers.trl_batch import IGNORED, ScoredTokens
 from support.training import one_batch, trainer_for
 
@@ -88,3 +90,45 @@ def test_slices_get_their_own_rows_and_the_callers_labels_stay():
     model(labels=labels[2:])
     assert torch.cat(seen).tolist() == [[0, 1, 2, IGNORED], [4, 5, IGNORED, 7], [8, 9, 10, IGNORED]]
     assert (labels >= 0).all()
+
+
+# --- mixtures of experts ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """A tiny Qwen3-MoE whose configuration asks for router logits, saved."""
+    tokenizer, folder = world_tokenizer(), tmp_path_factory.mktemp("experts")
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, num_experts_per_tok=2,
+        max_position_embeddings=1024, output_router_logits=True, router_aux_loss_coef=0.1,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    save_policy(Qwen3MoeForCausalLM(config), tokenizer, sandbox_spec(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_experts_are_trained_with_their_auxiliary_loss(experts, rows, tmp_path, bf16):
+    """The engine samples without it: it would weigh router logits by a mask of another shape."""
+    trainer = trainer_for(experts, tmp_path, rows, bf16=bf16, max_steps=2)
+    trainer.train()
+    assert all(log["aux_loss"] > 0 for log in trainer.state.log_history if "loss" in log)
+    assert trainer.model.config.output_router_logits
+
+
+def test_the_auxiliary_loss_is_of_all_positions(experts, rows, tmp_path):
+    trainer = trainer_for(experts, tmp_path, rows, beta=0.01)
+    batch = one_batch(trainer)
+    loss, gradients = loss_and_gradients(type(trainer)._compute_loss, trainer, batch)
+
+    def plain(trainer, model, inputs):
+        score = GRPOTrainer._get_per_token_logps_and_entropies
+        trainer._get_per_token_logps_and_entropies = lambda *a, **k: score(trainer, *a, **k)
+        return GRPOTrainer._compute_loss(trainer, model, inputs)
+
+    plain_loss, plain_gradients = loss_and_gradients(plain, trainer, batch)
+    assert loss == pytest.approx(plain_loss, rel=1e-6) and trainer.aux_loss_enabled
+    for ours, theirs in zip(gradients, plain_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)

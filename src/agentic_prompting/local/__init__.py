@@ -1,8 +1,9 @@
-"""Models in this process."""
+"""Policies and chat models that run a transformers model in this process."""
 
+from .architectures import can_slab
 from .sampling import Sampling, TransformersSampler, context_length, end_of_turn_tokens
 from .transformers_chat import TransformersChat
-from .transformers_engine import TransformersEngine, can_slab, local_policy
+from .transformers_engine import TransformersEngine, local_policy
 
 __all__ = [
     "Sampling",

@@ -1,11 +1,11 @@
-"""Guesses at an output, which save passes and never change it.
+"""Drafts: guesses at an output, which save forward passes and never change the output.
 
-A *draft* is what the output might be: in ProRefine, the output under the previous prompt. Its tokens are fed to the
-model several at once; those that agree with what the model itself would have written are kept, the first that disagrees
-is replaced, and the rest of the draft serves as a store of guesses: where the last tokens written occur in it, what
-follows there is guessed next (prompt-lookup decoding, with the old output as the text to look up in), and where they do
-not, that something was put in or left out and the draft goes on behind it. transformers' own assisted decoding takes
-one sequence at a time, which is why this file exists.
+A *draft* is a text that the output may resemble: in ProRefine, the output under the previous prompt. The model reads
+several of its tokens in one pass. The engine keeps the tokens that agree with the model's own choice and replaces the
+first token that disagrees. The rest of the draft then serves for prompt-lookup decoding: if the last written tokens
+occur in the draft, the tokens that follow them there are the next guess. If they do not occur, the guess is that some
+tokens were inserted or left out, and that the draft continues after them. transformers' own assisted decoding takes
+one sequence at a time, so it cannot be used in a batch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from functools import cached_property
 
 # How many of the last tokens are looked up in the draft, longest first.
 _LONGEST_MATCH, _SHORTEST_MATCH = 3, 2
-# How far on in the draft a token counts as the same one, with something left out before it.
+# A token found within so many positions counts as the same token, with the tokens before it left out.
 _NEAR = 4
 
 
 class Draft:
-    """What is guessed of one output, and how well that goes.
+    """The guesses for one output, and a count of the guesses that were right.
 
     Args:
-        ids (`Sequence[int]`): The draft; empty guesses nothing.
+        ids (`Sequence[int]`): The draft; an empty one makes no guesses.
 
     Attributes:
         agreed (`int`): Tokens of the output that came from guesses.
@@ -31,16 +31,17 @@ class Draft:
 
     def __init__(self, ids: Sequence[int] = ()):
         self.ids, self.agreed = list(ids), 0
-        self._at = 0  # where in the draft the last guess began
-        self._next = 0  # where in it the output would go on
-        self._failed = 0  # guesses in a row of which nothing was right
+        self._at = 0  # position in the draft at which the last guess began
+        self._next = 0  # expected position of the next token
+        self._failed = 0  # guesses in a row without a right token
         self._quiet_until = 0
 
     def guess(self, written: Sequence[int], most: int) -> list[int]:
-        """What may come after `written`, at most `most` tokens.
+        """A guess at the tokens after `written`, at most `most` of them.
 
-        What follows its last tokens in the draft, at the occurrence closest to where the output would go on; without
-        one, what stands at that place. Wrong guesses are followed by ever longer silence.
+        The guess starts after the last written tokens in the draft, at the occurrence nearest to the expected one.
+        Without such an occurrence it starts at the expected position. After each wrong guess in a row, the number of
+        tokens without a guess doubles.
         """
         if most <= 0 or not self.ids or len(written) < self._quiet_until:
             return []
@@ -52,21 +53,21 @@ class Draft:
         return self.ids[self._at : self._at + most]
 
     def learn(self, guessed: int, agreed: int, written: Sequence[int]) -> None:
-        """Of `guessed` tokens the first `agreed` were right; `written` is the output now, a token of the model's own
-        at its end."""
+        """Record that the first `agreed` of `guessed` tokens were right. `written` is the output so far: the last
+        token is the model's own choice."""
         self.agreed += agreed
         if guessed:
             self._failed = 0 if agreed else self._failed + 1
             self._quiet_until = len(written) + (0 if agreed else 2 ** (self._failed - 1) - 1)
             self._next = self._at + agreed
-        # Found a little further on: what is between was left out. Else the token is new.
+        # If the token occurs a little further on, the tokens between were left out; otherwise it was inserted.
         near = self.ids[self._next : self._next + _NEAR]
         self._next += near.index(written[-1]) + 1 if written[-1] in near else 0
 
     @cached_property
     def _places(self) -> dict[tuple[int, ...], list[int]]:
-        """Where each short run of tokens is followed by something: the positions after it. Made once: searching in
-        each pass cost a tenth of the pass of a small model."""
+        """The positions after each short run of tokens in the draft. Computed once: a search in each pass took a tenth
+        of the time of a small model's pass."""
         places: dict[tuple[int, ...], list[int]] = {}
         for length in range(_SHORTEST_MATCH, _LONGEST_MATCH + 1):
             for end in range(length, len(self.ids)):

@@ -1,10 +1,9 @@
-"""How a token is drawn and where a turn ends, for every way of running a transformers model here; and the simplest of
-them, a whole batch through `generate`.
+"""Drawing tokens and finding the end of a turn, for every way of running a transformers model in this process; and the
+simplest way, a whole batch through `generate`.
 
-Each continuation has its own randomness. One uniform number per token is drawn from the request's seed and picks the
-token by inverting the cumulative distribution, so a continuation does not depend on what else is in the batch or on how
-often the model was called before. That is what lets rows join and leave as they like, and a resumed or replayed run
-repeat itself.
+Each turn has its own random numbers: the request's seed gives one uniform number per token, which picks the token by
+inverting the cumulative distribution. A turn therefore does not depend on the other rows of the batch or on earlier
+calls. So rows can join and leave at any token, and a resumed run samples the same tokens again.
 """
 
 from __future__ import annotations
@@ -34,19 +33,23 @@ from transformers import (
 from ..rollout import Sample, SampleRequest
 
 Lender = Callable[[], AbstractContextManager[PreTrainedModel]]
-"""Gives a model for as long as it is needed: a trainer unwraps and gathers its weights that way."""
+"""A function that returns a context manager with a model. A trainer unwraps and gathers its weights in it."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn. The defaults change nothing: plain sampling from the model.
+    """The sampling parameters. The defaults sample from the model's own distribution.
 
     Args:
-        temperature (`float`, *optional*, defaults to `1.0`): 0 takes the likeliest token.
-        top_p (`float`, *optional*, defaults to `1.0`): Nucleus; 1 is off.
-        top_k (`int`, *optional*, defaults to `0`): Only the k likeliest; 0 is off.
-        min_p (`float`, *optional*): Least probability relative to the likeliest; `None` is off.
-        repetition_penalty (`float`, *optional*, defaults to `1.0`): As in transformers; 1 is off.
+        temperature (`float`, *optional*, defaults to `1.0`): A larger value flattens the distribution; 0 takes
+            the likeliest token.
+        top_p (`float`, *optional*, defaults to `1.0`): Sample from the likeliest tokens whose probabilities sum to
+            `top_p`; 1 turns it off.
+        top_k (`int`, *optional*, defaults to `0`): Sample from the k likeliest tokens; 0 turns it off.
+        min_p (`float`, *optional*): Drop tokens less probable than this share of the likeliest token's
+            probability; `None` turns it off.
+        repetition_penalty (`float`, *optional*, defaults to `1.0`): As in transformers; 1 turns it
+            off.
     """
 
     temperature: float = 1.0
@@ -76,7 +79,7 @@ class Sampling:
     def choose(
         self, scores: torch.Tensor, uniform: torch.Tensor, greedy: Sequence[bool] = ()
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A token per row, and its log-probability under the distribution it was drawn from.
+        """A token per row, and its log-probability under the distribution that it was drawn from.
 
         Args:
             scores (`Tensor`): Rows x vocabulary, shaped by `processors`.
@@ -98,16 +101,16 @@ class Sampling:
 
 
 class TurnEnd:
-    """Where a turn ends: at an end-of-turn token, or right after a stop text.
+    """Recognises the end of a turn: an end-of-turn token, or the end of a stop text.
 
     Args:
-        model (`PreTrainedModel` or `Callable`): Where `end_ids` come from unless they are given.
-        tokenizer (`PreTrainedTokenizerBase`): The model's.
+        model (`PreTrainedModel` or `Callable`): The source of `end_ids` unless they are given.
+        tokenizer (`PreTrainedTokenizerBase`): The model's tokenizer.
         stop_texts (`Sequence[str]`, *optional*): Texts that end a turn.
-        end_ids (`Sequence[int]`, *optional*): Tokens that do.
+        end_ids (`Sequence[int]`, *optional*): Tokens that end a turn.
 
     Raises:
-        `ValueError`: If no token does: a turn would always go on to its limit.
+        `ValueError`: If no token ends a turn: each turn would have `max_new_tokens` tokens.
     """
 
     def __init__(
@@ -123,11 +126,11 @@ class TurnEnd:
             raise ValueError("no end-of-turn token: set tokenizer.eos_token or pass end_of_turn_ids")
         self.tokenizer, self.end_ids, self.stop_texts = tokenizer, tuple(end_ids), tuple(stop_texts)
         self._may_stop = _tokens_that_may_stop(tokenizer, self.stop_texts)
-        # Enough tokens to hold the longest stop text, however it is split: at worst, into single bytes.
+        # Enough tokens for the longest stop text, even if each of its bytes is a token.
         self._tail = max((len(text.encode()) for text in self.stop_texts), default=0) + 1
 
     def reached(self, ids: Sequence[int]) -> bool:
-        """Whether the last of a turn's tokens ends it."""
+        """Whether the last token of a turn ends it."""
         return ids[-1] in self.end_ids or (ids[-1] in self._may_stop and self._at_stop_text(ids[-self._tail :]))
 
     def _at_stop_text(self, tail: Sequence[int]) -> bool:
@@ -139,18 +142,18 @@ class TurnEnd:
 
 
 def _tokens_that_may_stop(tokenizer: Any, stop_texts: Sequence[str]) -> frozenset[int]:
-    """Which tokens can complete a stop text: those that hold its last character. Saves decoding at every step."""
+    """The tokens that can complete a stop text: those that contain its last character. Others need no decoding."""
     if not stop_texts:
         return frozenset()
     last_characters = {text[-1] for text in stop_texts}
     if not all(character.isascii() for character in last_characters):
-        last_characters.add("\ufffd")  # its last byte may be a token, which decodes to this by itself
+        last_characters.add("\ufffd")  # its last byte may be a token, which decodes to this alone
     pieces = tokenizer.batch_decode([[token] for token in range(len(tokenizer))], skip_special_tokens=False)
     return frozenset(token for token, piece in enumerate(pieces) if any(c in piece for c in last_characters))
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """Tokens that a model can read, prompt and response together; `None` where it does not say."""
+    """The number of tokens a model can read, prompt and response together; `None` if its configuration has no limit."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -166,21 +169,28 @@ def end_of_turn_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
 
 @contextmanager
 def in_use(model: PreTrainedModel | Lender) -> Iterator[PreTrainedModel]:
-    """The model in eval mode and without gradients; afterwards it is as it was."""
+    """The model in eval mode, without gradients and without router logits; afterwards it is as it was."""
     with nullcontext(model) if isinstance(model, torch.nn.Module) else model() as lent, torch.no_grad():
-        was_training = lent.training
+        was_training, config = lent.training, lent.config.get_text_config()  # type: ignore[union-attr, operator]
+        router_logits = getattr(config, "output_router_logits", None)
         lent.eval()
+        if (
+            router_logits
+        ):  # a mixture of experts would compute its auxiliary loss, which reads the mask as (rows, tokens)
+            config.output_router_logits = False
         try:
             yield lent
         finally:
             lent.train(was_training)
+            if router_logits:
+                config.output_router_logits = router_logits
 
 
 class TransformersSampler:
-    """A whole batch of turns through transformers' `generate`, each as long as the longest: for models whose state is
-    more than keys and values, so that no row can join or leave ([`BatchEngine`] makes a policy of it).
+    """A batch [`Sampler`] over transformers' `generate`, for models that [`TransformersEngine`] cannot run.
 
-    Each row's tokens are those of [`TransformersEngine`], and the arguments are, too.
+    [`BatchEngine`] makes a policy of it. A batch takes as long as its longest turn. The tokens of each row are those of
+    [`TransformersEngine`], and so are the arguments.
     """
 
     def __init__(
@@ -197,8 +207,7 @@ class TransformersSampler:
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         width = max(len(request.context) for request in requests)
-        # What stands in a padded column is the row's own first token, so that a repetition penalty counts nothing that
-        # the row does not hold.
+        # A row is padded with its own first token, so that a repetition penalty counts only tokens of the row.
         ids = torch.tensor([[r.context[0]] * (width - len(r.context)) + r.context for r in requests])
         mask = torch.tensor([[0] * (width - len(r.context)) + [1] * len(r.context) for r in requests])
         ends = _RowEnds(self.end, [request.max_new_tokens for request in requests], width)
@@ -208,7 +217,7 @@ class TransformersSampler:
                 attention_mask=mask.to(model.device),
                 generation_config=GenerationConfig(
                     max_new_tokens=max(ends.limits),
-                    do_sample=False,  # the choice is _SeededChoice's, which leaves one token possible
+                    do_sample=False,  # _SeededChoice leaves one token possible
                     pad_token_id=self.pad_id,
                     eos_token_id=list(self.end.end_ids),
                     bos_token_id=self.tokenizer.bos_token_id,
@@ -216,8 +225,8 @@ class TransformersSampler:
                 ),
                 logits_processor=[*self.sampling.processors, _SeededChoice(self.sampling, requests, width)],
                 stopping_criteria=StoppingCriteriaList([ends]),
-                # The weights are whole in this process: nothing to keep in step for. Else transformers would have all
-                # processes of a sharded model generate as long as the longest, and hang where one has finished.
+                # The weights are whole in this process. By default transformers would let all processes of a sharded
+                # model generate as long as the longest, and hang after one of them has finished.
                 synced_gpus=False,
             )
         return [
@@ -227,7 +236,7 @@ class TransformersSampler:
 
 
 class _SeededChoice(LogitsProcessor):
-    """Leaves each row the token that its own random numbers draw, for the greedy search behind it to pick."""
+    """Leaves each row the one token that its own random numbers draw, for transformers' greedy search to pick."""
 
     def __init__(self, sampling: Sampling, requests: Sequence[SampleRequest], prompt_length: int):
         self.sampling, self.prompt_length = sampling, prompt_length
@@ -243,12 +252,14 @@ class _SeededChoice(LogitsProcessor):
 
 
 class _RowEnds(StoppingCriteria):
-    """Ends each row at its own end or limit, and remembers where. Reading the length off the padding afterwards would
-    go wrong where the padding token is also a real one."""
+    """Ends each row at its own end or limit, and records its length. The length cannot be read from the padding
+    afterwards, because the padding token may also be sampled."""
 
     def __init__(self, end: TurnEnd, limits: Sequence[int], prompt_length: int):
         self.end, self.limits, self.prompt_length = end, list(limits), prompt_length
-        self.lengths = [0] * len(self.limits)  # where a row finished; 0: not, or by its limit
+        self.lengths = [0] * len(
+            self.limits
+        )  # tokens of a finished row; 0 for a row that has not finished or met its limit
         self.ended = [False] * len(self.limits)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """A transformers model in this process as a greedy [`ChatModel`], with lossless drafting.
 
-Conversations of one `session` follow each other: the output of the last one is the draft of the next (`drafting.py`),
-and where only `max_tokens` has grown, decoding goes on from what is kept. The replies are those of plain greedy
-decoding. Many conversations advance together, and none waits for the longest ([`TransformersEngine`]).
+Conversations of one `session` follow each other: the output of one is the draft of the next (`drafting.py`). If only
+`max_tokens` has grown, decoding resumes from the cached keys and values. The replies are those of plain greedy
+decoding. Many conversations are decoded together, and none waits for the longest ([`TransformersEngine`]).
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ import torch
 
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
 from ..rollout import Sample, SampleRequest
+from .architectures import can_slab
 from .sampling import Sampling, context_length, end_of_turn_tokens
-from .transformers_engine import can_slab, local_policy
+from .transformers_engine import local_policy
 
-# Conversations at once up to which drafts are read on a CPU. There a pass takes time by its tokens: in a batch that
-# keeps the processor busy, reading a draft costs what writing it costs.
+# With more conversations at once, no drafts are read on a CPU. There the time of a pass grows with its tokens: in a
+# batch that keeps the processor busy, reading a draft takes as long as sampling it.
 _DRAFTING_ON_CPU = 8
-_SESSIONS = 4096  # remembered; outputs are small, but not for ever
-_IGNORED = {"temperature", "seed", "top_p", "top_k", "min_p"}  # without effect on the likeliest token
+_SESSIONS = 4096  # kept at most; the oldest is dropped first
+_IGNORED = {"temperature", "seed", "top_p", "top_k", "min_p"}  # they do not change the likeliest token
 
 
 @dataclass(frozen=True)
 class _Session:
-    """What is known of a session: its last conversation, and whether drafts are worth their while in it.
+    """The last conversation of a session, and a count of drafts that saved too little.
 
-    A draft that gives less than a tenth of the output costs more than it saves: it has to be read, and rows that go at
-    different paces leave a batch. After f of these in a row the next 2^(f-1) - 1 replies do without.
+    A draft that gives less than a tenth of the output takes more time than it saves: the model has to read it, and
+    rows of unequal speed make batches smaller. After f such drafts in a row, the next 2^(f-1) - 1 replies use none.
     """
 
     number: int | None
@@ -44,7 +45,7 @@ class _Session:
     wait: int = 0
 
     def followed_by(self, context: list[int], ids: list[int], finished: bool, drafted: int | None) -> _Session:
-        """The session after one more reply, of whose tokens `drafted` came from a draft; `None` where it had none."""
+        """The session after one more reply, with `drafted` tokens from its draft; `None` if it had no draft."""
         if drafted is None:
             return _Session(self.number, context, ids, finished, self.failed, max(self.wait - 1, 0))
         failed = self.failed + 1 if 10 * drafted < len(ids) else 0
@@ -52,26 +53,27 @@ class _Session:
 
 
 class TransformersChat:
-    """A local model as a [`ChatModel`]; greedy, whatever `temperature` a call asks for is refused unless it is 0.
+    """A local model as a [`ChatModel`] with greedy decoding. Calls with a `temperature` other than 0 are refused.
 
     Args:
-        model (`PreTrainedModel`): The model. Not shared with a trainer: it runs on a thread of its own.
+        model (`PreTrainedModel`): The model. Not to be trained meanwhile: it runs on a thread of its own,
+            outside of any autocast of the caller.
         tokenizer (`PreTrainedTokenizerBase`): Needs a chat template.
-        max_tokens (`int`, *optional*, defaults to `512`): Of a reply, where the call does not say.
-        draft (`bool`, *optional*): Use earlier replies of a session as drafts. By default where the result is provably
-            the same: models whose state is keys and values, in float32. In lower precision a pass over several tokens
-            and a pass over one may round a near-tie differently, as may two batch sizes without any drafting; `True`
-            accepts that. `False` decodes every reply from its beginning. On a CPU drafts are read while at most eight
-            conversations are decoded at once; what is kept of an unchanged prompt is used at any number.
+        max_tokens (`int`, *optional*, defaults to `512`): The limit of a reply, for calls that set none.
+        draft (`bool`, *optional*): Use earlier replies of a session as drafts. By default on for float32 models whose
+            state is keys and values: their replies are the same with drafts as without. In lower precision a pass over
+            several tokens and a pass over one may round a near-tie differently, as may two batch sizes; `True` accepts
+            that. `False` decodes every reply from its beginning. On a CPU drafts are read while at most eight
+            conversations are decoded at once; cached keys and values are used at any number.
         max_batch_size (`int`, *optional*, defaults to `64`): Conversations decoded at once.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values of sessions, to go on
-            from, in MB; 0 keeps none. See [`TransformersEngine`].
-        system_prompt (`str`, *optional*): Put in front of conversations that have none.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for cached keys and values, in MB;
+            0 caches none. See [`TransformersEngine`].
+        system_prompt (`str`, *optional*): The system message of conversations that have none.
         chat_template_kwargs (`dict`, *optional*): Passed to the chat template.
 
     Attributes:
-        passes (`int`): Decoding passes so far, each of a whole batch; not counted for recurrent models.
-        row_passes (`int`): The same counted for each reply alone: what its passes would have been in a batch of one.
+        passes (`int`): Decoding passes so far, each over a whole batch; 0 for recurrent models.
+        row_passes (`int`): The sum over replies of the passes that each took part in.
 
     Raises:
         `ValueError`: If the tokenizer has no chat template, or `draft=True` and the model's state cannot be cut back.
@@ -133,7 +135,7 @@ class TransformersChat:
             ids, finished = await self._written(context, limit, session)
         except LLMError as error:
             return Reply(error=error)
-        except Exception as error:  # out of memory, say: these conversations fail, the next ones may not
+        except Exception as error:  # out of memory, for example: these conversations fail, later ones may succeed
             what = f"the local model raised {type(error).__name__}: {error}"
             return Reply(error=ServerFailed(what[:300], self._where))
         finally:
@@ -146,7 +148,7 @@ class TransformersChat:
         )
 
     def close(self) -> None:
-        """Later calls get [`Closed`], and so do those on their way, at the next token."""
+        """End the calls in flight at the next token, and all later calls, with the error [`Closed`]."""
         self._closed = True
         self.policy.close(Closed("the model was closed", self._where))
 
@@ -161,7 +163,7 @@ class TransformersChat:
         return getattr(self.model.config, "name_or_path", "") or type(self.model).__name__
 
     async def _written(self, context: list[int], limit: int, session: str | None) -> tuple[list[int], bool]:
-        """The reply's tokens, and whether it ends there by itself; what the session has of it is not written again."""
+        """The reply's tokens, and whether the model ended it. Tokens that the session has are not sampled again."""
         if session is None or not self.draft:
             sample = await self._sampled(context, limit)
             return sample.ids, sample.finished
@@ -173,7 +175,7 @@ class TransformersChat:
         draft = [] if known or crowded or last.wait else last.ids
         sample = await self._sampled([*context, *known], limit - len(known), last.number, draft)
         ids = known + sample.ids
-        now = self._sessions.pop(session, last)  # another conversation of the session may have ended meanwhile
+        now = self._sessions.pop(session, last)  # another call of the session may have ended meanwhile
         if now.context != context or len(now.ids) <= len(ids):
             now = now.followed_by(context, ids, sample.finished, sample.drafted if draft else None)
         self._sessions[session] = now
@@ -187,7 +189,7 @@ class TransformersChat:
         return await self.policy(SampleRequest(context, limit, 0, number, draft=draft))
 
     def _read(self, messages: Sequence[Message], sampling: dict[str, Any]) -> tuple[list[int], int]:
-        """The conversation's tokens, and how many may follow."""
+        """The conversation's tokens, and the limit of the reply."""
         limit = sampling.pop("max_tokens", None) or self.max_tokens
         if sampling.get("temperature"):
             raise BadRequest(f"greedy only: temperature must be 0, not {sampling['temperature']}", self._where)
@@ -203,7 +205,7 @@ class TransformersChat:
                 return_dict=True,
                 **self.chat_template_kwargs,
             )["input_ids"]
-        except Exception as error:  # templates raise what they like, for a role they do not know, say
+        except Exception as error:  # templates raise errors of any kind, for example for an unknown role
             raise BadRequest(f"the chat template cannot render this conversation: {error}", self._where) from None
         room = limit if self.context_length is None else self.context_length - len(context)
         if room < 1:

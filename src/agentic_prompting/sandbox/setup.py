@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
@@ -170,6 +171,7 @@ def warm_started(
                 use_cpu=state.device.type == "cpu",
                 gradient_checkpointing=False,
             )
+        AcceleratorState._reset_state()  # the run that follows may choose another precision than the warm start's
         if state.is_main_process:
             save_policy(policy, tokenizer, spec, model)
     state.wait_for_everyone()

@@ -152,9 +152,16 @@ class GatheredPolicy:
             finally:
                 self._held = None
 
-    def model(self) -> AbstractContextManager[PreTrainedModel]:
-        """The policy: the one in hand, or gathered for this one use (then all processes must do so together)."""
-        return self._whole() if self._held is None else nullcontext(self._held)
+    @contextmanager
+    def model(self) -> Iterator[PreTrainedModel]:
+        """The policy: the one in hand, or gathered for this one use (then all processes must do so together).
+
+        Under the autocast that the trainer computes log-probabilities under. PyTorch keeps the weights that it has cast
+        until the context ends, so they are not cast again for each token.
+        """
+        gathered = self._whole() if self._held is None else nullcontext(self._held)
+        with gathered as model, self.trainer.accelerator.autocast():
+            yield model
 
     @contextmanager
     def _whole(self) -> Iterator[PreTrainedModel]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
-from ..rollout import Sample, SampleRequest
+from ..rollout import PlainText, Sample, SampleRequest
 from .sampling import Sampling, context_length, end_of_turn_tokens
 from .transformers_engine import can_slab, local_policy
 
@@ -98,6 +98,7 @@ class TransformersChat:
         self.model, self.tokenizer, self.max_tokens = model.eval(), tokenizer, max_tokens
         self.draft = can_slab(model) and model.dtype == torch.float32 if draft is None else draft
         self.system_prompt, self.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
+        self._text = PlainText(tokenizer, keep_ordinary=True)
         self.context_length = context_length(model)
         self.policy = local_policy(
             model,
@@ -197,12 +198,8 @@ class TransformersChat:
         if limit < 1:
             raise BadRequest(f"max_tokens must be at least 1, got {limit}", self._where)
         try:
-            context = self.tokenizer.apply_chat_template(
-                with_system(self.system_prompt, messages),
-                add_generation_prompt=True,
-                return_dict=True,
-                **self.chat_template_kwargs,
-            )["input_ids"]
+            said = with_system(self.system_prompt, messages)
+            context = self._text.conversation_ids(said, **self.chat_template_kwargs)
         except Exception as error:  # templates raise what they like, for a role they do not know, say
             raise BadRequest(f"the chat template cannot render this conversation: {error}", self._where) from None
         room = limit if self.context_length is None else self.context_length - len(context)

@@ -137,6 +137,11 @@ class AgentSpec:
     def stop_texts(self) -> tuple[str, ...]:
         return self.grammar.stops if self.stop_at_tags else ()
 
+    @property
+    def own_texts(self) -> tuple[str, ...]:
+        """The texts of a prompt that are the agent's own, in which tags are an example and no forgery."""
+        return tuple(filter(None, [self.system_prompt, *self.prompt_template.split("{question}")]))
+
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
         """The conversation a row begins with: its own `prompt` where it has one, else the filled-in template."""
         prompt: str | Sequence[Message] = row.get("prompt") or fill_template(self.prompt_template, row["question"])

@@ -160,6 +160,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if notes["system_prompt"] is None:
             return super().prompt_under(row, notes)
         prompt = self.population.members[notes["system_prompt"]].prompt
+        self.chat_format.trust(prompt.text)
         return [dict(message) for message in prompt.messages(self.spec.messages(row), self.args.prompt_place)]
 
     def _slot(self, index: int) -> int:

@@ -199,7 +199,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _set_up_rollouts(self, args: MultiTurnGRPOConfig) -> None:
         self.chat_format = ChatFormat(
-            self._tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
+            *(self._tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, self.eos_token_ids),
+            own_texts=self.spec.own_texts,
         )
         self.backend = trainer_backend(self, self.spec.stop_texts)
         self.policy = self.backend.policy

@@ -11,6 +11,7 @@ import difflib
 import gzip
 import hashlib
 import json
+import logging
 import random
 import re
 import time
@@ -38,6 +39,8 @@ from .summary import (
     reward_parts,
     total_reward,
 )
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Change = Literal["=", "-", "+"]
@@ -125,18 +128,34 @@ def watch_report(
     """
     folder = Path(run)
     page = (Path(output) if output is not None else folder / "report") / "index.html"
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, int, int]] = set()
+    problem = ""
     with suppress(KeyboardInterrupt):
         while True:
             looked = [folder, folder / "rollouts", *folder.glob("checkpoint-*")]
             files = [path for place in looked for path in place.glob("*") if path.is_file()]
-            there = {(str(path), path.stat().st_mtime_ns) for path in files}
+            there = {(str(path), *_state(path)) for path in files}
             if there != seen:
                 seen = there
-                with suppress(FileNotFoundError):  # nothing yet, or a file of just now is gone
+                try:
                     write_report(folder, output, max_trajectories, pictures=False, watch=True)
+                    problem = ""
+                except FileNotFoundError:  # the run has written nothing yet, or has just removed a file
+                    pass
+                except (ValueError, OSError) as error:  # a damaged file, a full disk: the next one may be better
+                    if problem != (problem := str(error)):
+                        logger.warning("the page stays as it was: %s", problem)
             wait()
     return page
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """What changes when a file does; a run may just have removed it."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
 
 
 def render_page(title: str, blocks: Iterable[Block]) -> str:

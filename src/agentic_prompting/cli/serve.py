@@ -22,6 +22,13 @@ def serve(
     config: ServeConfig,
     refine: Annotated[bool, option("Serve ProRefine over the large LLM too, as `prorefine`.", "--refine")] = False,
     name: Annotated[str, option("What clients call the agent: agent.")] = "agent",
+    prefix_cache_mb: Annotated[
+        float | None,
+        option(
+            "Memory for what was computed of open conversations, in MB; more is faster with many requests at once. By "
+            "default a quarter of the memory that is free beside the model."
+        ),
+    ] = None,
 ) -> int:
     """Serve a trained agent and its large LLM as one model, for any OpenAI client."""
     llm.check()
@@ -39,7 +46,19 @@ def serve(
         if refine:
             endpoint = llm.endpoint(stack)
             refined = RefinedChat(ProRefiner(*(llm.connect(stack, *endpoint) for _ in range(4))))  # an account for each
-        served = agent_service(PromptAgent.from_pretrained(run, environment), config, name, refined, budget)
+        cache_mb = free_for_cache_mb(run) if prefix_cache_mb is None else prefix_cache_mb
+        agent = PromptAgent.from_pretrained(run, environment, prefix_cache_mb=cache_mb)
+        served = agent_service(agent, config, name, refined, budget)
         print(f"http://{config.host}:{config.port}/v1  models: {', '.join(served.models)}  (Ctrl-C stops)", flush=True)
         run_service(served)
     return 0
+
+
+def free_for_cache_mb(run: Path) -> float:
+    """A quarter of the memory, in MB, that is free on the device once the model in `run` is loaded."""
+    import psutil
+    import torch
+
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available
+    weights = sum(path.stat().st_size for path in run.glob("*.safetensors"))
+    return max(free - weights, 0) / 4e6

@@ -12,6 +12,7 @@ import csv
 import difflib
 import json
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -327,8 +328,14 @@ def _reason(error: Exception) -> str:
 
 def _csv(lines: _Lines, columns: Any, field: Any, delimiter: str = ",") -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)  # the csv module's own limit, 128 KiB, is less than a chapter of a book
-    cells = (row for row in csv.reader(lines, delimiter=delimiter, strict=True) if row)  # an empty line is no row
-    header = next(cells, [])
+    rest = iter(lines)
+    header = next((row for row in csv.reader(rest, delimiter=delimiter, strict=True) if row), [])
+    # Blanks behind each comma of the header: the file is written so throughout. Else a cell's blanks are its own.
+    spaced = len(header) > 1 and all(name[:1] == " " for name in header[1:])
+    if spaced:
+        header = next(csv.reader([delimiter.join(header)], delimiter=delimiter, skipinitialspace=True))
+    reader = csv.reader(rest, delimiter=delimiter, strict=True, skipinitialspace=spaced)
+    cells = (row for row in reader if row)  # an empty line is no row
     if twice := [name for name in header if header.count(name) > 1]:
         raise ValueError(f"it has several columns called {twice[0]!r}")
     for row in cells:
@@ -342,14 +349,29 @@ def _tsv(lines: _Lines, columns: Any, field: Any) -> Iterator[Record]:
 
 
 def _json_lines(lines: Iterable[str], columns: Any, field: Any) -> Iterator[Any]:
-    return (json.loads(line) for line in lines if line.strip())
+    return (_parsed(line) for line in lines if line.strip())
+
+
+def _parsed(text: str) -> Any:
+    """A text as JSON, without numbers that no other program could read back."""
+
+    def number(digits: str) -> float:
+        if math.isinf(value := float(digits)):
+            raise ValueError(f"the number {digits[:40]} is too large")
+        return value
+
+    def constant(name: str) -> None:
+        if name != "NaN":  # which is how pandas has a missing value
+            raise ValueError(f"{name} is no number")
+
+    return json.loads(text, parse_float=number, parse_constant=constant)
 
 
 def _json(lines: _Lines, columns: Any, field: str | None) -> Iterator[Any]:
     """One list of objects, in `field` if need be; or objects one to a line, which many call `.json` as well."""
     text = lines.stream.read()
     try:
-        rows = json.loads(text.decode("utf-8-sig")) if text.strip() else []
+        rows = _parsed(text.decode("utf-8-sig")) if text.strip() else []
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise

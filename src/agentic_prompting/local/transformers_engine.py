@@ -14,6 +14,7 @@ tokens from a pass as its guesses agree with what it would have drawn.
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -210,6 +211,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.kept_bytes = 0
         self.updates = 0  # of the weights so far, which a sample says of each token; for whoever changes them to set
         self.stats = dict.fromkeys(("steps", "row_steps", "tokens", "read", "reused"), 0)
+        self._ended: deque[int] = deque()  # conversations of which nothing has to be kept any more
         self._put_back: list[_Row] = []  # rows in mid-turn that wait to be read again
         self._since_join = _JOIN_EVERY
 
@@ -220,6 +222,10 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.kept_bytes = 0
         self._put_back += self.rows
         self.rows, self.slab = [], _Slab()
+
+    def end_conversation(self, conversation: int) -> None:
+        """Drop what is kept of a conversation that has no further turn. For any thread; done before the next step."""
+        self._ended.append(conversation)
 
     # --- the engine's side ---------------------------------------------------------------------------------------
 
@@ -252,6 +258,9 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
         """One token for each row."""
         self._since_join += 1
+        while self._ended:
+            if (kept := self.kept.pop(self._ended.popleft(), None)) is not None:
+                self.kept_bytes -= _bytes(kept[1])
         for number in reversed(range(len(self.rows))):
             if self.rows[number].job.cancelled:
                 self._leave(number)

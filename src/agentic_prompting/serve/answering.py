@@ -96,12 +96,20 @@ class AgentAnswers:
         if max_tokens is not None:
             limits = replace(limits, max_tokens=min(limits.max_tokens, max_tokens))
 
+        asked: set[int | None] = set()
+
         async def policy(request: SampleRequest) -> Sample:
+            asked.add(request.conversation)
             return await agent.policy(replace(request, greedy=greedy))
 
         environment = agent.environment and _MeteredEnvironment(agent.environment, self.max_cost_usd)
         rollout = Rollout(ids, row=row, seed=seed)
-        await play(rollout, policy, environment, agent.chat_format, limits)
+        try:
+            await play(rollout, policy, environment, agent.chat_format, limits)
+        finally:
+            if end_conversation := getattr(agent.policy, "end_conversation", None):
+                for number in asked:
+                    end_conversation(number)
         usage, trajectory = Usage(len(ids), sum(rollout.mask), _cost(rollout)), rollout_record(rollout)
         if rollout.error is not None:
             return Answer(error=rollout.error, usage=usage, trajectory=trajectory)

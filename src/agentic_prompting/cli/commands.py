@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, hub_answers, option, own_environment, say
+from .loader import load_environment, register_judge
+from .options import AsJson, LargeLLM, OutputDir, RunOption, TaskRows, busy, check_agent, hub_answers, option, say
 from .train import CLONE, example, shared
 
 if TYPE_CHECKING:
@@ -25,17 +26,22 @@ if TYPE_CHECKING:
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="What to ask the agent.")],
+    run_or_question: Annotated[
+        str, typer.Argument(metavar="RUN", help="The trained agent: the folder that its trainer saved.")
+    ],
     llm: LargeLLM,
-    run: Annotated[Path | None, option("The trained agent: the folder that its trainer saved.")] = None,
+    of_run: Annotated[str | None, typer.Argument(metavar="QUESTION", help="What to ask the agent.")] = None,
+    run: RunOption = None,
     seed: Annotated[int, option("The same seed gives the same conversation: 0.")] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Ask a trained agent, and see how it asks the large LLM."""
-    if run is None:
+    if (run is None) == (of_run is None):
         raise ValueError(
-            "say which trained agent to ask: --run FOLDER. `agentic-prompting demo` trains one, in runs/demo"
+            "name the trained agent and the question: agentic-prompting ask RUN QUESTION. `agentic-prompting demo` "
+            "trains an agent, in runs/demo"
         )
+    run, question = (Path(run_or_question), str(of_run)) if run is None else (run, run_or_question)
     llm.check()
     check_agent(run)
     if llm.sandbox:
@@ -169,7 +175,7 @@ def check_env(
     """
     from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
 
-    environment: Any = own_environment(name)
+    environment: Any = load_environment(name)
     if hasattr(environment, "check"):
         environment.check()
     asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
@@ -242,6 +248,10 @@ def evaluate(
         list[str] | None,
         option("Instead of the table's metrics; several times for several: ours, or `evaluate`'s by name."),
     ] = None,
+    judge: Annotated[
+        list[str] | None,
+        option("Your own score besides: module:name of judge(answer, answers), from 0 to 1; several times for several."),
+    ] = None,
     output_dir: OutputDir = None,
     compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
     seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
@@ -270,6 +280,8 @@ def evaluate(
     table = tables.load_config(config)
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
+    if judge:
+        table = replace(table, **_judged(table, [register_judge(name) for name in judge]))
     if not sandbox:
         hub_answers()
     try:
@@ -289,6 +301,17 @@ def evaluate(
         say(f"left out: {name}: {reason}")
     print("written to " + ", ".join(str(path) for path in run.files.values()))
     return 0
+
+
+def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
+    """The table's metrics, the sandbox's too, with those of judges behind them."""
+
+    def more(metrics: Any) -> Any:
+        if isinstance(metrics, dict):
+            return {task: [*of_task, *judges] for task, of_task in metrics.items()}
+        return [*(metrics or ["exact_match"]), *judges]
+
+    return {"metrics": more(table.metrics), "sandbox": {**table.sandbox, "metrics": more(table.sandbox.get("metrics"))}}
 
 
 def paper_tables() -> Any:
@@ -323,8 +346,12 @@ def paper_tables() -> Any:
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="A run's or an evaluation's folder, or one file; several are put side by side.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN", help="A run's or an evaluation's folder, or one file; several are put side by side."
+        ),
+    ] = None,
+    run: Annotated[list[Path] | None, option("The same as RUN.", "--run")] = None,
     output_dir: OutputDir = None,
     max_trajectories: Annotated[int, option("Show at most this many, drawn evenly over the run: 20000.")] = 20_000,
     pictures: Annotated[bool, typer.Option(help="Write PNGs as well.")] = True,
@@ -334,6 +361,9 @@ def report(
     """Show what runs left behind: curves, trajectories, evolved and refined prompts, evaluations."""
     from ..report import watch_report, write_report
 
+    runs = [*(runs or ()), *(run or ())]
+    if not runs:
+        raise ValueError("name the run to show: agentic-prompting report RUN")
     if watch:
         if len(runs) > 1:
             raise ValueError("--watch follows one run; several are compared when they are there")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..evolution import EvolveConfig, EvolveResult, StepLog, evolve as evolve_prompt
 from ..llm import ChatModel, charge
@@ -20,9 +20,9 @@ from ..refine import DEFAULT_PROMPT, START_PROMPTS, LabelVerifier, ProRefiner, R
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.types import described_lines
+from .loader import REWARDS, SCORES, load_reward, load_score
 from .options import AsJson, HeldOutRows, Recording, ReferenceModel, Spending, TaskRows, say, setting
 
-Score = Literal["exact_match", "integer_match", "letter_match", "word_sorting_match"]
 _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
 
 
@@ -38,7 +38,10 @@ class Questions:
     input: Path | None = setting("JSON lines: texts, or objects with `question` (`answers`, `id`).")
     output: Path | None = setting("JSON lines of results; run again, a stopped run goes on.")
     paper_setting: PaperSetting = setting("Who judges the first answer.", "verifier")
-    score: Score = setting("How `answers` are compared.", "exact_match")
+    score: str = setting(
+        f"How `answers` are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
+        "exact_match",
+    )
     max_in_flight: int = setting("Questions on their way at once.", 128)
 
     def rows(self) -> list[Any]:
@@ -104,9 +107,7 @@ def refine(asked: Questions, models: Models, loop: RefineSettings, as_json: AsJs
 
     One question is shown step by step with the changes of its prompt, many as a summary.
     """
-    from .. import rewards
-
-    output, compare = asked.output, getattr(rewards, asked.score)
+    output, compare = asked.output, load_score(asked.score)
     with ExitStack() as stack:
         if models.sandbox:
             roles, rows, compare = _in_sandbox(asked)
@@ -282,7 +283,9 @@ class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
     policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
     sandbox: bool = setting("A tiny agent and a scripted reflector: no key.", False)
     task: str = setting("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
-    reward: Literal["exact_match", "math"] = setting("How answers are judged.", "exact_match")
+    reward: str = setting(
+        f"How answers are judged: {', '.join(REWARDS)}, or your own as module:name.", "exact_match"
+    )
     initial_prompt: str = setting("Where to begin; lines [G0]. ... are its principles.", "")
     warm_start_steps: int = setting("Sandbox: supervised steps of the tiny agent.", 450)
     output_dir: Path = setting("Folder for state and best prompt.", Path("runs/evolve"))
@@ -291,13 +294,11 @@ class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
         """What [`evolve`] needs, from real endpoints."""
         if not (self.policy_model and self.reference_model):
             raise ValueError("say which models: --policy-model NAME --reference-model NAME, or --sandbox")
-        from .. import rewards
-
         return {
             "policy": self.connect(stack, self.policy_model, self.policy_base_url),
             "reference": self.reference(stack),
             "rows": list(self.load(self.task, config.seed)),
-            "reward": getattr(rewards, f"{self.reward}_reward"),
+            "reward": load_reward(self.reward),
             "prompt": self.initial_prompt,
             "config": config,
             "eval_rows": self.held_out(config.seed),

@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache, cached_property
-from importlib import import_module
-from inspect import Parameter, Signature, getdoc, isclass, isfunction, signature
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+
+from .loader import load_environment
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -41,6 +41,7 @@ def option(help: str, *names: str) -> Any:
 
 
 AsJson = Annotated[bool, option("Print one JSON object instead of text.", "--json")]
+RunOption = Annotated[Path | None, option("The same as RUN.", "--run")]
 OutputDir = Annotated[Path | None, option("Folder to write to, instead of the default.", "--output-dir", "--output")]
 
 
@@ -110,7 +111,7 @@ class LargeLLM(EnvironmentModel, Spending):
     """The large LLM that a trained agent asks, or what it has in its place."""
 
     sandbox: bool = setting("The sandbox's oracle is the large LLM: no key, no network.", False)
-    environment: str | None = setting("Instead of a large LLM an environment of your own: module:name.")
+    environment: str | None = setting("Instead of a large LLM your own environment: module:name, or file.py:name.")
 
     def check(self) -> None:
         """Raises `ValueError` unless exactly one is named."""
@@ -125,7 +126,7 @@ class LargeLLM(EnvironmentModel, Spending):
         from ..llm import charge
 
         opened: Any = (
-            own_environment(self.environment)
+            load_environment(self.environment)
             if self.environment is not None
             else self.as_environment(self.connect(stack, *self.endpoint(stack)))
         )
@@ -168,39 +169,6 @@ class TaskRows:
             return load_task(self.dataset or task, self.task_split, self.task_rows, seed, **options)
         except RuntimeError as error:
             raise ValueError(" ".join(str(error).split())) from error
-
-
-# --- an environment of one's own -------------------------------------------------------------------------------------
-
-
-def own_environment(name: str) -> Any:
-    """What `module:name` is; a class, or a function that takes nothing, is called.
-
-    Raises:
-        `ValueError`: In one line: there is no such thing, or it is no environment.
-    """
-    from ..environments import as_environment
-
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(f"say where the environment is: module:name, such as my_env:Calculator; got {name}")
-    module = module.removesuffix(".py").replace("/", ".")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = vars(import_module(module))
-    except ModuleNotFoundError as error:
-        raise ValueError(f"no module {error.name}: start the command in the folder that holds it") from error
-    finally:
-        sys.path.pop(0)
-    if attribute not in found:
-        near = get_close_matches(attribute, found, n=1)
-        raise ValueError(f"{module} has no {attribute}{f'; did you mean {near[0]}?' if near else ''}")
-    one = found[attribute]
-    makes_one = isclass(one) or (isfunction(one) and not signature(one).parameters)
-    try:
-        return as_environment(one() if makes_one else one)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
 
 
 # --- folders, looked at before anything is loaded --------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from .loader import UnknownPart
 from .options import option
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -131,7 +132,7 @@ def demo(
     print(f"next:  agentic-prompting report {output_dir}")
     if method == "prompt-r1":
         question = "what is the currency of the country whose capital is Nairobi ?"
-        print(f'       agentic-prompting ask "{question}" --run {output_dir} --sandbox')
+        print(f'       agentic-prompting ask {output_dir} "{question}" --sandbox')
     if method == "prorefine":
         print("       agentic-prompting refine --sandbox")
     return 0
@@ -216,12 +217,15 @@ def run_script(main: Callable[[], object]) -> None:
         main (`Callable`): Called without arguments.
 
     Raises:
-        `SystemExit`: With status 1 and a line about a bad option, file or endpoint; with 130 after Ctrl-C.
+        `SystemExit`: With status 2 and a line about your own part that cannot be loaded; with 1 and a line about a bad option, file or endpoint; with 130 after Ctrl-C.
     """
     from ..llm import LLMError
 
     try:
         main()
+    except UnknownPart as error:
+        print(f"agentic-prompting: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        sys.exit(2)
     except (ValueError, OSError, LLMError) as error:
         raise SystemExit(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
     except KeyboardInterrupt as interrupted:

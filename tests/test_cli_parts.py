@@ -120,9 +120,26 @@ def test_a_judge_is_a_metric(parts):
         ["ask", "RUN", "what?", "--environment", "own_parts:Shopp"],
         ["serve", "RUN", "--environment", "own_parts:Shopp"],
         ["evolve", "--policy-model", "m", "--reference-model", "m", "--selection", "own_parts:rull"],
-        ["evolve", "--policy-model", "m", "--reference-model", "m", "--dataset", "rows.jsonl", "--reward", "own_parts:scoree"],
+        [
+            "evolve",
+            "--policy-model",
+            "m",
+            "--reference-model",
+            "m",
+            "--dataset",
+            "rows.jsonl",
+            "--reward",
+            "own_parts:scoree",
+        ],
         ["refine", "--sandbox", "--score", "own_parts:strikt"],
-        ["evaluate", "--config", "examples/configs/eval_prorefine_table1.yaml", "--sandbox", "--judge", "own_parts:strikt"],
+        [
+            "evaluate",
+            "--config",
+            "examples/configs/eval_prorefine_table1.yaml",
+            "--sandbox",
+            "--judge",
+            "own_parts:strikt",
+        ],
     ],
     ids=lambda command: " ".join(command[:1] + command[-2:-1]),
 )
@@ -159,7 +176,16 @@ def test_an_environment_and_a_reward_of_ones_own_are_trained(parts, asking_polic
 
 
 def test_training_with_a_wrong_name_exits_with_2(parts):
-    command = [sys.executable, "-m", "agentic_prompting.cli.programs", "espl", "--reward", "exact_mach", "--task", "gsm8k"]
+    command = [
+        sys.executable,
+        "-m",
+        "agentic_prompting.cli.programs",
+        "espl",
+        "--reward",
+        "exact_mach",
+        "--task",
+        "gsm8k",
+    ]
     command += ["--environment", "none", "--reflector", "policy", "--output_dir", "out", *ON_A_CPU]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "did you mean exact_match?" in done.stderr and "Traceback" not in done.stderr

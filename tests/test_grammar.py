@@ -313,7 +313,9 @@ JSONS = st.recursive(
 )
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '{"format": 1}', '{"format": "x"}', "\xff", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", '{"format": 1}', '{"format": "x"}', "\xff", "[" * 100_000]
+)
 def test_a_damaged_spec_is_one_line_with_the_file(tmp_path, text):
     (tmp_path / "agentic_prompting.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"agentic_prompting\.json is damaged") as raised:

@@ -460,7 +460,9 @@ def test_one_bad_line_is_left_out_and_its_file_is_named(tmp_path, bad, caplog):
 @pytest.mark.parametrize("bad", ["{", '{"step": "x", "loss": 1.0}', '{"step": 1e999}', "3"])
 def test_a_bad_line_of_the_log_is_left_out(tmp_path, bad, caplog):
     gz_lines(tmp_path / "rollouts", [json.dumps(one()).encode()])
-    (tmp_path / "rollouts" / "log.jsonl").write_text(f'{{"step": 1, "loss": 0.5}}\n{bad}\n{{"step": 2, "loss": 0.25}}\n')
+    (tmp_path / "rollouts" / "log.jsonl").write_text(
+        f'{{"step": 1, "loss": 0.5}}\n{bad}\n{{"step": 2, "loss": 0.25}}\n'
+    )
     html = write_report(tmp_path, pictures=False).read_text()
     assert [entry["loss"] for entry in block(html, "history")["modes"]["optimisation"]] == [0.5, 0.25]
     assert "log.jsonl: left out 1 of its lines" in caplog.text
@@ -483,14 +485,25 @@ def test_whatever_a_field_holds_the_report_is_made(tmp_path_factory, name, value
         record[name] = value
     gz_lines(folder / "rollouts", [json.dumps(one()).encode(), json.dumps(record).encode()])
     html = write_report(folder, pictures=False).read_text()
-    data = [gzip.decompress(base64.b64decode(packed)) for packed in re.findall(r'id="data-[^"]*">([^<]*)</script>', html)]
+    data = [
+        gzip.decompress(base64.b64decode(packed)) for packed in re.findall(r'id="data-[^"]*">([^<]*)</script>', html)
+    ]
     for each in data:  # as a browser reads it, which knows neither NaN nor Infinity
         json.loads(each, parse_constant=lambda name: pytest.fail(name))
 
 
 def answered(**changes):
     found = {"system": "plain", "task": "gsm8k", "run": 0, "place": 0, "question": "2 + 2?", "answers": ["4"]}
-    return {**found, "answer": "4", "whole": "it is 4", "error": None, "calls": 1, "tokens": 9, "cost_usd": 0.0, "seconds": 1.0} | changes
+    return {
+        **found,
+        "answer": "4",
+        "whole": "it is 4",
+        "error": None,
+        "calls": 1,
+        "tokens": 9,
+        "cost_usd": 0.0,
+        "seconds": 1.0,
+    } | changes
 
 
 def refined(**changes):
@@ -504,7 +517,9 @@ def refined(**changes):
 @given(kind=st.sampled_from([answered, refined]), data=st.data(), value=JSONS)
 def test_whatever_an_answer_or_a_refinement_holds_the_report_is_made(tmp_path_factory, kind, data, value):
     folder, name = tmp_path_factory.mktemp("damaged"), data.draw(st.sampled_from(sorted(kind())))
-    lines = [kind(), kind(**{name: value}), kind(place=1, id="1")] if kind is answered else [kind(), kind(**{name: value})]
+    lines = (
+        [kind(), kind(**{name: value}), kind(place=1, id="1")] if kind is answered else [kind(), kind(**{name: value})]
+    )
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
     (folder / "run.json").write_text(json.dumps({"metrics": value, "fit_calls": {"plain": 0}}))
     html = write_report(folder, pictures=False).read_text()

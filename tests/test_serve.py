@@ -605,7 +605,9 @@ def test_the_commands_bound_on_kept_conversations(monkeypatch, tiny_policy, tmp_
     monkeypatch.setattr(served, "run_service", lambda service: None)
     loading = PromptAgent.from_pretrained
     monkeypatch.setattr(
-        PromptAgent, "from_pretrained", lambda *a, **options: given.append(options["prefix_cache_mb"]) or loading(*a, **options)
+        PromptAgent,
+        "from_pretrained",
+        lambda *a, **options: given.append(options["prefix_cache_mb"]) or loading(*a, **options),
     )
     for extra in ([], ["--prefix-cache-mb", "12.5"]):
         with pytest.raises(SystemExit) as stopped:

@@ -1,4 +1,4 @@
-"""The commands that are a few lines over their rooms: `ask`, `evaluate`, `report` and `data`."""
+"""The small commands `ask`, `check-env`, `evaluate`, `report` and `data`; the work is done in their rooms."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def ask(
     """Ask a trained agent, and see how it asks the large LLM."""
     if (run is None) == (of_run is None):
         raise ValueError(
-            "name the trained agent and the question: agentic-prompting ask RUN QUESTION. `agentic-prompting demo` "
-            "trains an agent, in runs/demo"
+            "name the trained agent and the question: agentic-prompting ask RUN QUESTION. `agentic-prompting demo` trains "
+            "one, in runs/demo"
         )
     run, question = (Path(run_or_question), str(of_run)) if run is None else (run, run_or_question)
     llm.check()
@@ -54,8 +54,8 @@ def ask(
 
             who = "environment" if llm.environment is not None else "large LLM"
             environment = llm.opened(stack, llm.budget())
-            disable_progress_bar()  # of loading weights: `busy` says it, on a terminal alone
-            agent = PromptAgent.from_pretrained(run, environment if as_json else _Overheard(environment, who))
+            disable_progress_bar()  # `busy` shows progress, and only on a terminal
+            agent = PromptAgent.from_pretrained(run, environment if as_json else _Printing(environment, who))
         rollout = agent.answer(question, seed)
     if as_json:
         say(json.dumps(_as_json(question, rollout), ensure_ascii=False))
@@ -65,7 +65,7 @@ def ask(
 
 
 def _in_the_sandbox(question: str) -> str:
-    """The question in the sandbox's own wording, which is all that its policy can read."""
+    """The question in the sandbox's own wording, the only one that its policy understands."""
     from ..sandbox.world import parse_question
 
     parsed = parse_question(question)
@@ -101,8 +101,8 @@ def _as_json(question: str, rollout: Rollout) -> dict[str, Any]:
     }
 
 
-class _Overheard:
-    """An environment whose requests and replies are printed as they come."""
+class _Printing:
+    """An environment that prints its requests and replies while the episode runs."""
 
     def __init__(self, environment: Environment, who: str):
         self.environment, self.who = environment, who
@@ -128,7 +128,7 @@ def _show_reply(who: str, observation: Observation) -> None:
 
 
 def _show_turn(turn: Turn) -> None:
-    """Its thought, then its request or answer; as it was written where it has no form."""
+    """Print the thought, then the request or answer; a malformed turn is printed as it was written."""
     if turn.thought:
         _line(f"agent thinks   {turn.thought}", "dim")
     said = {"act": f"agent asks     {turn.request}", "answer": f"agent answers  {turn.answer}"}
@@ -136,7 +136,7 @@ def _show_turn(turn: Turn) -> None:
 
 
 def _show_end(rollout: Rollout) -> None:
-    """The last turn, how the conversation ended, and what it took."""
+    """Print the last turn, how the conversation ended, and its turns, calls and cost."""
     if rollout.turns and rollout.turns[-1].kind != "act":
         _show_turn(rollout.turns[-1])
     if rollout.answer is not None:
@@ -159,7 +159,7 @@ def _line(text: str, style: str = "") -> None:
     Console(soft_wrap=True, highlight=False).print(Text(visible(text), style=style))  # Text: brackets are no markup
 
 
-# --- an environment of one's own -------------------------------------------------------------------------------------
+# --- your own environment -------------------------------------------------------------------------------------
 
 
 def check_env(
@@ -213,7 +213,7 @@ def check_env(
 
 
 class _ScriptedAgent:
-    """A policy that sends its requests and then answers, and the format it writes in: its tokens are characters."""
+    """A policy that sends its requests and then answers, with its own chat format: its tokens are characters."""
 
     def __init__(self, grammar: Any, rollouts: Sequence[Rollout], requests: Sequence[str] | None):
         self.grammar, self.rollouts, self.requests = grammar, rollouts, requests
@@ -250,7 +250,9 @@ def evaluate(
     ] = None,
     judge: Annotated[
         list[str] | None,
-        option("Your own score besides: module:name of judge(answer, answers), from 0 to 1; several times for several."),
+        option(
+            "Your own score besides: module:name of judge(answer, answers), from 0 to 1; several times for several."
+        ),
     ] = None,
     output_dir: OutputDir = None,
     compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
@@ -315,13 +317,13 @@ def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
 
 
 def paper_tables() -> Any:
-    """The module `benchmarks/paper_tables`, which is no part of the package.
+    """The module `benchmarks/paper_tables`, which is not part of the package.
 
-    Of the clone that the package is installed from (`pip install -e`) or that the current folder is in, else the copy
-    that a wheel puts beside the package.
+    Looked for in the clone that the package is installed from (`pip install -e`), in the clone that the current folder
+    belongs to, and in the copy that a wheel installs beside the package.
 
     Raises:
-        `FileNotFoundError`: It is in none of them; says what to do.
+        `FileNotFoundError`: It is in none of them.
     """
     name, here = "paper_tables", Path.cwd()
     for root in (CLONE, here, *here.parents, shared()):

@@ -23,7 +23,8 @@ REWARDS = {
 }
 """The shipped rewards of training and `evolve`, by name."""
 SCORES = {
-    f"{name}_match": f"agentic_prompting.rewards:{name}_match" for name in ("exact", "integer", "letter", "word_sorting")
+    f"{name}_match": f"agentic_prompting.rewards:{name}_match"
+    for name in ("exact", "integer", "letter", "word_sorting")
 }
 """The shipped comparisons of one answer with the accepted ones, by name."""
 
@@ -37,7 +38,7 @@ def load_part(name: str, kind: str, shipped: Mapping[str, str] = {}) -> Any:
 
     Args:
         name (`str`): One of `shipped`, or `module:name`, or `path/to/file.py:name`.
-        kind (`str`): What it is to be; for the error.
+        kind (`str`): The kind of part, for the error message.
         shipped (`Mapping[str, str]`, *optional*): Where the parts of this library are, by name.
 
     Raises:

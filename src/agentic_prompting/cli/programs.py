@@ -46,19 +46,19 @@ from .options import EnvironmentModel, HeldOutRows, ReferenceModel, TaskRows, ch
 from .train import run_script
 
 Report = Callable[[Trainer, float], object]
-"""What is shown of a finished run in the sandbox, given the trainer and the seconds it took."""
+"""Prints the results of a finished sandbox run, given the trainer and the seconds it took."""
 
 
 @dataclass
 class DataAndEnvironment(TaskRows, EnvironmentModel):
-    """What both methods take."""
+    """Options of both methods."""
 
     n_test: int = setting("Sandbox: held-out questions.", 256)
 
 
 @dataclass
 class PromptR1Arguments(DataAndEnvironment):
-    """What is trained on, and with which large LLM."""
+    """The data, the reward and the large LLM."""
 
     sandbox: bool = setting("Train the tiny policy in the sandbox; no model, no key.", False)
     warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 450)
@@ -69,7 +69,7 @@ class PromptR1Arguments(DataAndEnvironment):
     reward: str = setting(f"One of {', '.join(REWARDS)}, or your own as module:name.", "prompt_r1")
 
     def check(self, args: PromptR1Config) -> None:
-        """Raises what can be seen of the arguments before anything is loaded."""
+        """Raise `ValueError` for wrong arguments before anything is loaded."""
         if self.sandbox and self.dataset:
             raise ValueError("--sandbox has rows of its own, and --dataset are yours: leave one of them out")
         if self.environment and (self.environment_model or self.sandbox):
@@ -118,7 +118,7 @@ class PromptR1Arguments(DataAndEnvironment):
 
 @dataclass
 class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
-    """What is trained on, with which reward, and which LLMs take part."""
+    """The data, the reward and the LLMs."""
 
     task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
     warm_start_steps: int = setting("Sandbox: supervised steps before E-SPL.", 450)
@@ -133,7 +133,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
         return self.task == "sandbox" and not self.dataset
 
     def check(self, args: ESPLConfig) -> None:
-        """Raises what can be seen of the arguments before anything is loaded."""
+        """Raise `ValueError` for wrong arguments before anything is loaded."""
         known = ("none", "llm", "search")
         if self.environment not in known and ":" not in self.environment:
             raise ValueError(f"environment must be one of {', '.join(known)}, or module:name, got {self.environment!r}")
@@ -146,7 +146,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
             raise ValueError("say which LLM reflects: --reference_model NAME, or --reflector policy")
 
     def asked(self, stack: ExitStack) -> Environment | None:
-        """What the policy may ask."""
+        """The environment of the policy, if any."""
         if self.environment == "llm":
             return self.as_environment(self.connect(stack, self.environment_model, self.environment_base_url))
         if self.environment == "search":
@@ -197,11 +197,11 @@ PROGRAMS: dict[str, tuple[type, type, type]] = {
     "prompt-r1": (PromptR1Arguments, PromptR1Config, ModelConfig),
     "espl": (ESPLArguments, ESPLConfig, ModelConfig),
 }
-"""By method, what its command line is made of."""
+"""The dataclasses of each method's command line."""
 
 
 def main(method: str, arguments: Sequence[str] | None = None) -> None:
-    """Train, save, and in the sandbox show what came of it.
+    """Train, save, and in the sandbox print the results.
 
     Args:
         method (`str`): `prompt-r1` or `espl`.
@@ -223,7 +223,7 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
 
 
 def check_first(args: MultiTurnGRPOConfig, model: ModelConfig, *asked: Any) -> None:
-    """In the order of `doctor`: whoever is asked answers, the model is there. Before data or weights are loaded."""
+    """Check endpoints and model, in the order of `doctor`, before data or weights are loaded."""
     if args.check_environment and args.process_index == 0:
         for one in asked:
             if hasattr(one, "check"):
@@ -237,7 +237,7 @@ def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, 
     """One object of each kind, from the command line or from `arguments`, and from the file of `--config`.
 
     Raises:
-        `ValueError`: A name in the file is no option: said before anything is made of the values.
+        `ValueError`: A name in the file is no option; checked before the values are used.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     register_selections(words)

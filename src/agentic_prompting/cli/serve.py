@@ -19,7 +19,9 @@ except ImportError as error:
 def serve(
     llm: LargeLLM,
     config: ServeConfig,
-    agent: Annotated[Path | None, typer.Argument(metavar="RUN", help="The trained agent: what its trainer saved.")] = None,
+    agent: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="The trained agent: what its trainer saved.")
+    ] = None,
     run: RunOption = None,
     refine: Annotated[bool, option("Serve ProRefine over the large LLM too, as `prorefine`.", "--refine")] = False,
     name: Annotated[str, option("What clients call the agent: agent.")] = "agent",

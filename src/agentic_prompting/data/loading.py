@@ -2,8 +2,8 @@
 
 What the sets are is in `tasks.py`. Files are read here exactly as they are written: a cell of a CSV is text, and the
 name of a file is no pattern. The usual builders guess types (`007` becomes 7, `NA` nothing at all), read brackets in
-names as patterns, and wrap what is wrong with a file in errors that do not say where. Here it is one line, before
-anything heavy is imported.
+names as patterns, and wrap a file's faults in errors that do not name the place. Here an error is one line, raised
+before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def load_task(
 
 
 def is_own(name: Any) -> bool:
-    """Whether this is data of one's own, and not the name of a set."""
+    """Whether this is the user's own data rather than the name of a set."""
     return not isinstance(name, str) or Path(name).suffix.lower() in SUFFIXES
 
 
@@ -196,7 +196,7 @@ def _load_files(name: str, task: Task, split: str, files: list[str]) -> list[Rec
 
 
 def _own(data: Any, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
-    """Data of one's own: what to call it, and its rows."""
+    """A name for the user's own data, and its rows."""
     task = Task((), _own_readers(columns), {}, licence="")
     listed = data if isinstance(data, (list, tuple)) else [data]
     if listed and all(isinstance(one, (str, Path)) for one in listed):
@@ -224,7 +224,7 @@ def _own(data: Any, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
 
 
 def _own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
-    """How to read data of one's own; see `columns` of [`load_task`]."""
+    """Readers of the user's own data; see `columns` of [`load_task`]."""
     if {"answers", "answer"} <= set(columns):
         raise ValueError(f"columns names either `answers` or `answer`, got {dict(columns)}")
     keep = {ours: theirs for ours, theirs in columns.items() if ours not in ("question", "answers", "answer", "id")}
@@ -268,8 +268,8 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
 
     Args:
         file (`str`): A path that ends in one of `SUFFIXES`, or such an address (`https://`, `hf://`).
-        columns (`Collection[str]`): What is kept of each row: contexts are large, and need not be held to be ignored.
-            What an object of a JSON file lacks is `None`.
+        columns (`Collection[str]`): The columns to keep of each row; large contexts are dropped while reading. A column
+            that an object of a JSON file lacks is `None`.
         field (`str`, *optional*): Where a `.json` file holds the list of rows, if it is not the whole file.
 
     Raises:
@@ -305,7 +305,7 @@ def _opened(file: str) -> IO[bytes]:
 
 
 class _Lines:
-    """A file line by line, so that it is known where something is wrong: `number` is that of the last one read."""
+    """A file line by line; `number` is that of the last line read, for errors."""
 
     def __init__(self, stream: IO[bytes]):
         self.stream, self.number = stream, 0
@@ -404,4 +404,4 @@ SUFFIXES: dict[str, Callable[..., Iterator[Record]]] = {
     ".csv": _csv,
     ".tsv": _tsv,
 }
-"""What can be read, by how the name ends."""
+"""The readers, by the ending of a file's name."""

@@ -1,6 +1,6 @@
 """A run as one HTML file: our own page, style and script, and the run's data in inert blocks.
 
-Two independent reasons why nothing that a model wrote can run: data is packed and shown with `textContent` only, and
+Text of a model cannot run, for two independent reasons: data is packed and shown with `textContent` only, and
 the page's content security policy allows our own script by its hash, no other, and no network.
 """
 
@@ -81,7 +81,7 @@ def write_report(
             `comparison` for several.
         max_trajectories (`int`, *optional*, defaults to `20000`): A run with more of them shows this many, drawn
             evenly; the curves are of all.
-        watch (`bool`, *optional*, defaults to `False`): The page loads itself again while nobody uses it.
+        watch (`bool`, *optional*, defaults to `False`): The page reloads itself while it is not in use.
         pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs matplotlib.
 
     Returns:
@@ -177,7 +177,7 @@ def _hash(text: str) -> str:
 def pack(data: Any) -> str:
     """Data as base64 of compressed JSON: no `<`, quote or ampersand, whatever a model wrote, so nothing to escape.
 
-    It is also a tenth of the size, and the browser unpacks a piece only when somebody looks at it. Lone surrogates
+    It is also a tenth of the size, and the browser unpacks a piece only when it is shown. Lone surrogates
     survive, as JSON's escapes.
     """
     # The same data gives the same page: no time stamp.

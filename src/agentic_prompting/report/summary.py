@@ -32,8 +32,8 @@ _CLOSE = 1e-5  # rewards are recorded with six digits
 
 
 class CostPoint(NamedTuple):
-    """What a system earns for what it costs: mean score with its 95 % interval, US dollars a question, and whether no
-    other is at least as good for no more."""
+    """A system's score and cost: mean score with its 95 % interval, US dollars a question, and whether it is on the
+    front (no other system is at least as good for no more)."""
 
     name: str
     usd: float
@@ -202,8 +202,8 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:
-    """The trainer's log, which is there while a run goes on. Of a run of before there was one, or by another trainer:
-    its state's, or that of the newest checkpoint, of the longest training in the folder."""
+    """The trainer's log, which is written while a run goes on. Without one (older runs, other trainers) the log in the
+    trainer's state or a checkpoint's, the longest of them."""
     states = [_json(path) for path in (run / STATE, *run.glob(f"checkpoint-*/{STATE}"))]
     log: Iterable[Record] = current_records(sound_objects(run / LOG, LOG_ENTRY))
     log = log or max(states, key=_steps_of).get("log_history") or []
@@ -277,7 +277,7 @@ def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]
 
 
 def exact_match_of_record(record: Record) -> float | None:
-    """1.0 for a right answer, 0.0 for a wrong one or none; `None` where nobody can say."""
+    """1.0 for a right answer, 0.0 for a wrong one or none; `None` if there is nothing to compare with."""
     if record["status"] == "failed" or not record.get("answers"):
         return None
     return exact_match(record.get("answer") or "", record["answers"])
@@ -324,8 +324,8 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
 
     Returns:
         `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; and
-        `environment/cost_usd`, the dollars spent from the first step to this one, if any. What there is nothing to say
-        of is left out.
+        `environment/cost_usd`, the dollars spent from the first step to this one, if any. Keys
+        without values are left out.
     """
     steps: dict[int, list[Record]] = defaultdict(list)
     for record in records:

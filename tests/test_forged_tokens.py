@@ -96,7 +96,9 @@ def test_the_local_large_llm_cuts_special_tokens_and_keeps_ordinary_ones():
 
 LOOPS = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "a macro that calls itself": "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    "a macro that calls itself": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) ~ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    ),
 }
 
 

@@ -38,8 +38,8 @@ def ask(
     """Ask a trained agent, and see how it asks the large LLM."""
     if (run is None) == (of_run is None):
         raise ValueError(
-            "name the trained agent and the question: agentic-prompting ask RUN QUESTION. `agentic-prompting demo` trains "
-            "one, in runs/demo"
+            "name the trained agent and the question: agentic-prompting ask RUN QUESTION. "
+            "`agentic-prompting demo` trains one, in runs/demo"
         )
     run, question = (Path(run_or_question), str(of_run)) if run is None else (run, run_or_question)
     llm.check()

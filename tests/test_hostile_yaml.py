@@ -20,7 +20,8 @@ HOSTILE = {
     "no text for a name": "1: 2\nnull: 3\n",
     "an alias to itself": "a: &a [*a]\n",
     "nested without end": "a: " + "[" * 5000 + "]" * 5000 + "\n",
-    "a billion laughs": "a0: &a0 [lol]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)),
+    "a billion laughs": "a0: &a0 [lol]\n"
+    + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 9)),
     "the wrong kind": "max_steps: {a: [1]}\nlearning_rate: fast\n",
 }
 COMMANDS = {
@@ -71,7 +72,12 @@ def test_a_hostile_configuration_ends_in_a_line(tmp_path, command):
     asked = json.dumps([module, words, str(tmp_path)])
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, asked], capture_output=True, text=True, timeout=280, cwd=tmp_path, env=environment
+        [sys.executable, "-c", SCRIPT, asked],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        cwd=tmp_path,
+        env=environment,
     )
     assert "FOUND" in done.stdout, done.stderr[-2000:]
     found = json.loads(done.stdout.split("FOUND")[1])

@@ -213,8 +213,8 @@ def _optimisation(run: Path) -> list[dict[str, float]]:
 
 
 def _steps_of(state: Mapping[str, Any]) -> float:
-    steps = state.get("global_step")
-    return steps if is_number(steps) else 0
+    steps: Any = state.get("global_step")
+    return float(steps) if is_number(steps) else 0.0
 
 
 def _held_out(summary: Mapping[str, Any]) -> list[HeldOut]:

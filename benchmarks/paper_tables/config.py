@@ -143,7 +143,7 @@ def load_config(path: str | Path) -> TableConfig:
 
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise ValueError(f"{path}: expected settings by name, got {type(values).__name__}")

@@ -62,7 +62,7 @@ def train_sft(
     if (folder / SPEC_FILE).exists():
         return folder
     model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
-    chat_format = ChatFormat(tokenizer, spec.grammar)
+    chat_format = ChatFormat(tokenizer, spec.grammar, own_texts=spec.own_texts)
     traces = [{**row, "turns": [row["answers"][0]], "observations": []} for row in rows]
     rollouts = [rollout_from_trace(trace, spec, chat_format) for trace in traces]
     if lora_rank is not None:

@@ -82,7 +82,9 @@ class RolloutWorker:
 
     def __post_init__(self) -> None:
         self.environment = as_environment(self.environment)
-        self.chat_format = ChatFormat(self.tokenizer, self.spec.grammar, self.spec.chat_template_kwargs)
+        self.chat_format = ChatFormat(
+            self.tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, own_texts=self.spec.own_texts
+        )
         self.rollout_buffer, self.metrics_queue = queue.Queue[Any](), queue.Queue[dict[str, float]]()
         self.version, self._alive = 0, time.monotonic()
         self._failures = FailureWatch(self.failure_window, self.max_failed_share)

@@ -87,7 +87,7 @@ class PromptAgent:
         readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
         self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
-        self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends)
+        self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends, spec.own_texts)
         policy = local_policy(
             model.eval(),
             tokenizer,

@@ -1,8 +1,8 @@
 """Files that survive a crash: one written all or nothing, records appended as JSON Lines, SQLite shared by processes.
 
-In the topmost room, so that every room can use it. A process that is killed while it appends leaves half a line; it is
-left out when the file is read, and taken away before the next record is appended. A compressed file (`.gz`) grows by a
-gzip member each time, so that all before a torn one can be read.
+In the topmost room, so that every room can use it. A process that is killed while it appends leaves half a line;
+readers skip it, and the next append removes it. A compressed file (`.gz`) grows by a gzip member each time, so that all
+before a torn one can be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weakref import WeakSet
 logger = logging.getLogger(__name__)
 
 Record = dict[str, Any]
-FILE_ERRORS = (sqlite3.Error, OSError, TypeError, ValueError)  # all that a file out of reach or damaged may raise
+FILE_ERRORS = (sqlite3.Error, OSError, TypeError, ValueError)  # all errors of a file that is out of reach or damaged
 _AGAIN_SECONDS = 5.0  # until a shared file out of reach is tried again
 _SHARED: WeakSet[SharedFile] = WeakSet()
 
@@ -39,12 +39,12 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
 
 
 class RecordFile:
-    """JSON Lines that a crash cannot spoil. For one writer at a time; iterate over it for what is there.
+    """JSON Lines that a crash cannot spoil. For one writer at a time; iterate over it to read the records.
 
     Args:
         path (`str` or `Path`): The file, compressed if it ends in `.gz`; made, with its folders, by the first record.
-        sync (`bool`, *optional*, defaults to `False`): Records are on the disk when [`RecordFile.append`] returns,
-            rather than with the operating system: what a machine that loses its power must not lose.
+        sync (`bool`, *optional*, defaults to `False`): [`RecordFile.append`] returns when the records are on the disk,
+            so that they survive a power failure.
     """
 
     def __init__(self, path: str | Path, sync: bool = False):
@@ -52,7 +52,7 @@ class RecordFile:
         self._mended = False  # whether what an earlier process left is known to end with a whole line
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records at the end, at once. What JSON does not know is written as its text."""
+        """Append records in one write. Values that JSON does not know are written as text."""
         lines = b"".join(map(_line, records))
         if not lines:
             return
@@ -67,7 +67,7 @@ class RecordFile:
         self._mended = True
 
     def keep(self, wanted: Callable[[Record], object]) -> list[Record]:
-        """Take away the records that are not wanted.
+        """Remove the records that are not wanted.
 
         Returns:
             `list[dict]`: Those that stay, in order.
@@ -100,7 +100,7 @@ class RecordFile:
         return record
 
     def _whole(self) -> Iterator[tuple[bytes, int]]:
-        """What was written to its end, in pieces of whole lines, each with where in the file it ends."""
+        """The whole lines of the file, in pieces, each with its end position."""
         if not self.path.exists():
             return
         end, size = 0, self.path.stat().st_size  # measured first: a run that is being watched writes on
@@ -111,7 +111,7 @@ class RecordFile:
             logger.warning("%s: skipped the last %d bytes, cut off while being written", self.path, lost)
 
     def _mend(self) -> None:
-        """Take a torn end away: what is appended to it would be lost with it."""
+        """Remove a torn end: a record appended to it would be lost with it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
             os.truncate(self.path, max((end for _, end in self._whole()), default=0))
@@ -155,13 +155,13 @@ def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 class SharedFile:
     """An SQLite file that many processes use at once, on a local disk: its write-ahead log does not work over NFS.
 
-    Nobody's reply and no checkpoint fails for its sake: what cannot be written (locked, no space) waits in memory for a
-    later call, at the latest for the end of the process. Subclasses say in `_write` what there is to write.
+    No reply and no checkpoint fails because of it: records that cannot be written (locked, no space) wait in memory for
+    a later call, at the latest for the end of the process. Subclasses write their records in `_write`.
 
     Args:
         path (`Path`): The file; made, with its folders, when it is first written.
         table (`str`): Its `CREATE TABLE IF NOT EXISTS` statement.
-        busy_seconds (`float`): How long to wait for another process to let go of it.
+        busy_seconds (`float`): How long to wait for another process to release it.
     """
 
     path: Path | None
@@ -177,7 +177,7 @@ class SharedFile:
         _SHARED.add(self)
 
     def settle(self, at_once: bool = False) -> None:
-        """Write down what is not written yet; `at_once` also where that failed a moment ago. Never raises."""
+        """Write all waiting records; with `at_once` even if that failed a moment ago. Never raises."""
         with self._file_lock:
             if time.monotonic() < self._again_at and not at_once:
                 return
@@ -195,7 +195,7 @@ class SharedFile:
         raise NotImplementedError
 
     def _connected(self) -> sqlite3.Connection:
-        """The connection of this process. To be called, and what it gives to be used, while holding `_file_lock`."""
+        """The connection of this process. Call it, and use the connection, while holding `_file_lock`."""
         if self._pid != os.getpid():  # SQLite forbids to use or close a connection after a fork: keep it
             self._left_by_fork.append(self._connection)
             self._connection, self._pid = None, os.getpid()

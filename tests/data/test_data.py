@@ -831,3 +831,81 @@ def test_real_validation_file():
     assert {json.loads(meta)["data_source"] for meta in dataset["meta"]} == {"hotpotqa/hotpot_qa"}
     assert len(set(dataset["id"])) == 2048
     validate_dataset(dataset)
+
+
+# --- damaged and odd files --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "Infinity"])
+def test_a_number_beyond_all_bounds_names_its_line(tmp_path, number):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"question": "q", "answer": "a"}}\n{{"question": "r", "answer": {number}}}\n')
+    with pytest.raises(ValueError, match=rf"row 1 .line 2. of .*rows.jsonl .*{number[:5]}"):
+        load_task(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "question, answer\nWhat is 2, 2?, 4\n".replace("2, 2", "2 2"),
+        '"question", "answer"\n"What is 2 2?", "4"\n',
+        "question,\tanswer\n".replace("\t", " ") + "\nWhat is 2 2?, 4\n",
+    ],
+)
+def test_a_header_with_blanks_behind_its_commas_is_read(tmp_path, text):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    (row,) = load_task(path)
+    assert (row["question"], row["answers"]) == ("What is 2 2?", ["4"])
+
+
+def test_a_cell_keeps_its_blanks_where_the_header_has_none(tmp_path):
+    from agentic_prompting.data.loading import read_file
+
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\nq, a\n")
+    assert read_file(str(path), ["question", "answer"])[0] == [{"question": "q", "answer": " a"}]
+
+
+DAMAGED = """
+import io, random, sys
+import pyarrow as pa, pyarrow.parquet as pq
+from pathlib import Path
+from agentic_prompting.data.loading import read_file
+
+folder, rng, outcomes = Path(sys.argv[1]), random.Random(0), {"read": 0, "refused": 0}
+rows = {"question": [f"question {i} " + "x" * (i % 50) for i in range(2000)], "answer": [str(i) for i in range(2000)]}
+for compression in ("NONE", "SNAPPY", "GZIP", "ZSTD"):
+    whole = io.BytesIO()
+    pq.write_table(pa.table(rows), whole, compression=compression, row_group_size=500)
+    whole = whole.getvalue()
+    for number in range(60):
+        data, path = bytearray(whole), folder / "damaged.parquet"
+        place = rng.randrange(4, len(data) - 1)
+        if number % 3 == 0:
+            data[place : place + 200] = rng.randbytes(min(200, len(data) - place))
+        elif number % 3 == 1:
+            del data[place : place + 50]
+        else:
+            data[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        try:
+            found, _ = read_file(str(path), ["question", "answer"])
+            assert all(isinstance(row["question"], str | None) for row in found)
+            outcomes["read"] += 1
+        except ValueError as error:
+            assert "damaged.parquet" in str(error) and "\\n" not in str(error) and len(str(error)) < 600, error
+            outcomes["refused"] += 1
+print(outcomes)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_parquet_files_damaged_in_the_middle_end_in_one_line(tmp_path):
+    """In a process of its own: what reads them is not Python."""
+    import subprocess
+    import sys
+
+    done = subprocess.run([sys.executable, "-c", DAMAGED, tmp_path], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "refused" in done.stdout

@@ -426,3 +426,134 @@ def test_the_command_watches_one_run(tmp_path, capsys, monkeypatch):
             main(["report", *map(str, runs), "--watch"])
         assert ended.value.code == status
     assert followed == [(tmp_path, None, 20_000)] and "Ctrl-C stops" in capsys.readouterr().out
+
+
+# --- damaged files ----------------------------------------------------------------------------------------------------
+
+
+def gz_lines(folder, lines):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rollouts-00000-00000.jsonl.gz").write_bytes(gzip.compress(b"".join(line + b"\n" for line in lines)))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'{"step": "text", "status": "answered", "turns": []}',
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b'{"status": "answered", "turns": []}',
+        b'{"step": 1, "status": "answered", "turns": {}}',
+        b"[" * 100_000,
+        b"9" * 5000,
+    ],
+)
+def test_one_bad_line_is_left_out_and_its_file_is_named(tmp_path, bad, caplog):
+    good = json.dumps(one()).encode()
+    gz_lines(tmp_path / "rollouts", [good, bad, good])
+    html = write_report(tmp_path, pictures=False).read_text()
+    assert block(html, "trajectories")["total"] == 2
+    assert "rollouts-00000-00000.jsonl.gz: left out 1 of its lines" in caplog.text and "line 2" in caplog.text
+
+
+@pytest.mark.parametrize("bad", ["{", '{"step": "x", "loss": 1.0}', '{"step": 1e999}', "3"])
+def test_a_bad_line_of_the_log_is_left_out(tmp_path, bad, caplog):
+    gz_lines(tmp_path / "rollouts", [json.dumps(one()).encode()])
+    (tmp_path / "rollouts" / "log.jsonl").write_text(
+        f'{{"step": 1, "loss": 0.5}}\n{bad}\n{{"step": 2, "loss": 0.25}}\n'
+    )
+    html = write_report(tmp_path, pictures=False).read_text()
+    assert [entry["loss"] for entry in block(html, "history")["modes"]["optimisation"]] == [0.5, 0.25]
+    assert "log.jsonl: left out 1 of its lines" in caplog.text
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.integers(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(sorted(one())), value=JSONS, within=st.booleans())
+def test_whatever_a_field_holds_the_report_is_made(tmp_path_factory, name, value, within):
+    folder, record = tmp_path_factory.mktemp("damaged"), one(rewards={"prompt_r1_reward": 1.0}, reward=1.0)
+    if within and isinstance(record[name], list) and record[name] and isinstance(record[name][0], dict):
+        record[name] = [{**record[name][0], "text": value}]
+    else:
+        record[name] = value
+    gz_lines(folder / "rollouts", [json.dumps(one()).encode(), json.dumps(record).encode()])
+    html = write_report(folder, pictures=False).read_text()
+    data = [
+        gzip.decompress(base64.b64decode(packed)) for packed in re.findall(r'id="data-[^"]*">([^<]*)</script>', html)
+    ]
+    for each in data:  # as a browser reads it, which knows neither NaN nor Infinity
+        json.loads(each, parse_constant=lambda name: pytest.fail(name))
+
+
+def answered(**changes):
+    found = {"system": "plain", "task": "gsm8k", "run": 0, "place": 0, "question": "2 + 2?", "answers": ["4"]}
+    return {
+        **found,
+        "answer": "4",
+        "whole": "it is 4",
+        "error": None,
+        "calls": 1,
+        "tokens": 9,
+        "cost_usd": 0.0,
+        "seconds": 1.0,
+    } | changes
+
+
+def refined(**changes):
+    from agentic_prompting.refine.types import RefinementResult, RefinementStep
+
+    step = RefinementStep("Think.", "Think twice.", "4?", False, "Check it.")
+    return RefinementResult("0", "2 + 2?", "4", "Think.", "Think twice.", "finished", steps=(step,)).to_dict() | changes
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=st.sampled_from([answered, refined]), data=st.data(), value=JSONS)
+def test_whatever_an_answer_or_a_refinement_holds_the_report_is_made(tmp_path_factory, kind, data, value):
+    folder, name = tmp_path_factory.mktemp("damaged"), data.draw(st.sampled_from(sorted(kind())))
+    lines = (
+        [kind(), kind(**{name: value}), kind(place=1, id="1")] if kind is answered else [kind(), kind(**{name: value})]
+    )
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    (folder / "run.json").write_text(json.dumps({"metrics": value, "fit_calls": {"plain": 0}}))
+    html = write_report(folder, pictures=False).read_text()
+    assert ('id="data-evaluation"' if kind is answered else 'id="data-refinements"') in html
+
+
+def test_watching_goes_on_while_files_grow_are_damaged_and_go(tmp_path, caplog):
+    """A step a look: a file grows by half a member, a population is garbage, everything is removed and comes again."""
+    from agentic_prompting.report import watch_report
+
+    whole = gzip.compress(json.dumps(one()).encode() + b"\n")
+    part = tmp_path / "rollouts" / "rollouts-00000-00000.jsonl.gz"
+    seen = []
+
+    def look():
+        page = tmp_path / "report" / "index.html"
+        if page.exists():
+            seen.append(block(page.read_text(), "trajectories")["total"])
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    def written(data):
+        part.parent.mkdir(exist_ok=True)
+        part.write_bytes(data)
+
+    steps = [
+        lambda: written(whole),
+        lambda: written(whole + whole[:20]),
+        lambda: written(whole * 3),
+        lambda: (tmp_path / "population.json").write_text("{"),
+        lambda: part.unlink(),
+        lambda: ((tmp_path / "population.json").unlink(), written(whole * 4)),
+    ]
+    watch_report(tmp_path, wait=look)
+    assert seen == [1, 1, 3, 3, 3, 4]
+    assert caplog.text.count("the page stays as it was") == 1 and "population.json" in caplog.text

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from agentic_prompting.rollout import (
+    AgentSpec,
     FreeText,
     TagGrammar,
     check_template,
@@ -302,3 +303,36 @@ def test_free_text_is_an_answer(text):
     assert (turn.kind, turn.well_formed, turn.answer, turn.text) == ("answer", True, text.strip(), text)
     assert FreeText().escape(text) == text
     assert (FreeText().stops, FreeText().frame, FreeText().thought_opening) == ((), ("", ""), "")
+
+
+# --- the file beside the weights --------------------------------------------------------------------------------------
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", '{"format": 1}', '{"format": "x"}', "\xff", "[" * 100_000]
+)
+def test_a_damaged_spec_is_one_line_with_the_file(tmp_path, text):
+    (tmp_path / "agentic_prompting.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"agentic_prompting\.json is damaged") as raised:
+        AgentSpec.load(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(field=st.sampled_from(sorted(vars(AgentSpec()))), value=JSONS)
+def test_a_spec_with_any_field_damaged_loads_or_names_the_file(tmp_path_factory, field, value):
+    import json
+
+    folder = tmp_path_factory.mktemp("spec")
+    AgentSpec().save(folder)
+    path = folder / "agentic_prompting.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    try:
+        assert AgentSpec.load(folder).messages({"question": "q"})
+    except ValueError as error:
+        assert "agentic_prompting.json" in str(error)

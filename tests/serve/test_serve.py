@@ -579,3 +579,41 @@ def test_a_cancelled_request_leaves_the_engine(tiny_policy):
     left.cancel()
     assert start(answers(QUESTION, 1, 5)).result(60).finish_reason == "length"
     assert left.cancelled() and len(rows) < 800 and max(rows) == 1 and chat.calls == []
+
+
+def test_what_is_kept_of_conversations_does_not_grow_with_requests(tiny_policy):
+    """Nothing is kept of a conversation that has ended: the service's memory is flat, whatever the bound."""
+    agent = PromptAgent.from_pretrained(tiny_policy, LLMEnvironment(ScriptedChat([reply()] * 2000)))
+    answers, kept = AgentAnswers(agent), []
+
+    async def some(first):
+        await asyncio.gather(*(answers(QUESTION, seed=first + i, max_tokens=None) for i in range(20)))
+
+    for first in range(0, 300, 20):
+        start(some(first)).result(60)
+        kept.append(agent.policy.kept_bytes)
+    assert len(agent.policy._ended) <= 20 and max(kept[1:]) <= 2 * max(kept[:3]), kept
+    start(some(1000)).result(60)
+    assert len(agent.policy.kept) <= 20
+
+
+def test_the_commands_bound_on_kept_conversations(monkeypatch, tiny_policy, tmp_path):
+    from agentic_prompting import serve as served
+    from agentic_prompting.cli.serve import free_for_cache_mb
+
+    given = []
+    monkeypatch.setattr(served, "run_service", lambda service: None)
+    loading = PromptAgent.from_pretrained
+    monkeypatch.setattr(
+        PromptAgent,
+        "from_pretrained",
+        lambda *a, **options: given.append(options["prefix_cache_mb"]) or loading(*a, **options),
+    )
+    for extra in ([], ["--prefix-cache-mb", "12.5"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["serve", str(tiny_policy), "--sandbox", *extra])
+        assert stopped.value.code == 0
+    import psutil
+
+    assert given[1] == 12.5 and 0 < given[0] <= psutil.virtual_memory().total / 4e6
+    assert free_for_cache_mb(tmp_path) > 0

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
 
+from .loader import register_selections
 from .options import command
 
 COMMANDS = {
@@ -95,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        if given[:1] == ["evolve"]:  # your own rule is known before the settings, which name it, are made
+            register_selections(given)
         status = app(args=[_with_dashes(word) for word in given], prog_name="agentic-prompting", standalone_mode=False)
     except TyperException as error:
         status = _refuse(getattr(error, "format_message", error.__str__)())

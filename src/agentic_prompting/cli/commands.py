@@ -1,4 +1,4 @@
-"""The commands that are a few lines over their rooms: `ask`, `evaluate`, `report` and `data`."""
+"""The small commands `ask`, `check-env`, `evaluate`, `report` and `data`; the work is done in their rooms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, TaskRows, busy, check_agent, hub_answers, option, own_environment, say
+from .loader import load_environment, register_judge
+from .options import AsJson, LargeLLM, OutputDir, RunOption, TaskRows, busy, check_agent, hub_answers, option, say
 from .train import CLONE, example, shared
 
 if TYPE_CHECKING:
@@ -25,17 +26,22 @@ if TYPE_CHECKING:
 
 
 def ask(
-    question: Annotated[str, typer.Argument(help="What to ask the agent.")],
+    run_or_question: Annotated[
+        str, typer.Argument(metavar="RUN", help="The trained agent: the folder that its trainer saved.")
+    ],
     llm: LargeLLM,
-    run: Annotated[Path | None, option("The trained agent: the folder that its trainer saved.")] = None,
+    of_run: Annotated[str | None, typer.Argument(metavar="QUESTION", help="What to ask the agent.")] = None,
+    run: RunOption = None,
     seed: Annotated[int, option("The same seed gives the same conversation: 0.")] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Ask a trained agent, and see how it asks the large LLM."""
-    if run is None:
+    if (run is None) == (of_run is None):
         raise ValueError(
-            "say which trained agent to ask: --run FOLDER. `agentic-prompting demo` trains one, in runs/demo"
+            "name the trained agent and the question: agentic-prompting ask RUN QUESTION. "
+            "`agentic-prompting demo` trains one, in runs/demo"
         )
+    run, question = (Path(run_or_question), str(of_run)) if run is None else (run, run_or_question)
     llm.check()
     check_agent(run)
     if llm.sandbox:
@@ -48,8 +54,8 @@ def ask(
 
             who = "environment" if llm.environment is not None else "large LLM"
             environment = llm.opened(stack, llm.budget())
-            disable_progress_bar()  # of loading weights: `busy` says it, on a terminal alone
-            agent = PromptAgent.from_pretrained(run, environment if as_json else _Overheard(environment, who))
+            disable_progress_bar()  # `busy` shows progress, and only on a terminal
+            agent = PromptAgent.from_pretrained(run, environment if as_json else _Printing(environment, who))
         rollout = agent.answer(question, seed)
     if as_json:
         say(json.dumps(_as_json(question, rollout), ensure_ascii=False))
@@ -59,7 +65,7 @@ def ask(
 
 
 def _in_the_sandbox(question: str) -> str:
-    """The question in the sandbox's own wording, which is all that its policy can read."""
+    """The question in the sandbox's own wording, the only one that its policy understands."""
     from ..sandbox.world import parse_question
 
     parsed = parse_question(question)
@@ -95,8 +101,8 @@ def _as_json(question: str, rollout: Rollout) -> dict[str, Any]:
     }
 
 
-class _Overheard:
-    """An environment whose requests and replies are printed as they come."""
+class _Printing:
+    """An environment that prints its requests and replies while the episode runs."""
 
     def __init__(self, environment: Environment, who: str):
         self.environment, self.who = environment, who
@@ -122,7 +128,7 @@ def _show_reply(who: str, observation: Observation) -> None:
 
 
 def _show_turn(turn: Turn) -> None:
-    """Its thought, then its request or answer; as it was written where it has no form."""
+    """Print the thought, then the request or answer; a malformed turn is printed as it was written."""
     if turn.thought:
         _line(f"agent thinks   {turn.thought}", "dim")
     said = {"act": f"agent asks     {turn.request}", "answer": f"agent answers  {turn.answer}"}
@@ -130,7 +136,7 @@ def _show_turn(turn: Turn) -> None:
 
 
 def _show_end(rollout: Rollout) -> None:
-    """The last turn, how the conversation ended, and what it took."""
+    """Print the last turn, how the conversation ended, and its turns, calls and cost."""
     if rollout.turns and rollout.turns[-1].kind != "act":
         _show_turn(rollout.turns[-1])
     if rollout.answer is not None:
@@ -153,7 +159,7 @@ def _line(text: str, style: str = "") -> None:
     Console(soft_wrap=True, highlight=False).print(Text(visible(text), style=style))  # Text: brackets are no markup
 
 
-# --- an environment of one's own -------------------------------------------------------------------------------------
+# --- your own environment -------------------------------------------------------------------------------------
 
 
 def check_env(
@@ -169,7 +175,7 @@ def check_env(
     """
     from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
 
-    environment: Any = own_environment(name)
+    environment: Any = load_environment(name)
     if hasattr(environment, "check"):
         environment.check()
     asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
@@ -207,7 +213,7 @@ def check_env(
 
 
 class _ScriptedAgent:
-    """A policy that sends its requests and then answers, and the format it writes in: its tokens are characters."""
+    """A policy that sends its requests and then answers, with its own chat format: its tokens are characters."""
 
     def __init__(self, grammar: Any, rollouts: Sequence[Rollout], requests: Sequence[str] | None):
         self.grammar, self.rollouts, self.requests = grammar, rollouts, requests
@@ -242,6 +248,12 @@ def evaluate(
         list[str] | None,
         option("Instead of the table's metrics; several times for several: ours, or `evaluate`'s by name."),
     ] = None,
+    judge: Annotated[
+        list[str] | None,
+        option(
+            "Your own score besides: module:name of judge(answer, answers), from 0 to 1; several times for several."
+        ),
+    ] = None,
     output_dir: OutputDir = None,
     compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
     seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
@@ -270,6 +282,8 @@ def evaluate(
     table = tables.load_config(config)
     if metric:
         table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
+    if judge:
+        table = replace(table, **_judged(table, [register_judge(name) for name in judge]))
     if not sandbox:
         hub_answers()
     try:
@@ -291,14 +305,25 @@ def evaluate(
     return 0
 
 
-def paper_tables() -> Any:
-    """The module `benchmarks/paper_tables`, which is no part of the package.
+def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
+    """The table's metrics, the sandbox's too, with those of judges behind them."""
 
-    Of the clone that the package is installed from (`pip install -e`) or that the current folder is in, else the copy
-    that a wheel puts beside the package.
+    def more(metrics: Any) -> Any:
+        if isinstance(metrics, dict):
+            return {task: [*of_task, *judges] for task, of_task in metrics.items()}
+        return [*(metrics or ["exact_match"]), *judges]
+
+    return {"metrics": more(table.metrics), "sandbox": {**table.sandbox, "metrics": more(table.sandbox.get("metrics"))}}
+
+
+def paper_tables() -> Any:
+    """The module `benchmarks/paper_tables`, which is not part of the package.
+
+    Looked for in the clone that the package is installed from (`pip install -e`), in the clone that the current folder
+    belongs to, and in the copy that a wheel installs beside the package.
 
     Raises:
-        `FileNotFoundError`: It is in none of them; says what to do.
+        `FileNotFoundError`: It is in none of them.
     """
     name, here = "paper_tables", Path.cwd()
     for root in (CLONE, here, *here.parents, shared()):
@@ -323,8 +348,12 @@ def paper_tables() -> Any:
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="A run's or an evaluation's folder, or one file; several are put side by side.")
-    ],
+        list[Path] | None,
+        typer.Argument(
+            metavar="RUN", help="A run's or an evaluation's folder, or one file; several are put side by side."
+        ),
+    ] = None,
+    run: Annotated[list[Path] | None, option("The same as RUN.", "--run")] = None,
     output_dir: OutputDir = None,
     max_trajectories: Annotated[int, option("Show at most this many, drawn evenly over the run: 20000.")] = 20_000,
     pictures: Annotated[bool, typer.Option(help="Write PNGs as well.")] = True,
@@ -334,6 +363,9 @@ def report(
     """Show what runs left behind: curves, trajectories, evolved and refined prompts, evaluations."""
     from ..report import watch_report, write_report
 
+    runs = [*(runs or ()), *(run or ())]
+    if not runs:
+        raise ValueError("name the run to show: agentic-prompting report RUN")
     if watch:
         if len(runs) > 1:
             raise ValueError("--watch follows one run; several are compared when they are there")

@@ -72,7 +72,7 @@ def problem(says: str, fix: str) -> Finding:
 
 @dataclass
 class Setup(EnvironmentModel, ReferenceModel, Spending):
-    """What is to be checked: the command line's options, and behind them the configuration's."""
+    """The settings to check: options of the command line, then those of the configuration."""
 
     run: Path | None = setting("A trained agent's folder, or a model's.")
     config: Path | None = setting("A training run's YAML file; everything it names is checked.")
@@ -121,7 +121,7 @@ class Setup(EnvironmentModel, ReferenceModel, Spending):
 
     @property
     def processes(self) -> int:
-        """How many the run will have: what accelerate is told, else one for each GPU."""
+        """The number of processes: accelerate's configuration, else one for each GPU."""
         if self.accelerate_config is not None:
             return int(read_yaml(self.accelerate_config)["num_processes"])
         import torch
@@ -166,7 +166,7 @@ def doctor(setup: Setup, as_json: AsJson = False) -> int:
 
 
 def look(check: Check, setup: Setup) -> list[Finding]:
-    """What a check finds. One that cannot be done is a finding too."""
+    """Run a check and return its findings. A check that raises is a finding, too."""
     try:
         return list(check(setup))
     except Exception as error:  # of whatever package is broken: that is what is looked for
@@ -182,6 +182,10 @@ def read_yaml(path: Path) -> Any:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
 
 
 # --- what is installed, and the machine ------------------------------------------------------------------------------
@@ -189,7 +193,7 @@ def read_yaml(path: Path) -> Any:
 
 @check
 def python(setup: Setup) -> Iterator[Finding]:
-    yield ok(f"python {platform.python_version()}")  # pip has seen to it that it is one of ours
+    yield ok(f"python {platform.python_version()}")  # pip has checked that this version is supported
 
 
 @check
@@ -228,7 +232,9 @@ def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
         missing = [name for name in distributions if version_of(name) is None]
         if missing:
             says = f"extra [{extra}] is missing ({', '.join(missing)}), needed for {purpose}"
-            yield (problem if needed.get(extra) else warning)(says, f"pip install '{PACKAGE}[{extra}]'")
+            # With our exact versions pip searches for minutes and ends in ResolutionImpossible.
+            apart = ", without `-c constraints.txt`: vLLM pins other versions" if extra == "vllm" else ""
+            yield (problem if needed.get(extra) else warning)(says, f"pip install '{PACKAGE}[{extra}]'{apart}")
 
 
 def version_of(name: str) -> str | None:
@@ -240,7 +246,7 @@ def version_of(name: str) -> str | None:
 
 @check
 def devices(setup: Setup) -> Iterator[Finding]:
-    """What there is to compute on, and whether it knows bfloat16, in which TRL trains unless it is told otherwise."""
+    """The GPUs or the CPU, and whether they support bfloat16, which is TRL's default."""
     import torch
 
     of = setup.values.get

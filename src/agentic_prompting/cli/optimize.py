@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ..evolution import EvolveConfig, EvolveResult, StepLog, evolve as evolve_prompt
 from ..llm import ChatModel, charge
@@ -20,9 +20,9 @@ from ..refine import DEFAULT_PROMPT, START_PROMPTS, LabelVerifier, ProRefiner, R
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.types import described_lines
+from .loader import REWARDS, SCORES, load_reward, load_score
 from .options import AsJson, HeldOutRows, Recording, ReferenceModel, Spending, TaskRows, say, setting
 
-Score = Literal["exact_match", "integer_match", "letter_match", "word_sorting_match"]
 _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
 
 
@@ -31,14 +31,17 @@ _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
 
 @dataclass
 class Questions:
-    """What is asked, and how answers are judged."""
+    """The questions, and how answers are judged."""
 
     prompt: str = setting("The prompt to begin with.", DEFAULT_PROMPT)
     query: str | None = setting("One question.")
     input: Path | None = setting("JSON lines: texts, or objects with `question` (`answers`, `id`).")
     output: Path | None = setting("JSON lines of results; run again, a stopped run goes on.")
-    paper_setting: PaperSetting = setting("Who judges the first answer.", "verifier")
-    score: Score = setting("How `answers` are compared.", "exact_match")
+    paper_setting: PaperSetting = setting("The judge of the first answer: a model, the labels, or none.", "verifier")
+    score: str = setting(
+        f"How `answers` are compared: {', '.join(SCORES)}, or your own, module:name of score(answer, answers).",
+        "exact_match",
+    )
     max_in_flight: int = setting("Questions on their way at once.", 128)
 
     def rows(self) -> list[Any]:
@@ -63,7 +66,7 @@ class Questions:
 
 @dataclass
 class Models(Spending, Recording):
-    """Who answers and who criticises."""
+    """The models that answer and criticise."""
 
     task_model: str | None = setting("The model that answers, by its name at its endpoint.")
     task_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
@@ -104,9 +107,7 @@ def refine(asked: Questions, models: Models, loop: RefineSettings, as_json: AsJs
 
     One question is shown step by step with the changes of its prompt, many as a summary.
     """
-    from .. import rewards
-
-    output, compare = asked.output, getattr(rewards, asked.score)
+    output, compare = asked.output, load_score(asked.score)
     with ExitStack() as stack:
         if models.sandbox:
             roles, rows, compare = _in_sandbox(asked)
@@ -149,7 +150,7 @@ def _in_sandbox(asked: Questions) -> tuple[dict[str, Any], list[Any], Any]:
 
 
 def _accuracy(results: Sequence[RefinementResult], rows: Sequence[Any], compare: Any) -> dict[str, float]:
-    """Where there are answers to compare with; a question that failed is left out."""
+    """The accuracy over the rows that have answers; failed questions are left out."""
     scores = [
         compare(result.answer, row["answers"])
         for result, row in zip(results, rows, strict=True)
@@ -159,7 +160,7 @@ def _accuracy(results: Sequence[RefinementResult], rows: Sequence[Any], compare:
 
 
 def show(results: Sequence[RefinementResult], summary: Mapping[str, float]) -> None:
-    """One result step by step, with its prompt's changes; of many the summary alone."""
+    """Print one result step by step with the changes of its prompt; for many, only the summary."""
     from rich.console import Console
     from rich.text import Text
 
@@ -198,7 +199,7 @@ def local_chat(folder: Path) -> Any:
 
 @dataclass
 class ScriptArguments(Spending):
-    """Which set, and which models."""
+    """The data set and the models."""
 
     task: str | None = setting("One of ProRefine's five sets; by default the sandbox's puzzles.")
     split: str = setting("Its split.", "test")
@@ -276,35 +277,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @dataclass
 class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
-    """Which models, on what, with which reward."""
+    """The models, the rows and the reward."""
 
     policy_model: str | None = setting("The model that solves, by its name.")
     policy_base_url: str | None = setting("Its OpenAI-compatible endpoint.")
     sandbox: bool = setting("A tiny agent and a scripted reflector: no key.", False)
     task: str = setting("What it is to solve. `agentic-prompting data list` has all.", "gsm8k")
-    reward: Literal["exact_match", "math"] = setting("How answers are judged.", "exact_match")
+    reward: str = setting(f"How answers are judged: {', '.join(REWARDS)}, or your own as module:name.", "exact_match")
     initial_prompt: str = setting("Where to begin; lines [G0]. ... are its principles.", "")
     warm_start_steps: int = setting("Sandbox: supervised steps of the tiny agent.", 450)
     output_dir: Path = setting("Folder for state and best prompt.", Path("runs/evolve"))
 
     def with_models(self, config: EvolveConfig, stack: ExitStack) -> dict[str, Any]:
-        """What [`evolve`] needs, from real endpoints."""
+        """The arguments of [`evolve`], with models at real endpoints."""
         if not (self.policy_model and self.reference_model):
             raise ValueError("say which models: --policy-model NAME --reference-model NAME, or --sandbox")
-        from .. import rewards
-
         return {
             "policy": self.connect(stack, self.policy_model, self.policy_base_url),
             "reference": self.reference(stack),
             "rows": list(self.load(self.task, config.seed)),
-            "reward": getattr(rewards, f"{self.reward}_reward"),
+            "reward": load_reward(self.reward),
             "prompt": self.initial_prompt,
             "config": config,
             "eval_rows": self.held_out(config.seed),
         }
 
     def in_sandbox(self, config: EvolveConfig) -> dict[str, Any]:
-        """The same, with a tiny agent whose weights stay as they are, and a scripted reflector."""
+        """The arguments of [`evolve`], with a tiny agent of fixed weights and a scripted reflector."""
         from ..agent import PromptAgent
         from ..environments import LLMEnvironment
         from ..rewards import exact_match_reward
@@ -347,7 +346,7 @@ def evolve(script: Evolving, config: EvolveConfig, as_json: AsJson = False) -> i
 
 
 def _evolved(script: Evolving, config: EvolveConfig, on_step: Callable[[StepLog], None] | None) -> EvolveResult:
-    """Evolve; `system_prompt.txt` and `state.json` are then in `script.output_dir`. What was stopped there goes on."""
+    """Evolve, and write `system_prompt.txt` and `state.json` into `script.output_dir`; a stopped run is resumed."""
     folder = script.output_dir
     with ExitStack() as stack:
         run = script.in_sandbox(config) if script.sandbox else script.with_models(config, stack)

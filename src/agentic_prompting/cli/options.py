@@ -12,15 +12,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
 from functools import cache, cached_property
-from importlib import import_module
-from inspect import Parameter, Signature, getdoc, isclass, isfunction, signature
+from inspect import Parameter, Signature, getdoc, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+
+from .loader import load_environment
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -41,12 +41,13 @@ def option(help: str, *names: str) -> Any:
 
 
 AsJson = Annotated[bool, option("Print one JSON object instead of text.", "--json")]
+RunOption = Annotated[Path | None, option("The same as RUN.", "--run")]
 OutputDir = Annotated[Path | None, option("Folder to write to, instead of the default.", "--output-dir", "--output")]
 
 
 @dataclass
 class Recording:
-    """Where replies are kept."""
+    """Where replies are recorded."""
 
     replay_cache: Path | None = setting("SQLite file of recorded replies: those in it are not paid twice.")
 
@@ -66,13 +67,15 @@ class Recording:
 
 @dataclass
 class Spending:
-    """What may be spent."""
+    """The budget."""
 
-    budget_usd: float | None = setting("What all models together may spend, in US $.")
+    budget_usd: float | None = setting(
+        "The most that all models together may spend, in US dollars; the run stops there."
+    )
     budget_tokens: int | None = setting("The same in tokens, read and written, also where the price is not known.")
 
     def budget(self, book: Path | None = None) -> Budget:
-        """With its book beside the results, so that a run that goes on does not get the budget again."""
+        """The budget; its account file `book` beside the results makes a resumed run continue it."""
         from ..llm import Budget
 
         return Budget(self.budget_usd, self.budget_tokens, book)
@@ -87,7 +90,7 @@ class EnvironmentModel(Recording):
     environment_max_tokens: int | None = setting("Of each of its replies; sent with every call.")
 
     def as_environment(self, chat: OpenAIChat, **sampling: Any) -> LLMEnvironment:
-        """It as an environment; of the sampling options those that are not `None` are sent."""
+        """The environment around a client; sampling options that are `None` are not sent."""
         from ..environments import LLMEnvironment
 
         given = {"max_tokens": self.environment_max_tokens, **sampling}
@@ -107,10 +110,10 @@ class ReferenceModel(Recording):
 
 @dataclass
 class LargeLLM(EnvironmentModel, Spending):
-    """The large LLM that a trained agent asks, or what it has in its place."""
+    """The large LLM that a trained agent asks, or your own environment."""
 
     sandbox: bool = setting("The sandbox's oracle is the large LLM: no key, no network.", False)
-    environment: str | None = setting("Instead of a large LLM an environment of your own: module:name.")
+    environment: str | None = setting("Instead of a large LLM your own environment: module:name, or file.py:name.")
 
     def check(self) -> None:
         """Raises `ValueError` unless exactly one is named."""
@@ -121,11 +124,11 @@ class LargeLLM(EnvironmentModel, Spending):
             )
 
     def opened(self, stack: ExitStack, budget: Budget) -> Environment:
-        """What the agent asks, checked, its spending in `budget`; a large LLM's client is closed with the stack."""
+        """The checked environment, charged to `budget`; its client is closed with the stack."""
         from ..llm import charge
 
         opened: Any = (
-            own_environment(self.environment)
+            load_environment(self.environment)
             if self.environment is not None
             else self.as_environment(self.connect(stack, *self.endpoint(stack)))
         )
@@ -135,7 +138,7 @@ class LargeLLM(EnvironmentModel, Spending):
         return opened
 
     def endpoint(self, stack: ExitStack) -> tuple[str | None, str | None]:
-        """Name and address: those that were given, or the sandbox's oracle, started and closed with the stack."""
+        """Name and address of the large LLM; in the sandbox the oracle, started and closed with the stack."""
         if not self.sandbox:
             return self.environment_model, self.environment_base_url
         from ..sandbox import Oracle
@@ -146,7 +149,7 @@ class LargeLLM(EnvironmentModel, Spending):
 
 @dataclass
 class TaskRows:
-    """What is taken of a task's data set."""
+    """The rows to use: a task's, or your own."""
 
     task_split: str = setting("Its split.", "train")
     task_rows: int | None = setting("Sample this many rows; all by default.")
@@ -168,39 +171,6 @@ class TaskRows:
             return load_task(self.dataset or task, self.task_split, self.task_rows, seed, **options)
         except RuntimeError as error:
             raise ValueError(" ".join(str(error).split())) from error
-
-
-# --- an environment of one's own -------------------------------------------------------------------------------------
-
-
-def own_environment(name: str) -> Any:
-    """What `module:name` is; a class, or a function that takes nothing, is called.
-
-    Raises:
-        `ValueError`: In one line: there is no such thing, or it is no environment.
-    """
-    from ..environments import as_environment
-
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(f"say where the environment is: module:name, such as my_env:Calculator; got {name}")
-    module = module.removesuffix(".py").replace("/", ".")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = vars(import_module(module))
-    except ModuleNotFoundError as error:
-        raise ValueError(f"no module {error.name}: start the command in the folder that holds it") from error
-    finally:
-        sys.path.pop(0)
-    if attribute not in found:
-        near = get_close_matches(attribute, found, n=1)
-        raise ValueError(f"{module} has no {attribute}{f'; did you mean {near[0]}?' if near else ''}")
-    one = found[attribute]
-    makes_one = isclass(one) or (isfunction(one) and not signature(one).parameters)
-    try:
-        return as_environment(one() if makes_one else one)
-    except TypeError as error:
-        raise ValueError(str(error)) from error
 
 
 # --- folders, looked at before anything is loaded --------------------------------------------------------------------
@@ -230,7 +200,7 @@ def check_model(name: str | Path) -> None:
 
 
 def _only_a_folder(name: str) -> bool:
-    """Whether a name can be no hub id: those have one slash, and nobody has a folder of the user's name here."""
+    """Whether a name can only be a folder. A hub id has one slash, and its first part is no folder here."""
     sure = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
     return "/" in name and (sure or Path(name).parent.is_dir())
 
@@ -262,7 +232,7 @@ _HUB_SECONDS = 5
 
 @cache
 def hub_answers() -> bool:
-    """Whether the hub does; asked once. If not, its libraries go on from their caches: each tries for 40 s else."""
+    """Whether the hub answers; asked once. If not, its libraries use their caches at once, without 40 s of retries."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
@@ -280,13 +250,13 @@ def hub_answers() -> bool:
 
 @dataclass
 class HeldOutRows:
-    """What is only looked at, never learned from."""
+    """Rows for evaluation only."""
 
     eval_task: str | None = setting("Held out: TASK/SPLIT or a file; several with commas.")
     eval_task_rows: int | None = setting("Sample this many of each; all by default.")
 
     def held_out(self, seed: int) -> Dataset | None:
-        """The rows that curves are measured on, if any are named."""
+        """The evaluation rows, if any are named."""
         from datasets import concatenate_datasets
 
         from ..data import is_own, load_task
@@ -302,7 +272,7 @@ class HeldOutRows:
 
 
 def say(text: str) -> None:
-    """Print what may hold a model's words: what in it would steer the terminal is shown instead."""
+    """Print text that may come from a model, with terminal control characters made visible."""
     from ..llm.wire import visible
 
     print(visible(text))
@@ -310,7 +280,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Says what takes so long, while it does, on a terminal's error stream; nothing elsewhere."""
+    """Show on a terminal's error stream what is going on; print nothing elsewhere."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -322,7 +292,7 @@ def busy(what: str) -> Iterator[None]:
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
-    """A function as Typer takes it: where a parameter is a dataclass there is an option for each of its fields."""
+    """The function for Typer, with an option for each field of its dataclass parameters."""
     hints = get_type_hints(function, include_extras=True)
     settings = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters: list[Parameter] = []
@@ -343,7 +313,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def options_of(settings: type) -> list[Parameter]:
-    """An option for each field that a word can hold; its help is in the field or in the class's docstring."""
+    """An option for each field of a simple type; its help is in the field or in the class's docstring."""
     hints, said = get_type_hints(settings), _documented(settings)
     return [
         _option(one, kind, one.metadata.get("help") or said[one.name])
@@ -362,7 +332,7 @@ def _option(one: Field[Any], kind: Any, help: str) -> Parameter:
 
 
 def _of_a_word(kind: Any) -> Any:
-    """The type as Typer knows it; `None` for what no word can say."""
+    """The type for Typer; `None` if the command line has no form for it."""
     if get_origin(kind) is Literal:
         return bool if get_args(kind)[0] is True else kind
     if isinstance(kind, UnionType):

@@ -24,8 +24,8 @@ from ..environments import HTTPRetriever, LLMEnvironment, SearchEnvironment
 from ..evolution import SystemPrompt
 from ..llm import ChatModel
 from ..report import plot_reward
-from ..rewards import PromptR1Reward, exact_match_reward, math_reward, search_reward
-from ..rollout import Environment, prompt_r1_template
+from ..rewards import PromptR1Reward
+from ..rollout import Environment, TagGrammar, prompt_r1_template, template_for
 from ..sandbox import GuardedReflector, Oracle
 from ..sandbox.results import report_guarded_run, report_sandbox_run
 from ..sandbox.server import MODEL, OracleServer
@@ -41,42 +41,47 @@ from ..trainers import (
 )
 from ..trainers.callbacks import quiet_libraries
 from .doctor import missing_extras, misspelt, read_yaml
+from .loader import REWARDS, load_environment, load_reward, register_selection, register_selections
 from .options import EnvironmentModel, HeldOutRows, ReferenceModel, TaskRows, check_model, setting
 from .train import run_script
 
-REWARDS = {
-    "prompt_r1": PromptR1Reward(),
-    "math": math_reward,
-    "search": search_reward,
-    "exact_match": exact_match_reward,
-}
 Report = Callable[[Trainer, float], object]
-"""What is shown of a finished run in the sandbox, given the trainer and the seconds it took."""
+"""Prints the results of a finished sandbox run, given the trainer and the seconds it took."""
 
 
 @dataclass
 class DataAndEnvironment(TaskRows, EnvironmentModel):
-    """What both methods take."""
+    """Options of both methods."""
 
     n_test: int = setting("Sandbox: held-out questions.", 256)
 
 
 @dataclass
 class PromptR1Arguments(DataAndEnvironment):
-    """What is trained on, and with which large LLM."""
+    """The data, the reward and the large LLM."""
 
     sandbox: bool = setting("Train the tiny policy in the sandbox; no model, no key.", False)
     warm_start_steps: int = setting("Sandbox: supervised steps before GRPO.", 450)
     task: str = setting("A task of load_task.", "prompt_r1")
     environment_temperature: float | None = setting("Sent with every call.")
     share_replies: str | None = setting("never, group or step: who shares the reply to the same conversation.")
+    environment: str | None = setting("Instead of a large LLM your own environment: module:name, or file.py:name.")
+    reward: str = setting(f"One of {', '.join(REWARDS)}, or your own as module:name.", "prompt_r1")
 
     def check(self, args: PromptR1Config) -> None:
-        """Raises what can be seen of the arguments before anything is loaded."""
+        """Raise `ValueError` for wrong arguments before anything is loaded."""
         if self.sandbox and self.dataset:
             raise ValueError("--sandbox has rows of its own, and --dataset are yours: leave one of them out")
-        if not self.environment_model and (not self.sandbox or self.environment_base_url):
-            raise ValueError("say which large LLM the agent talks to: --environment_model NAME")
+        if self.environment and (self.environment_model or self.sandbox):
+            raise ValueError("--environment takes the place of a large LLM and of the sandbox: leave the others out")
+        large_llm = self.environment_model or (self.sandbox and not self.environment_base_url)
+        if not self.environment and not large_llm:
+            raise ValueError(
+                "say which large LLM the agent talks to: --environment_model NAME; or name your own environment: "
+                "--environment module:name"
+            )
+        if self.reward != "prompt_r1" and (self.sandbox or args.gate != PromptR1Config.gate):
+            raise ValueError("--reward takes the place of the sandbox's reward and of --gate: leave the others out")
 
     def large_llm(self, seed: int, stack: ExitStack) -> LLMEnvironment:
         """The large LLM that the agent talks to, closed with the run."""
@@ -90,12 +95,13 @@ class PromptR1Arguments(DataAndEnvironment):
 
     def trainer(self, args: PromptR1Config, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
-        environment, peft = self.large_llm(args.seed, stack), get_peft_config(model)
-        common: dict[str, Any] = {"environment": environment, "args": args, "peft_config": peft}
+        environment: Any = load_environment(self.environment) if self.environment else self.large_llm(args.seed, stack)
+        common: dict[str, Any] = {"environment": environment, "args": args, "peft_config": get_peft_config(model)}
         if not self.sandbox:
+            reward = None if self.reward == "prompt_r1" else load_reward(self.reward)  # `None`: with `args.gate`
             check_first(args, model, environment)
-            rows = self.load(self.task, args.seed)
-            return PromptR1Trainer(model=model.model_name_or_path, train_dataset=rows, **common), None
+            rows, name = self.load(self.task, args.seed), model.model_name_or_path
+            return PromptR1Trainer(model=name, reward_funcs=reward, train_dataset=rows, **common), None
         environment.check()  # a wrong address or key is found before the warm start, not after it
         sandbox = prepare_sandbox(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
 
@@ -112,14 +118,14 @@ class PromptR1Arguments(DataAndEnvironment):
 
 @dataclass
 class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
-    """What is trained on, with which reward, and which LLMs take part."""
+    """The data, the reward and the LLMs."""
 
     task: str = setting("A task of load_task, or sandbox: no model, no key.", "sandbox")
     warm_start_steps: int = setting("Sandbox: supervised steps before E-SPL.", 450)
-    reward: str = setting(f"One of {', '.join(REWARDS)}.", "exact_match")
+    reward: str = setting(f"One of {', '.join(REWARDS)}, or your own as module:name.", "exact_match")
     initial_prompt: str = setting("The root; lines [G0]. ... are its principles.", "")
     free_text: bool = setting("Edit the prompt by search and replace.", False)
-    environment: str = setting("What the policy may ask: none, llm or search.", "none")
+    environment: str = setting("What the policy may ask: none, llm, search, or your own as module:name.", "none")
     search_url: str | None = setting("A retriever with Search-R1's HTTP contract.")
 
     @property
@@ -127,10 +133,11 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
         return self.task == "sandbox" and not self.dataset
 
     def check(self, args: ESPLConfig) -> None:
-        """Raises what can be seen of the arguments before anything is loaded."""
-        for name, known in (("reward", tuple(REWARDS)), ("environment", ("none", "llm", "search"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        """Raise `ValueError` for wrong arguments before anything is loaded."""
+        known = ("none", "llm", "search")
+        if self.environment not in known and ":" not in self.environment:
+            raise ValueError(f"environment must be one of {', '.join(known)}, or module:name, got {self.environment!r}")
+        load_reward(self.reward)
         if self.environment == "llm" and not self.environment_model:
             raise ValueError("say which large LLM the policy may ask: --environment_model NAME")
         if self.environment == "search" and not self.search_url:
@@ -139,10 +146,19 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
             raise ValueError("say which LLM reflects: --reference_model NAME, or --reflector policy")
 
     def asked(self, stack: ExitStack) -> Environment | None:
-        """What the policy may ask."""
+        """The environment of the policy, if any."""
         if self.environment == "llm":
             return self.as_environment(self.connect(stack, self.environment_model, self.environment_base_url))
-        return SearchEnvironment(HTTPRetriever(self.search_url or "")) if self.environment == "search" else None
+        if self.environment == "search":
+            return SearchEnvironment(HTTPRetriever(self.search_url or ""))
+        return load_environment(self.environment) if self.environment != "none" else None
+
+    def template(self, environment: Any) -> str:
+        """The user message: it speaks of a large LLM or of your own environment; else it is the bare question."""
+        if self.environment == "llm":
+            return prompt_r1_template()
+        own = getattr(environment, "grammar", None) or TagGrammar()
+        return template_for(environment, own) if ":" in self.environment else "{question}"
 
     def trainer(self, args: ESPLConfig, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, Report | None]:
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
@@ -153,15 +169,15 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel, HeldOutRows):
         common: dict[str, Any] = {"reference": reference, "args": args, "peft_config": get_peft_config(model)}
         if not self.in_sandbox:
             environment = self.asked(stack)
-            check_first(args, model, *(one for one in (environment, reference) if hasattr(one, "check")))
+            check_first(args, model, environment, reference)
             return ESPLTrainer(
                 model=model.model_name_or_path,
-                reward_funcs=REWARDS[self.reward],
+                reward_funcs=load_reward(self.reward),
                 train_dataset=self.load(self.task, args.seed),
                 eval_dataset=self.held_out(args.seed),
                 initial_prompt=SystemPrompt(self.initial_prompt) if self.free_text else self.initial_prompt,
                 environment=environment,
-                prompt_template=prompt_r1_template() if self.environment == "llm" else "{question}",
+                prompt_template=self.template(environment),
                 **common,
             ), None
         sandbox = prepare_guarded(args.output_dir, args.seed, self.n_test, self.warm_start_steps)
@@ -181,11 +197,11 @@ PROGRAMS: dict[str, tuple[type, type, type]] = {
     "prompt-r1": (PromptR1Arguments, PromptR1Config, ModelConfig),
     "espl": (ESPLArguments, ESPLConfig, ModelConfig),
 }
-"""By method, what its command line is made of."""
+"""The dataclasses of each method's command line."""
 
 
 def main(method: str, arguments: Sequence[str] | None = None) -> None:
-    """Train, save, and in the sandbox show what came of it.
+    """Train, save, and in the sandbox print the results.
 
     Args:
         method (`str`): `prompt-r1` or `espl`.
@@ -207,10 +223,11 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
 
 
 def check_first(args: MultiTurnGRPOConfig, model: ModelConfig, *asked: Any) -> None:
-    """In the order of `doctor`: whoever is asked answers, the model is there. Before data or weights are loaded."""
+    """Check endpoints and model, in the order of `doctor`, before data or weights are loaded."""
     if args.check_environment and args.process_index == 0:
         for one in asked:
-            one.check()
+            if hasattr(one, "check"):
+                one.check()
     if not model.model_name_or_path:
         raise ValueError("say which model to train: --model_name_or_path FOLDER or a name on the hub")
     check_model(model.model_name_or_path)
@@ -220,11 +237,14 @@ def parse(kinds: Sequence[type], arguments: Sequence[str] | None) -> tuple[Any, 
     """One object of each kind, from the command line or from `arguments`, and from the file of `--config`.
 
     Raises:
-        `ValueError`: A name in the file is no option: said before anything is made of the values.
+        `ValueError`: A name in the file is no option; checked before the values are used.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    register_selections(words)
     for file in [after for word, after in pairwise(words) if word == "--config"]:
         values = read_yaml(Path(file))
+        if isinstance(values, dict) and isinstance(values.get("selection"), str):
+            register_selection(values["selection"])
         fields = {"env", *(name for kind in kinds for name in vars(kind)["__dataclass_fields__"])}
         for wrong in misspelt(values if isinstance(values, dict) else {}, fields, f"{file}: ", "this program"):
             raise ValueError(f"{wrong.says}: {wrong.fix}")

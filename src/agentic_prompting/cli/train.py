@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from .loader import UnknownPart
 from .options import option
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -88,7 +89,7 @@ def example(file: Path | None) -> Path | None:
 
 
 def shared() -> Path | None:
-    """Where a wheel has put what is no part of the package: tables and their configurations, as in a clone."""
+    """The folder in which a wheel installs tables and their configurations, laid out as in a clone."""
     from importlib.metadata import PackageNotFoundError, files
 
     try:
@@ -131,7 +132,7 @@ def demo(
     print(f"next:  agentic-prompting report {output_dir}")
     if method == "prompt-r1":
         question = "what is the currency of the country whose capital is Nairobi ?"
-        print(f'       agentic-prompting ask "{question}" --run {output_dir} --sandbox')
+        print(f'       agentic-prompting ask {output_dir} "{question}" --sandbox')
     if method == "prorefine":
         print("       agentic-prompting refine --sandbox")
     return 0
@@ -162,7 +163,7 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    # torchrun would end its processes 30 s after Ctrl-C, in the middle of a step; it is ours to pass on.
+    # torchrun would end its processes 30 s after Ctrl-C, in the middle of a step; so we forward it.
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
     launched = launch_command_parser().parse_args(
         [*settings, "--module", f"{__package__}.programs", method, *arguments]
@@ -191,13 +192,13 @@ def _settings(config: Path | None) -> list[str]:
     if Path(default_config_file).is_file():
         return []
     gpus = torch.cuda.device_count()
-    # Said in full, or accelerate warns of each value that was not.
+    # All values are given, because accelerate warns of each one that is not.
     plain = ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     return [*(["--multi_gpu"] if gpus > 1 else []), "--num_processes", str(max(gpus, 1)), *plain]
 
 
 def _pass_on(*signal_and_frame: Any) -> None:
-    """Send it to the processes of the job. One in the terminal's own group gets it twice, and takes it as one."""
+    """Send the signal to the processes of the job. One in the terminal's group gets it twice and handles it once."""
     import psutil
 
     for child in psutil.Process().children():
@@ -205,23 +206,27 @@ def _pass_on(*signal_and_frame: Any) -> None:
 
 
 def _status(code: int) -> int:
-    """As a shell has it: 128 and the signal that ended the process."""
+    """The exit status as in a shell: 128 plus the signal that ended the process."""
     return 128 - code if code < 0 else code
 
 
 def run_script(main: Callable[[], object]) -> None:
-    """Run a program's `main`: no traceback for what the user can mend.
+    """Run a program's `main`: no traceback for errors that the user can correct.
 
     Args:
         main (`Callable`): Called without arguments.
 
     Raises:
-        `SystemExit`: With status 1 and a line about a bad option, file or endpoint; with 130 after Ctrl-C.
+        `SystemExit`: With status 2 and a line about a part of your own that cannot be loaded; with 1 and a line about
+            a bad option, file or endpoint; with 130 after Ctrl-C.
     """
     from ..llm import LLMError
 
     try:
         main()
+    except UnknownPart as error:
+        print(f"agentic-prompting: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+        sys.exit(2)
     except (ValueError, OSError, LLMError) as error:
         raise SystemExit(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
     except KeyboardInterrupt as interrupted:

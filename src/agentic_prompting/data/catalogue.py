@@ -1,5 +1,5 @@
-"""The data sets for people: a list, one set in full, whether the hub still is as the records say, and which evaluation
-questions were trained on."""
+"""Tables about the data sets: all of them, one in full, their state on the hub, and evaluation questions that occur in
+training data."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class SourceCheck:
     """One split at one source.
 
     Args:
-        task (`str`), split (`str`), source (`str`): What was looked at.
-        problem (`str`): What is not as the record says; empty if nothing.
+        task (`str`), split (`str`), source (`str`): The split and its source.
+        problem (`str`): The difference from the record; empty if there is none.
         revision (`str`): The commit that was seen; empty if not known.
         rows (`int`, *optional*): Rows there, where the hub says so without a download.
         columns (`tuple[str, ...]`): The columns there.
@@ -124,7 +124,7 @@ def _splits(task: Task) -> str:
 
 
 def _look_at_record(name: str, task: Task, split: str, source: Source) -> SourceCheck:
-    """What can be wrong without a network: an unknown split, a reader of no columns, a cut of another size."""
+    """Check the record alone: an unknown split, a reader of no columns, a cut of another size."""
     problems, cut = [], task.cuts.get(split)
     if set(source.splits) - set(task.expected_rows):
         problems.append(f"maps splits that the set does not have: {', '.join(source.splits)}")

@@ -2,8 +2,8 @@
 
 What the sets are is in `tasks.py`. Files are read here exactly as they are written: a cell of a CSV is text, and the
 name of a file is no pattern. The usual builders guess types (`007` becomes 7, `NA` nothing at all), read brackets in
-names as patterns, and wrap what is wrong with a file in errors that do not say where. Here it is one line, before
-anything heavy is imported.
+names as patterns, and wrap a file's faults in errors that do not name the place. Here an error is one line, raised
+before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import csv
 import difflib
 import json
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -110,7 +111,7 @@ def load_task(
 
 
 def is_own(name: Any) -> bool:
-    """Whether this is data of one's own, and not the name of a set."""
+    """Whether this is the user's own data rather than the name of a set."""
     return not isinstance(name, str) or Path(name).suffix.lower() in SUFFIXES
 
 
@@ -195,7 +196,7 @@ def _load_files(name: str, task: Task, split: str, files: list[str]) -> list[Rec
 
 
 def _own(data: Any, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
-    """Data of one's own: what to call it, and its rows."""
+    """A name for the user's own data, and its rows."""
     task = Task((), _own_readers(columns), {}, licence="")
     listed = data if isinstance(data, (list, tuple)) else [data]
     if listed and all(isinstance(one, (str, Path)) for one in listed):
@@ -223,7 +224,7 @@ def _own(data: Any, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
 
 
 def _own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
-    """How to read data of one's own; see `columns` of [`load_task`]."""
+    """Readers of the user's own data; see `columns` of [`load_task`]."""
     if {"answers", "answer"} <= set(columns):
         raise ValueError(f"columns names either `answers` or `answer`, got {dict(columns)}")
     keep = {ours: theirs for ours, theirs in columns.items() if ours not in ("question", "answers", "answer", "id")}
@@ -267,8 +268,8 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
 
     Args:
         file (`str`): A path that ends in one of `SUFFIXES`, or such an address (`https://`, `hf://`).
-        columns (`Collection[str]`): What is kept of each row: contexts are large, and need not be held to be ignored.
-            What an object of a JSON file lacks is `None`.
+        columns (`Collection[str]`): The columns to keep of each row; large contexts are dropped while reading. A column
+            that an object of a JSON file lacks is `None`.
         field (`str`, *optional*): Where a `.json` file holds the list of rows, if it is not the whole file.
 
     Raises:
@@ -304,7 +305,7 @@ def _opened(file: str) -> IO[bytes]:
 
 
 class _Lines:
-    """A file line by line, so that it is known where something is wrong: `number` is that of the last one read."""
+    """A file line by line; `number` is that of the last line read, for errors."""
 
     def __init__(self, stream: IO[bytes]):
         self.stream, self.number = stream, 0
@@ -327,8 +328,14 @@ def _reason(error: Exception) -> str:
 
 def _csv(lines: _Lines, columns: Any, field: Any, delimiter: str = ",") -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)  # the csv module's own limit, 128 KiB, is less than a chapter of a book
-    cells = (row for row in csv.reader(lines, delimiter=delimiter, strict=True) if row)  # an empty line is no row
-    header = next(cells, [])
+    rest = iter(lines)
+    header = next((row for row in csv.reader(rest, delimiter=delimiter, strict=True) if row), [])
+    # Blanks behind each comma of the header: the file is written so throughout. Else a cell's blanks are its own.
+    spaced = len(header) > 1 and all(name[:1] == " " for name in header[1:])
+    if spaced:
+        header = next(csv.reader([delimiter.join(header)], delimiter=delimiter, skipinitialspace=True))
+    reader = csv.reader(rest, delimiter=delimiter, strict=True, skipinitialspace=spaced)
+    cells = (row for row in reader if row)  # an empty line is no row
     if twice := [name for name in header if header.count(name) > 1]:
         raise ValueError(f"it has several columns called {twice[0]!r}")
     for row in cells:
@@ -342,14 +349,29 @@ def _tsv(lines: _Lines, columns: Any, field: Any) -> Iterator[Record]:
 
 
 def _json_lines(lines: Iterable[str], columns: Any, field: Any) -> Iterator[Any]:
-    return (json.loads(line) for line in lines if line.strip())
+    return (_parsed(line) for line in lines if line.strip())
+
+
+def _parsed(text: str) -> Any:
+    """A text as JSON, without numbers that no other program could read back."""
+
+    def number(digits: str) -> float:
+        if math.isinf(value := float(digits)):
+            raise ValueError(f"the number {digits[:40]} is too large")
+        return value
+
+    def constant(name: str) -> None:
+        if name != "NaN":  # which is how pandas has a missing value
+            raise ValueError(f"{name} is no number")
+
+    return json.loads(text, parse_float=number, parse_constant=constant)
 
 
 def _json(lines: _Lines, columns: Any, field: str | None) -> Iterator[Any]:
     """One list of objects, in `field` if need be; or objects one to a line, which many call `.json` as well."""
     text = lines.stream.read()
     try:
-        rows = json.loads(text.decode("utf-8-sig")) if text.strip() else []
+        rows = _parsed(text.decode("utf-8-sig")) if text.strip() else []
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise
@@ -382,4 +404,4 @@ SUFFIXES: dict[str, Callable[..., Iterator[Record]]] = {
     ".csv": _csv,
     ".tsv": _tsv,
 }
-"""What can be read, by how the name ends."""
+"""The readers, by the ending of a file's name."""

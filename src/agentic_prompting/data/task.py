@@ -115,7 +115,7 @@ class Cut:
 
     Args:
         start (`int`, *optional*, defaults to `0`), stop (`int`, *optional*): From where to where, the latter left out.
-        seed (`int`, *optional*): Of a shuffle before; none by default.
+        seed (`int`, *optional*): Seed of a shuffle before the cut; no shuffle by default.
         whole (`int`, *optional*): Rows of what it is cut from, exactly, where that is known.
         first (`str`, *optional*): A piece of its first question, by which another order of the rows is noticed.
     """
@@ -148,7 +148,7 @@ class Task:
         json_field (`str`, *optional*): Where a JSON file holds the list of rows, if it is not the whole file.
         unanswerable (`bool`, *optional*, defaults to `False`): Whether a row without golds is a question without an
             answer, kept with the one gold `""`, rather than a blind test's row, dropped.
-        metrics (`tuple[str, ...]`, *optional*): What it is reported in, the one that counts first; see [`METRICS`].
+        metrics (`tuple[str, ...]`, *optional*): The metrics to report, the main one first; see [`METRICS`].
         unique (`bool`, *optional*, defaults to `False`): Keep each question once: its first place, its last answers.
         order (`Cut`, *optional*): After that, which rows belong to the set.
     """
@@ -206,14 +206,14 @@ def whole_number(value: Any) -> str:
 
 
 def wrong_question(question: Any) -> str:
-    """What is wrong with a question; empty if nothing."""
+    """The error of a question; empty if there is none."""
     if not isinstance(question, str) or not question.strip():
         return f"`question` must be a text that is not empty, got {question!r:.200}"
     return ""
 
 
 def wrong_answers(answers: Any) -> str:
-    """What is wrong with a row's `answers`; empty if nothing."""
+    """The error of a row's `answers`; empty if there is none."""
     if not isinstance(answers, (list, tuple)) or not all(isinstance(answer, str) for answer in answers):
         return f"`answers` must be a list of strings, got {answers!r}"
     return "" if answers else '`answers` is empty; give at least one accepted answer ("" for a question that has none)'
@@ -242,7 +242,7 @@ def fitting_reader(name: str, task: Task, found: Iterable[str], origin: str) -> 
         if set(reader.columns) <= set(found):
             return reader
     lacking = [[column for column in reader.columns if column not in found] for reader in task.readers]
-    # Of a set that is known the first shape is the usual one; of one's own data it is the nearest.
+    # A known set usually has its first shape; the user's own data is compared with the nearest one.
     near, hint = lacking[0], ""
     if not task.sources:
         near, hint = min(lacking, key=len), "; say which is which with columns={'question': …, 'answers': …}"
@@ -357,8 +357,8 @@ def validate_dataset(dataset: Any, columns: Sequence[str] = ("question", "answer
     """Check that a data set can be trained or evaluated on, before anything expensive begins.
 
     Args:
-        dataset (`datasets.Dataset`, `datasets.IterableDataset` or `list[dict]`): Of a streamed one only the first row
-            is looked at.
+        dataset (`datasets.Dataset`, `datasets.IterableDataset` or `list[dict]`): The rows; if streamed, only the
+            first row is checked.
         columns (`Sequence[str]`, *optional*, defaults to `("question", "answers")`): What every row must have:
             `question` (str) and `answers` (list of str) are looked into, others need only be there.
 

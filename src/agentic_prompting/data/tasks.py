@@ -28,8 +28,8 @@ def _flashrag(config: str, **splits: str) -> Source:
     return Source("RUC-NLPIR/FlashRAG_datasets", config, splits=splits)
 
 
-# The released Prompt-R1 files: the paper's own samples of its twelve sets, the best source for its tables. Of the 128
-# rows of the GSM8K evaluation file 111 are GSM8K *training* questions; `contamination_report` counts such rows.
+# The released Prompt-R1 files: the paper's own samples of its twelve sets, the best source for its tables. In the
+# GSM8K evaluation file 111 of 128 rows are GSM8K *training* questions; `contamination_report` counts such rows.
 
 _HEAD = "Question: "
 _CUT = "\nFirst, provide a simple explanation of the question"  # occurs exactly once in every released message

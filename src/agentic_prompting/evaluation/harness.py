@@ -24,7 +24,7 @@ from .systems import Answer, Row, System, as_system
 
 
 class EvaluationStopped(RuntimeError):
-    """A system cannot go on: a wrong key, a spent budget. What it answered is on disk; run again to go on."""
+    """A system cannot continue: a wrong key, a spent budget. Its answers are on disk; run again to resume."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EvaluationTask:
     Args:
         name (`str`): For tables and files.
         rows (`list`): With `question` and `answers`.
-        metrics (`tuple[str, ...]`): What it is reported in, the one that counts first.
+        metrics (`tuple[str, ...]`): The metrics to report, the main one first.
     """
 
     name: str

@@ -24,10 +24,10 @@ from ..rewards import exact_match, integer_match, letter_match, math_match, toke
 logger = logging.getLogger(__name__)
 
 ItemScore = Callable[[str, Sequence[str]], "float | None"]
-"""One answer and the accepted ones to a score; `None` where none can be told."""
+"""Maps an answer and the accepted ones to a score; `None` if it cannot be scored."""
 
 Score = Callable[[Sequence[str], Sequence[Sequence[str]]], "Sequence[float | None]"]
-"""Many answers and the accepted ones of each to a score each, in order."""
+"""Maps many answers and the accepted ones of each to their scores, in order."""
 
 Metric = Any
 """A name (ours, or one that `evaluate.load` knows), the path of a metric's script, an `evaluate` object, or a
@@ -123,7 +123,7 @@ METRICS: Mapping[str, Score] = {
 
 
 def judged(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
-    """What a judge said of each answer when it was given ([`Answer`]'s `judged`); asked for by the name `judged`."""
+    """The judge's score of each answer, recorded with it ([`Answer`]'s `judged`); the metric named `judged`."""
     return [record.get("judged") for record in records]
 
 
@@ -177,7 +177,7 @@ def _score(name: str, metric: Metric) -> Score:
     if hasattr(metric, "compute"):
         return EvaluateScore(metric, hint=name)
     if callable(metric):
-        return metric  # type: ignore[no-any-return]  # a Score, as far as can be told
+        return metric  # type: ignore[no-any-return]  # assumed to be a Score
     if metric in METRICS:
         return METRICS[metric]
     if metric == "judged":

@@ -252,7 +252,7 @@ def paired_difference(
 
     Args:
         first (`Mapping[int, float]`), second (`Mapping[int, float]`): Score by question.
-        level (`float`), n_resamples (`int`), seed (`int`): Of the interval; see [`bootstrap_interval`].
+        level (`float`), n_resamples (`int`), seed (`int`): Settings of the interval; see [`bootstrap_interval`].
 
     Raises:
         `ValueError`: If they have no question in common.

@@ -69,7 +69,7 @@ class System:
     batch_size: int = 64
 
     async def answer(self, row: Row, seed: int) -> Answer:
-        """Answer one row with a `question`. What it raises fails this question; another seed is another sample."""
+        """Answer one row with a `question`. An exception fails this question; another seed draws another sample."""
         raise NotImplementedError(f"{type(self).__name__} has neither `answer` nor `answer_batch`")
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> Sequence[Answer]:
@@ -111,9 +111,9 @@ class FunctionSystem(System):
     """A function of texts as a system.
 
     Args:
-        function (`Callable[[list[str]], Sequence[str | None]]`): Questions to answers, in order. What it raises fails
-            the questions it was given.
-        batch_size (`int`, *optional*, defaults to `32`): Questions it is given at once; what is answered is saved.
+        function (`Callable[[list[str]], Sequence[str | None]]`): Maps questions to answers, in order. An exception
+            fails all questions of the call.
+        batch_size (`int`, *optional*, defaults to `32`): Questions for each call; answers are saved after it.
     """
 
     def __init__(self, function: Callable[[list[str]], Sequence[str | None]], batch_size: int = 32):
@@ -208,7 +208,7 @@ class AgentSystem(System):
 
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
-        # Of the batch's own first question: what is left of a resumed run is played as it would have been.
+        # The seed depends on the batch's first question, so that a resumed run repeats the rest as it would have been.
         rollouts = self.agent.answer_all(rows, seed=rollout_seed(seed, rows[0]["question"]), progress=False)
         seconds = (time.perf_counter() - started) / len(rollouts)
         return [answer_of_rollout(rollout, seconds) for rollout in rollouts]
@@ -234,7 +234,7 @@ class ProRefineSystem(System):
         return answer_of_refinement(await self.refiner.arefine(self.prompt, replace(read_query(row), repeat=seed)))
 
 
-# What came of it, as an answer ----------------------------------------------------------------------------------------
+# From replies, rollouts and refinements to answers --------------------------------------------------------------------
 
 _BOXED = re.compile(r"\\boxed\s*\{")
 _ANSWER_LINE = re.compile(r"answer\s*:[ \t*]*(.+)", re.IGNORECASE)

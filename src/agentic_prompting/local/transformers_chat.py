@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
-from ..rollout import Sample, SampleRequest
+from ..rollout import PlainText, Sample, SampleRequest
 from .architectures import can_slab
 from .sampling import Sampling, context_length, end_of_turn_tokens
 from .transformers_engine import local_policy
@@ -100,6 +100,7 @@ class TransformersChat:
         self.model, self.tokenizer, self.max_tokens = model.eval(), tokenizer, max_tokens
         self.draft = can_slab(model) and model.dtype == torch.float32 if draft is None else draft
         self.system_prompt, self.chat_template_kwargs = system_prompt, chat_template_kwargs or {}
+        self._text = PlainText(tokenizer, keep_ordinary=True)
         self.context_length = context_length(model)
         self.policy = local_policy(
             model,
@@ -199,12 +200,8 @@ class TransformersChat:
         if limit < 1:
             raise BadRequest(f"max_tokens must be at least 1, got {limit}", self._where)
         try:
-            context = self.tokenizer.apply_chat_template(
-                with_system(self.system_prompt, messages),
-                add_generation_prompt=True,
-                return_dict=True,
-                **self.chat_template_kwargs,
-            )["input_ids"]
+            conversation = with_system(self.system_prompt, messages)
+            context = self._text.conversation_ids(conversation, **self.chat_template_kwargs)
         except Exception as error:  # templates raise errors of any kind, for example for an unknown role
             raise BadRequest(f"the chat template cannot render this conversation: {error}", self._where) from None
         room = limit if self.context_length is None else self.context_length - len(context)

@@ -13,6 +13,7 @@ tokens it would have drawn.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -144,6 +145,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.kept_bytes = 0
         self.updates = 0  # number of weight updates, set by the trainer; a sample has it for each token
         self.stats = dict.fromkeys(("steps", "row_steps", "tokens", "read", "reused"), 0)
+        self._ended: deque[int] = deque()  # conversations that have no further turn
         self._put_back: list[_Row] = []  # rows in the middle of a turn that wait to be read again
         self._since_join = _JOIN_EVERY
 
@@ -154,6 +156,10 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         self.kept_bytes = 0
         self._put_back += self.rows
         self.rows, self.slab = [], Slab()
+
+    def end_conversation(self, conversation: int) -> None:
+        """Drop what is kept of a conversation that has no further turn. For any thread; done before the next step."""
+        self._ended.append(conversation)
 
     # --- the engine's side ---------------------------------------------------------------------------------------
 
@@ -187,6 +193,9 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def step(self, arrived: list[Job[SampleRequest, Sample]]) -> None:
         """Sample at least one token for each row."""
         self._since_join += 1
+        while self._ended:
+            if (kept := self.kept.pop(self._ended.popleft(), None)) is not None:
+                self.kept_bytes -= bytes_of(kept[1])
         for number in reversed(range(len(self.rows))):
             if self.rows[number].job.cancelled:
                 self._leave(number)

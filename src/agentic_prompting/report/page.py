@@ -1,6 +1,6 @@
 """A run as one HTML file: our own page, style and script, and the run's data in inert blocks.
 
-Two independent reasons why nothing that a model wrote can run: data is packed and shown with `textContent` only, and
+Text of a model cannot run, for two independent reasons: data is packed and shown with `textContent` only, and
 the page's content security policy allows our own script by its hash, no other, and no network.
 """
 
@@ -11,6 +11,7 @@ import difflib
 import gzip
 import hashlib
 import json
+import logging
 import random
 import re
 import time
@@ -38,6 +39,8 @@ from .summary import (
     reward_parts,
     total_reward,
 )
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Change = Literal["=", "-", "+"]
@@ -78,7 +81,7 @@ def write_report(
             `comparison` for several.
         max_trajectories (`int`, *optional*, defaults to `20000`): A run with more of them shows this many, drawn
             evenly; the curves are of all.
-        watch (`bool`, *optional*, defaults to `False`): The page loads itself again while nobody uses it.
+        watch (`bool`, *optional*, defaults to `False`): The page reloads itself while it is not in use.
         pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs matplotlib.
 
     Returns:
@@ -125,18 +128,34 @@ def watch_report(
     """
     folder = Path(run)
     page = (Path(output) if output is not None else folder / "report") / "index.html"
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, int, int]] = set()
+    problem = ""
     with suppress(KeyboardInterrupt):
         while True:
             looked = [folder, folder / "rollouts", *folder.glob("checkpoint-*")]
             files = [path for place in looked for path in place.glob("*") if path.is_file()]
-            there = {(str(path), path.stat().st_mtime_ns) for path in files}
+            there = {(str(path), *_state(path)) for path in files}
             if there != seen:
                 seen = there
-                with suppress(FileNotFoundError):  # nothing yet, or a file of just now is gone
+                try:
                     write_report(folder, output, max_trajectories, pictures=False, watch=True)
+                    problem = ""
+                except FileNotFoundError:  # the run has written nothing yet, or has just removed a file
+                    pass
+                except (ValueError, OSError) as error:  # a damaged file, a full disk: the next one may be better
+                    if problem != (problem := str(error)):
+                        logger.warning("the page stays as it was: %s", problem)
             wait()
     return page
+
+
+def _state(path: Path) -> tuple[int, int]:
+    """What changes when a file does; a run may just have removed it."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
 
 
 def render_page(title: str, blocks: Iterable[Block]) -> str:
@@ -158,7 +177,7 @@ def _hash(text: str) -> str:
 def pack(data: Any) -> str:
     """Data as base64 of compressed JSON: no `<`, quote or ampersand, whatever a model wrote, so nothing to escape.
 
-    It is also a tenth of the size, and the browser unpacks a piece only when somebody looks at it. Lone surrogates
+    It is also a tenth of the size, and the browser unpacks a piece only when it is shown. Lone surrogates
     survive, as JSON's escapes.
     """
     # The same data gives the same page: no time stamp.

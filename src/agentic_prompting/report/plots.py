@@ -103,7 +103,7 @@ def _draw(log: Log, panels: Sequence[Panel], path: str | Path, title: str) -> No
 def accuracy_of(
     results: Sequence[RefinementResult], rows: Sequence[Mapping[str, Any]], score: Scorer, threshold: float = 1.0
 ) -> Estimate:
-    """Share of right answers with its 95 % Wilson interval. A query that failed is left out: nobody answered it.
+    """Share of right answers with its 95 % Wilson interval. Failed queries are left out.
 
     Args:
         results (`Sequence[RefinementResult]`): What [`ProRefiner.refine_all`] returned.

@@ -8,25 +8,22 @@ what no rollout knows: loss, KL divergence, gradient norm, entropy.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from ..evaluation import METRICS, Evaluation, bootstrap_interval, find_metrics
-from ..evaluation.harness import read_records
 from ..evaluation.scoring import score_records, summarise
 from ..evolution import Lineage, read_lineage
 from ..evolution.lineage import JOURNAL_FILE
-from ..records import RecordFile
 from ..refine import RefinementResult
 from ..rewards import exact_match, prompt_r1_score, token_f1
-from ..rollout import STATUSES, read_rollouts
+from ..rollout import STATUSES
 from .plots import OPTIMISATION
+from .sound import LOG_ENTRY, is_number, read_sound_answers, read_sound_refinements, read_sound_rollouts, sound_objects
 
 Record = Mapping[str, Any]
 
@@ -35,8 +32,8 @@ _CLOSE = 1e-5  # rewards are recorded with six digits
 
 
 class CostPoint(NamedTuple):
-    """What a system earns for what it costs: mean score with its 95 % interval, US dollars a question, and whether no
-    other is at least as good for no more."""
+    """A system's score and cost: mean score with its 95 % interval, US dollars a question, and whether it is on the
+    front (no other system is at least as good for no more)."""
 
     name: str
     usd: float
@@ -92,18 +89,19 @@ class RunSummary:
         run = Path(run)
         if run.is_file():
             lineage = read_lineage(run) if run.suffix == ".json" else None
-            found = cls(run.resolve().stem, str(run), lineage=lineage, refinements=_refinements([run]))
+            found = cls(run.resolve().stem, str(run), lineage=lineage, refinements=read_sound_refinements(run))
         else:
-            records = current_records(read_rollouts(run / "rollouts")) if run.is_dir() else []
+            records = current_records(read_sound_rollouts(run / "rollouts")) if run.is_dir() else []
             history = {mode: history_of(records, mode) for mode in ("train", "eval")}
             written = _json(run / "summary.json")
+            files = [path for path in sorted(run.glob("*.jsonl")) if not path.name.endswith(JOURNAL_FILE)]
             found = cls(
                 run.resolve().name,
                 str(run),
                 records,
                 history | {"optimisation": _optimisation(run)},
                 read_lineage(run / POPULATION) if (run / POPULATION).exists() else None,
-                _refinements(path for path in sorted(run.glob("*.jsonl")) if not path.name.endswith(JOURNAL_FILE)),
+                [result for path in files for result in read_sound_refinements(path)],
                 read_evaluation(run) or read_evaluation(run / "evaluation"),
                 _held_out(written),
                 bool(written.get("sandbox")),
@@ -126,15 +124,9 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _refinements(paths: Iterable[Path]) -> list[RefinementResult]:
-    """Those in JSON lines. Other files are passed over, and a line that a kill cut off."""
-    results = []
-    for line in (line for path in paths for line in path.read_bytes().split(b"\n")):
-        try:
-            results.append(RefinementResult.from_dict(json.loads(line)))
-        except (ValueError, AttributeError):
-            continue
-    return results
+def _object(saved: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = saved.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 def read_evaluation(folder: Path) -> Evaluation | None:
@@ -143,16 +135,16 @@ def read_evaluation(folder: Path) -> Evaluation | None:
     saved = _json(folder / "run.json")
     records = []
     for path in sorted(folder.rglob("*.jsonl") if saved else folder.glob("*.jsonl")):
-        with suppress(ValueError):  # another kind of file
-            records += read_records([path])
+        records += read_sound_answers(path)
+    of_tasks, fit_calls = (_object(saved, name) for name in ("metrics", "fit_calls"))
     known = [name for name in METRICS if name != "semantic_similarity"]
     results = []
     for system, task in dict.fromkeys((record["system"], record["task"]) for record in records):
         own = [record for record in records if (record["system"], record["task"]) == (system, task)]
-        named = [name for name in saved.get("metrics", {}).get(task, ()) if name in known]
+        named = [name for name in of_tasks.get(task) or () if name in known]
         metrics = find_metrics(named or ["exact_match", "token_f1"])
-        results.append(summarise(system, task, own, metrics, saved.get("fit_calls", {}).get(system, 0)))
-    order = list(saved.get("fit_calls", {}))
+        results.append(summarise(system, task, own, metrics, fit_calls.get(system, 0)))
+    order = list(fit_calls)
     place = {system: number for number, system in enumerate(order)}
     results.sort(key=lambda result: place.get(result.system, len(order)))
     records.sort(key=lambda record: place.get(record["system"], len(order)))
@@ -210,17 +202,19 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:
-    """The trainer's log, which is there while a run goes on. Of a run of before there was one, or by another trainer:
-    its state's, or that of the newest checkpoint, of the longest training in the folder."""
+    """The trainer's log, which is written while a run goes on. Without one (older runs, other trainers) the log in the
+    trainer's state or a checkpoint's, the longest of them."""
     states = [_json(path) for path in (run / STATE, *run.glob(f"checkpoint-*/{STATE}"))]
-    log: Iterable[Record] = current_records(RecordFile(run / LOG))
-    log = log or max(states, key=lambda state: state.get("global_step") or 0).get("log_history") or []
-    entries = ({name: one[name] for name in ("step", *OPTIMISATION) if _finite(one.get(name))} for one in log)
+    log: Iterable[Record] = current_records(sound_objects(run / LOG, LOG_ENTRY))
+    log = log or max(states, key=_steps_of).get("log_history") or []
+    log = [one for one in log if isinstance(one, dict)] if isinstance(log, list) else []
+    entries = ({name: one[name] for name in ("step", *OPTIMISATION) if is_number(one.get(name))} for one in log)
     return [entry for entry in entries if len(entry) > 1 and "step" in entry]
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)  # JSON has no NaN, and nobody could draw one
+def _steps_of(state: Mapping[str, Any]) -> float:
+    steps: Any = state.get("global_step")
+    return float(steps) if is_number(steps) else 0.0
 
 
 def _held_out(summary: Mapping[str, Any]) -> list[HeldOut]:
@@ -229,7 +223,7 @@ def _held_out(summary: Mapping[str, Any]) -> list[HeldOut]:
     if not isinstance(table, dict):
         whens = [when for when in ("before", "after") if f"exact_match_{when}" in summary]
         table = {when: [summary[f"exact_match_{when}"], *(summary.get(f"interval_{when}") or ())] for when in whens}
-    return [HeldOut(name, *row) for name, row in table.items() if len(row) == 3 and all(map(_finite, row))]
+    return [HeldOut(name, *row) for name, row in table.items() if len(row) == 3 and all(map(is_number, row))]
 
 
 # --- rollouts --------------------------------------------------------------------------------------------------------
@@ -257,7 +251,7 @@ def current_records(records: Iterable[Record]) -> list[Record]:
 def total_reward(record: Record) -> float | None:
     """What training used: `reward`, the weighted sum, where it was recorded, else the plain one; `None`: not scored."""
     if "reward" in record:
-        return record["reward"] if _finite(record["reward"]) else None
+        return record["reward"] if is_number(record["reward"]) else None
     scored = [reward for reward in (record.get("rewards") or {}).values() if reward is not None]
     return sum(scored) if scored else None
 
@@ -283,7 +277,7 @@ def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]
 
 
 def exact_match_of_record(record: Record) -> float | None:
-    """1.0 for a right answer, 0.0 for a wrong one or none; `None` where nobody can say."""
+    """1.0 for a right answer, 0.0 for a wrong one or none; `None` if there is nothing to compare with."""
     if record["status"] == "failed" or not record.get("answers"):
         return None
     return exact_match(record.get("answer") or "", record["answers"])
@@ -325,13 +319,13 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
     """One entry per step, in order, as in `trainer.state.log_history`.
 
     Args:
-        records (`Iterable[Mapping]`): As [`read_rollouts`] gives them.
+        records (`Iterable[Mapping]`): As [`read_rollouts`] returns them.
         mode (`str`, *optional*, defaults to `"train"`): `train` or `eval`.
 
     Returns:
         `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; and
-        `environment/cost_usd`, the dollars spent from the first step to this one, if any. What there is nothing to say
-        of is left out.
+        `environment/cost_usd`, the dollars spent from the first step to this one, if any. Keys
+        without values are left out.
     """
     steps: dict[int, list[Record]] = defaultdict(list)
     for record in records:

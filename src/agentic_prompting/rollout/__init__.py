@@ -3,6 +3,7 @@
 from .chat_format import ChatFormat
 from .engine import BatchEngine, Engine, Job, gather, play_all, run_with_engine
 from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
+from .plain_text import PlainText
 from .play import (
     Environment,
     Limits,
@@ -45,6 +46,7 @@ __all__ = [
     "Job",
     "Limits",
     "Observation",
+    "PlainText",
     "Policy",
     "Rollout",
     "RolloutFacts",

@@ -9,13 +9,12 @@ placeholders and cutting it at them. Nothing is known of any particular template
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..llm import Message
 from .grammar import Grammar, TagGrammar, Turn
+from .plain_text import PlainText
 
 # Words that no template rewrites: no spaces to trim, no tags to strip.
 _USER, _AGENT, _REPLY = "QUSERQ", "QAGENTQ", "QREPLYQ"
@@ -32,6 +31,8 @@ class ChatFormat:
             own. With thinking on (the template's default) the agent opens the thought itself; the grammar is the same.
         end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn when sampled. Defaults to the tokenizer's
             end-of-sequence token.
+        own_texts (`Iterable[str]`, *optional*): Texts of the run itself, which may show the agent ordinary added tokens
+            such as `<think>`: [`AgentSpec.own_texts`]. All other text of a prompt is plain.
 
     Attributes:
         turn_prefix (`str`): What the template has already written of the agent's turn when sampling starts: `<think>`
@@ -47,6 +48,7 @@ class ChatFormat:
         grammar: Grammar | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         end_of_turn_ids: Sequence[int] | None = None,
+        own_texts: Iterable[str] = (),
     ):
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
@@ -59,23 +61,19 @@ class ChatFormat:
         if end_of_turn_ids is None:
             end_of_turn_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end_of_turn_ids = frozenset(end_of_turn_ids)
-        # The text of every added token (special or not). A lookahead, so that overlapping occurrences are all found.
-        # Case-insensitive, because an added token may be matched after normalisation; a cut too many does no harm.
-        added = {str(text): token for text, token in tokenizer.get_added_vocab().items()}
-        texts = sorted({text for text in (*added, *tokenizer.all_special_tokens) if len(text) > 1}, key=len)
-        self._added_tokens = re.compile(f"(?={'|'.join(map(re.escape, reversed(texts))) or '(?!)'})", re.I)
-        # The ids that text could pose as: not the one for unknown words, nor runs of white space, which come out of
-        # harmless text.
-        posing = {token for text, token in added.items() if len(text.strip(" \t\r\n\u2581")) > 1}
-        self._added_ids = posing - {tokenizer.unk_token_id}
+        self._text = PlainText(tokenizer, own_texts)
         before, self._after_reply, self.turn_prefix = self._seams()
         # What ends the agent's turn, up to and including the end-of-turn token, and what comes after that.
         ends = [i + 1 for i, token in enumerate(before) if token in self.end_of_turn_ids][:1]
         self._closing, self._before_reply = before[: sum(ends)], before[sum(ends) :]
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation, up to where the agent's first turn begins."""
-        return list(self._encode(self._render(list(messages))))
+        """The ids of a conversation, up to where the agent's first turn begins.
+
+        The messages are text from outside: no special token comes out of them, and no ordinary added token (`<think>`
+        of some tokenizers) but in `own_texts`. The chat template's own tokens stay.
+        """
+        return self._text.conversation_ids(messages, **self.chat_template_kwargs)
 
     def turn_ids(self, text: str) -> list[int]:
         """The ids of a turn written by somebody else (a trace), ended with the template's own end-of-turn token."""
@@ -101,13 +99,12 @@ class ChatFormat:
         return [*([] if ended else self._closing), *self._before_reply, *ids, *self._after_reply]
 
     def plain_ids(self, text: str) -> list[int]:
-        """Tokenise `text` such that no added token comes out, even where its text occurs.
+        """Tokenise `text` such that no added token comes out, even where its text occurs; see [`PlainText`]."""
+        return self._text.plain_ids(text)
 
-        The text is cut inside each such place and the pieces are tokenised one by one: same characters, other tokens.
-        """
-        cuts = [match.start() + 1 for match in self._added_tokens.finditer(text)]
-        pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
-        return [token for piece in pieces for token in self._plain_piece(piece)]
+    def trust(self, text: str) -> None:
+        """Add to `own_texts`, for example a system prompt that the run has evolved."""
+        self._text.trust(text)
 
     def parse(self, ids: Sequence[int]) -> Turn:
         """Read the sampled ids of one turn. Ending tokens are dropped, every other special token stays visible."""
@@ -118,20 +115,10 @@ class ChatFormat:
         return self.grammar.parse(self.turn_prefix + text)
 
     def _render(self, messages: list[Message], generation_prompt: bool = True) -> str:
-        return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=generation_prompt, tokenize=False, **self.chat_template_kwargs
-        )
-
-    def _plain_piece(self, text: str) -> list[int]:
-        ids = self._encode(text)
-        if self._added_ids.isdisjoint(ids):
-            return ids
-        # A normaliser that drops the invisible or folds wide characters has made an added token of what was none.
-        # Character by character there is nothing for it to put together.
-        return [token for character in text for token in self._encode(character)]
+        return self._text.render(messages, generation_prompt, **self.chat_template_kwargs)
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+        return self._text.encode(text)
 
     def _seams(self) -> tuple[list[int], list[int], str]:
         """Ids before and after a reply, and what the template writes of the agent's turn."""

@@ -208,9 +208,14 @@ class RolloutLog:
 
 def read_rollouts(folder: str | Path) -> Iterator[dict[str, Any]]:
     """All records under `folder`, oldest first for each process. A torn end of a file is skipped."""
+    return (json.loads(line) for _, _, line in rollout_lines(folder))
+
+
+def rollout_lines(folder: str | Path) -> Iterator[tuple[Path, int, str]]:
+    """The same unread: each record's file, line and text."""
     for part in sorted(Path(folder).glob("rollouts-*.jsonl.gz")):
-        for line in _whole_lines(part):
-            yield json.loads(line)
+        for number, line in enumerate(_whole_lines(part), start=1):
+            yield part, number, line
 
 
 def _members(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
@@ -242,7 +247,7 @@ def _whole_lines(part: Path) -> Iterator[str]:
             if text is None:
                 logger.warning("%s: passed over a batch that unfolds into more than %d bytes", part, MAX_BATCH)
             else:
-                yield from text.decode("utf-8").split("\n")[:-1]
+                yield from text.decode("utf-8", "replace").split("\n")[:-1]
 
 
 def _unfold(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes]:

@@ -137,6 +137,11 @@ class AgentSpec:
     def stop_texts(self) -> tuple[str, ...]:
         return self.grammar.stops if self.stop_at_tags else ()
 
+    @property
+    def own_texts(self) -> tuple[str, ...]:
+        """The texts of a prompt that are the agent's own, in which tags are an example and no forgery."""
+        return tuple(filter(None, [self.system_prompt, *self.prompt_template.split("{question}")]))
+
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
         """The conversation a row begins with: its own `prompt` where it has one, else the filled-in template."""
         prompt: str | Sequence[Message] = row.get("prompt") or fill_template(self.prompt_template, row["question"])
@@ -162,7 +167,7 @@ class AgentSpec:
 
         Raises:
             `FileNotFoundError`: If there is none: the folder does not hold an agent trained with this library.
-            `ValueError`: If it was written by a newer version.
+            `ValueError`: If it was written by a newer version, or is damaged; names the file.
         """
         path = Path(folder) / SPEC_FILE
         if not path.exists():
@@ -170,7 +175,15 @@ class AgentSpec:
                 f"{path} not found: {folder} was not saved by a trainer of this library. "
                 "Pass an AgentSpec yourself to use a model that was not."
             )
-        saved = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return cls._read(json.loads(path.read_text(encoding="utf-8")), path, grammar)
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            if str(error).startswith(str(path)):  # one of those below
+                raise
+            raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}); save the agent again") from None
+
+    @classmethod
+    def _read(cls, saved: Any, path: Path, grammar: Grammar | None) -> AgentSpec:
         if saved.pop("format") > _FORMAT:
             raise ValueError(f"{path} was written by a newer agentic-prompting; upgrade to read it")
         kind = saved["grammar"].pop("kind")
@@ -180,7 +193,13 @@ class AgentSpec:
         elif type(grammar).__name__ != kind:
             raise ValueError(f"{path}: the agent was trained with the grammar {kind!r}; pass it as grammar=")
         saved["grammar"], saved["limits"] = grammar, Limits(**saved["limits"])
-        return cls(**saved)
+        spec = cls(**saved)
+        texts = {"prompt_template": spec.prompt_template, "system_prompt": spec.system_prompt or ""}
+        objects = {"chat_template_kwargs": spec.chat_template_kwargs, "sampling": spec.sampling}
+        for fields, form in ((texts, str), (objects, dict)):
+            if wrong := [name for name, value in fields.items() if not isinstance(value, form)]:
+                raise TypeError(f"{wrong[0]} is no {'text' if form is str else 'object'}")
+        return spec
 
 
 def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: ChatFormat) -> Rollout:

@@ -143,7 +143,7 @@ def warm_started(
     keep_freed_memory()
     model, state = Path(folder) / "warm_start", PartialState()
     if not (model / SPEC_FILE).exists():
-        chat_format = ChatFormat(tokenizer, spec.grammar)
+        chat_format = ChatFormat(tokenizer, spec.grammar, own_texts=spec.own_texts)
         imitated, plain = ([rollout_from_trace(trace, spec, chat_format) for trace in some] for some in traces())
         policy = build_policy(tokenizer, seed)
         exercises = copying_exercises(tokenizer, 64 * copying_steps, rng)

@@ -1,4 +1,4 @@
-"""What stands behind a model's name at the service: a conversation in, an answer out, stoppable in between.
+"""The models of the service: a conversation in, an answer out; a call can be cancelled.
 
 No HTTP here. [`AgentAnswers`] plays the trained agent, [`ChatAnswers`] asks any [`ChatModel`], ProRefine's
 [`RefinedChat`] for one.
@@ -43,7 +43,7 @@ class PromptTooLong(BadRequest):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one request.
+    """The outcome of one request.
 
     Args:
         text (`str`, *optional*): The answer; `None` if there is none.
@@ -63,7 +63,7 @@ class Answer:
 
 
 class Answers(Protocol):
-    """A model of the service. `greedy` asks for the likeliest tokens. Cancelled when nobody waits any more."""
+    """A model of the service. `greedy` asks for the likeliest tokens. Cancelled when the client has gone."""
 
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
@@ -96,12 +96,20 @@ class AgentAnswers:
         if max_tokens is not None:
             limits = replace(limits, max_tokens=min(limits.max_tokens, max_tokens))
 
+        asked: set[int | None] = set()
+
         async def policy(request: SampleRequest) -> Sample:
+            asked.add(request.conversation)
             return await agent.policy(replace(request, greedy=greedy))
 
         environment = agent.environment and _MeteredEnvironment(agent.environment, self.max_cost_usd)
         rollout = Rollout(ids, row=row, seed=seed)
-        await play(rollout, policy, environment, agent.chat_format, limits)
+        try:
+            await play(rollout, policy, environment, agent.chat_format, limits)
+        finally:
+            if end_conversation := getattr(agent.policy, "end_conversation", None):
+                for number in asked:
+                    end_conversation(number)
         usage, trajectory = Usage(len(ids), sum(rollout.mask), _cost(rollout)), rollout_record(rollout)
         if rollout.error is not None:
             return Answer(error=rollout.error, usage=usage, trajectory=trajectory)
@@ -115,9 +123,9 @@ class ChatAnswers:
     """Any [`ChatModel`] as a model, ProRefine's [`RefinedChat`] for one.
 
     Args:
-        chat ([`ChatModel`]): Who answers.
+        chat ([`ChatModel`]): The model that answers.
         max_cost_usd (`float`, *optional*): For a [`RefinedChat`], which makes many calls for one answer: no further one
-            is made for a request that has cost this much. Where there is an answer by then, that is given.
+            is made for a request that has cost this much. An answer that exists by then is returned.
     """
 
     chat: ChatModel
@@ -188,10 +196,10 @@ def _cost(rollout: Rollout) -> float:
 
 
 def conversation(spec: AgentSpec, messages: Sequence[Message]) -> list[Message]:
-    """What the agent is shown: the last message in the template it was trained with, what came before as it is.
+    """The agent's prompt: the last message in the template it was trained with, earlier messages as they are.
 
-    The agent's own system prompt, which training may have evolved, comes first, as in training; the client's is put
-    under it. What a client sends of either by itself is not said twice.
+    The agent's own system prompt, which training may have evolved, comes first, as in training; the client's follows.
+    If a client sends the agent's own system prompt or template, it is not repeated.
     """
     *earlier, last = messages
     # An evolved prompt is in one or the other of these: `prompt_place`.

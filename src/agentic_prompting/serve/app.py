@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 10  # for the requests that are on their way when the service is told to stop
+_GRACE_SECONDS = 10  # for the requests that are open when the service stops
 _BACKLOG = 128  # asyncio takes as many connections at a time, before any can be turned away
 _SPARE_CONNECTIONS = 256  # beside those of the requests answered at once: to be refused, idle, asked for metrics
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160)
-_CLOSED_REQUEST = 499  # what nginx calls it; nobody reads it
+_CLOSED_REQUEST = 499  # nginx's number; the client has gone and does not read it
 _UNAVAILABLE = (RateLimited, Unreachable, BudgetExceeded, Misconfigured, Closed)
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
@@ -64,7 +64,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class Service:
-    """The models, and what all requests share.
+    """The models, and the state that all requests share.
 
     Args:
         models (`dict[str, Answers]`): By the name that clients use.
@@ -183,7 +183,7 @@ def agent_service(
 
 
 def run_service(service: Service) -> None:
-    """Serve until interrupted. Requests that are on their way are given ten seconds, and then a 503.
+    """Serve until interrupted. Open requests have ten seconds to end, and then get a 503.
 
     Raises:
         `ValueError`: If the address needs a key and there is none.
@@ -215,7 +215,7 @@ def make_app(service: Service) -> FastAPI:
     """The ASGI application.
 
     Args:
-        service ([`Service`]): What it serves.
+        service ([`Service`]): The models and their limits.
 
     Raises:
         `ValueError`: If its address needs a key and there is none.
@@ -260,7 +260,7 @@ def make_app(service: Service) -> FastAPI:
 
 
 def _describe(app: FastAPI, models: list[str]) -> None:
-    """Make the OpenAPI description say what is true: the names of the models, and no 422."""
+    """Correct the OpenAPI description: the names of the models, and no 422."""
     description = app.openapi()
     description["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"] = models
     for path in description["paths"].values():
@@ -284,7 +284,7 @@ async def _send_http_error(request: Request, error: Any) -> Response:
     return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)
 
 
-# What it counts, for Prometheus. No text, no key, no question is in it ------------------------------------------------
+# Counters for Prometheus. They hold no text, no key and no question ---------------------------------------------------
 
 
 class Metrics:

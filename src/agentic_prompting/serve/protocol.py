@@ -1,4 +1,4 @@
-"""What comes in and what goes out: who may ask and how much a request and a connection may take, OpenAI's chat format.
+"""Requests and responses: access, limits of a request and of a connection, OpenAI's chat format.
 
 The guards are plain ASGI and a bounded HTTP protocol: nothing of a request is read before.
 """
@@ -26,10 +26,10 @@ from ..llm.wire import is_loopback
 from .answering import Answer
 
 KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
-_OPEN = ("/health",)  # for load balancers, which have no key and call it what they like; says nothing of the service
+_OPEN = ("/health",)  # for load balancers, which have no key and use any host name; reveals nothing about the service
 _BODY_SECONDS = 30.0
-_CLOSE = {"Connection": "close"}  # what is left of a body that nobody reads would keep the connection
-_HEAD_SECONDS = 10.0  # for a connection to say what it wants
+_CLOSE = {"Connection": "close"}  # an unread rest of a body would keep the connection open
+_HEAD_SECONDS = 10.0  # for the head of a request to arrive
 # JSON can say half of a surrogate pair, which is no character: no tokenizer takes it.
 _HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -90,14 +90,14 @@ class ServeConfig:
 class Guards:
     """ASGI middleware: 401 without the key, 403 for a web page's requests, 408 and 413 for a body too slow or large.
 
-    Where there is no key, whoever reaches the service may spend, and a web page in a browser on this machine does: its
-    own name may lead to 127.0.0.1 (DNS rebinding), or it sends what it may not read the answer to. Such requests carry
-    the page's name in `Host` or `Origin`.
+    Without a key, every client that reaches the service may spend. A web page in a browser on this machine can reach
+    it: its own name may lead to 127.0.0.1 (DNS rebinding), or it sends a request whose answer it may not read. Such
+    requests carry the page's name in `Host` or `Origin`.
 
     A request that is cut off when the service stops gets a 503.
 
     Args:
-        app (ASGI application): What is guarded.
+        app (ASGI application): The guarded application.
         config ([`ServeConfig`]): Limits, and the host whose name is allowed besides loopback's.
         key (`str`, *optional*): `None` lets every request to this host in.
     """
@@ -126,7 +126,7 @@ class Guards:
                 body = self._counted(receive, now + min(self.config.timeout, _BODY_SECONDS))
                 await self.app(scope, body, sending)
         except asyncio.CancelledError:
-            # The server's last word to requests that are still there when it stops; it does not send another.
+            # The server stops and sends nothing more to open requests.
             if not started:
                 gone = error_body(503, "The service is shutting down.", "shutting_down")
                 await JSONResponse(gone, 503, _CLOSE)(scope, receive, send)
@@ -195,7 +195,7 @@ def bounded_protocol(most: int) -> type[H11Protocol]:
 
 
 class _Bounded(H11Protocol):
-    """uvicorn's HTTP, which waits for ever for a request to be said and takes any number of connections, without both.
+    """uvicorn's HTTP protocol with two limits that it lacks: the time for a request's head, the number of connections.
 
     A connection without a request is looked at every few seconds, and closed when it has been one since the last look.
     """

@@ -106,6 +106,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self.generation,
             args,
             render=lambda row: self.spec.messages(row),
+            trust=lambda text: self.chat_format.trust(text),
             best_alone=lambda: args.mode == "alternating" and self._mode() == "rl",
         )
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))

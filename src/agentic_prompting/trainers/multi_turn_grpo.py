@@ -187,7 +187,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """The parts that the hooks below use."""
         args, run = self.args, int(time.time())
         chat_format = ChatFormat(
-            self._tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
+            *(self._tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, self.eos_token_ids),
+            own_texts=self.spec.own_texts,
         )
         backend = trainer_backend(self, self.spec.stop_texts)
         readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)

@@ -24,6 +24,8 @@ class PopulationPrompts:
         generation ([`Generation`]): Draws the prompts of a batch.
         settings ([`ESPLSettings`]): M, N and the place of the prompt.
         render (`Callable`): The conversation of a row without an evolved prompt, as [`AgentSpec.messages`].
+        trust (`Callable[[str], None]`, *optional*): Gets the text of each prompt before it is rendered; see
+            [`ChatFormat.trust`].
         best_alone (`Callable[[], bool]`, *optional*): Whether the next batch is played under the best prompt in all
             slots, as in the phases of the weights of mode `alternating`. Never by default.
 
@@ -38,9 +40,11 @@ class PopulationPrompts:
         generation: Generation,
         settings: ESPLSettings,
         render: Callable[[Mapping[str, Any]], Sequence[Any]],
+        trust: Callable[[str], None] = lambda text: None,
         best_alone: Callable[[], bool] = lambda: False,
     ):
-        self.generation, self.settings, self.render, self.best_alone = generation, settings, render, best_alone
+        self.generation, self.settings, self.render = generation, settings, render
+        self.trust, self.best_alone = trust, best_alone
         self.playing = [generation.population.best()]  # until the first batch draws its own
         self.trial: SystemPrompt | None = None
         self.left_out = False
@@ -81,6 +85,7 @@ class PopulationPrompts:
         messages, name = self.render(row), metadata["system_prompt"]
         if name is not None:
             prompt = self.generation.population.members[name].prompt
+            self.trust(prompt.text)
             messages = prompt.messages(messages, self.settings.prompt_place)  # type: ignore[arg-type]
         return [dict(message) for message in messages]
 

@@ -1,0 +1,161 @@
+"""Records of a run as far as they can be shown: a line that is damaged is left out, and named.
+
+A run's files are written by programs that get killed, and are edited by people. One bad line is no reason to show
+nothing of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..refine import RefinementResult
+from ..rollout.recording import rollout_lines
+
+logger = logging.getLogger(__name__)
+
+Record = dict[str, Any]
+Check = Callable[[Any], bool]
+
+
+def is_number(value: Any) -> bool:
+    """Whether JSON and a chart can hold it: finite, and neither text nor truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def is_step(value: Any) -> bool:
+    """Whether it is a whole number from 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _maybe(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _list_of(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _object(fields: Mapping[str, Check], needed: Iterable[str] = ()) -> Check:
+    return lambda value: isinstance(value, dict) and _first_wrong(value, fields, needed) is None
+
+
+def _first_wrong(record: Mapping[str, Any], fields: Mapping[str, Check], needed: Iterable[str]) -> str | None:
+    missing = (name for name in needed if name not in record)
+    return next((name for name in (*missing, *fields) if not fields[name](record.get(name))), None)
+
+
+_TURN = _object({"text": is_text, "kind": _maybe(is_text), "problem": _maybe(is_text)}, ("text",))
+_OBSERVATION = _object({"text": _maybe(is_text), "error": _maybe(is_text), "seconds": _maybe(is_number)})
+_COUNTS = {"agent": _maybe(is_number), "observation": _maybe(is_number)}
+ROLLOUT: dict[str, Check] = {
+    "step": is_step,
+    "status": is_text,
+    "turns": _list_of(_TURN),
+    "observations": _maybe(_list_of(_OBSERVATION)),
+    "run": _maybe(is_number),
+    "mode": _maybe(is_text),
+    "question": _maybe(is_text),
+    "answers": _maybe(_list_of(is_text)),
+    "answer": _maybe(is_text),
+    "error": _maybe(_object({"kind": _maybe(is_text), "what": _maybe(is_text)})),
+    "reward": _maybe(is_number),
+    "rewards": _maybe(lambda value: isinstance(value, dict) and all(map(_maybe(is_number), value.values()))),
+    "cost_usd": _maybe(is_number),
+    "worth_usd": _maybe(is_number),
+    "system_prompt": _maybe(is_step),
+    "tokens": _maybe(_object(_COUNTS)),
+}
+"""The fields of [`rollout_record`] that the report reads, each with what it must be."""
+LOG_ENTRY: dict[str, Check] = {"step": is_step, "run": _maybe(is_number)}
+"""The fields of an entry of the trainer's log that it is sorted by."""
+
+_USED = dict.fromkeys(("calls", "tokens", "cost_usd", "seconds"), _maybe(is_number))
+_HAVE_DEFAULTS = {"run", "mode", "format", *_USED}  # where they are missing: `null` is as good
+ANSWER: dict[str, Check] = {
+    **{"system": is_text, "task": is_text, "run": is_step, "place": is_step, "question": is_text},
+    "answers": lambda value: value != [] and _list_of(is_text)(value),
+    **{"answer": _maybe(is_text), "whole": _maybe(is_text), "error": _maybe(is_text)},
+    "trajectory": _maybe(_object({"turns": _maybe(_list_of(_TURN)), "steps": _maybe(is_number)})),
+    **_USED,
+}
+"""The fields of an evaluation's record."""
+_PROMPTS = dict.fromkeys(("prompt", "new_prompt"), is_text)
+REFINEMENT: dict[str, Check] = {
+    **dict.fromkeys(("query", "initial_prompt", "prompt", "answer", "stop_reason"), is_text),
+    **dict.fromkeys(("initial_answer", "verdict"), _maybe(is_text)),
+    "format": _maybe(is_number),
+    "steps": _list_of(_object({**_PROMPTS, **dict.fromkeys(("output", "feedback", "problem"), _maybe(is_text))})),
+}
+"""The fields of a refinement result that are shown."""
+
+
+def read_sound_answers(path: Path) -> list[Record]:
+    """The answers of an evaluation in a file; none if it is a file of another kind."""
+    if not any({"system", "task", "run", "place"} <= set(record) for record in _objects(path)):
+        return []
+    last = {(one["system"], one["task"], one["run"], one["place"]): one for one in sound_objects(path, ANSWER)}
+    return list(last.values())  # of a question that was asked again the last one
+
+
+def read_sound_refinements(path: Path) -> list[RefinementResult]:
+    """ProRefine's results in a file; none if it is a file of another kind."""
+    found = []
+    if any({"query", "steps"} <= set(record) for record in _objects(path)):
+        for record in sound_objects(path, REFINEMENT):
+            with suppress(ValueError):  # of a newer version
+                found.append(RefinementResult.from_dict(record))
+    return found
+
+
+def _objects(path: Path) -> Iterator[Record]:
+    """Whatever objects there are in a file, without a word about the rest."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        for line in file:
+            with suppress(ValueError, RecursionError):
+                if isinstance(record := json.loads(line), dict):
+                    yield record
+
+
+def read_sound_rollouts(folder: str | Path) -> Iterator[Record]:
+    """The records of a run's `rollouts/`, as [`read_rollouts`] returns them, without those that cannot be shown.
+
+    Each file with such lines is logged once, with the first of them.
+    """
+    return _sound(rollout_lines(folder), ROLLOUT)
+
+
+def sound_objects(path: Path, fields: Mapping[str, Check]) -> Iterator[Record]:
+    """The objects of a file of JSON lines whose `fields` are right; none where there is no file."""
+    if not path.is_file():
+        return iter(())
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last end of a line is still being written
+    numbered = ((path, number, line.decode("utf-8", "replace")) for number, line in enumerate(lines, start=1))
+    return _sound(numbered, fields)
+
+
+def _sound(lines: Iterable[tuple[Path, int, str]], fields: Mapping[str, Check]) -> Iterator[Record]:
+    left_out: dict[Path, list[str]] = {}
+    for path, number, line in lines:
+        try:
+            # NaN, which JSON does not know, is no score and no number.
+            record = json.loads(line, parse_constant=lambda name: None)
+            wrong = "it is no object" if not isinstance(record, dict) else None
+            name = None if wrong else _first_wrong(record, fields, ())
+            wrong = f"{name!r} is {json.dumps(record.get(name))[:80]}" if name else wrong
+        except (ValueError, RecursionError) as error:
+            wrong = str(error) or type(error).__name__
+        if wrong is None:
+            yield {name: value for name, value in record.items() if value is not None or name not in _HAVE_DEFAULTS}
+        else:
+            left_out.setdefault(path, []).append(f"line {number}: {wrong}")
+    for path, what in left_out.items():
+        logger.warning("%s: left out %d of its lines, which are no records; %s", path, len(what), what[0])

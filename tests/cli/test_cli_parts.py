@@ -1,0 +1,212 @@
+"""Parts of your own from the command line, and the run as the first argument of every command that uses one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from agentic_prompting.cli.loader import (
+    REWARDS,
+    SCORES,
+    load_environment,
+    load_part,
+    load_reward,
+    load_score,
+    register_judge,
+    register_selection,
+)
+
+PARTS = '''
+import random
+
+class Shop:
+    """Sells things."""
+
+    def step(self, rollout):
+        return "it costs 4 ."
+
+def score(completions, answers, **columns):
+    return [float(len(answer)) for answer in answers]
+
+def rule(members, k, rng):
+    return [len(members) - 1] * min(k, 1) + list(range(len(members) - 1))[: k - 1]
+
+def strict(answer, answers):
+    return float(answer in answers)
+
+number = 3
+'''
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    (tmp_path / "own_parts.py").write_text(PARTS)
+    (tmp_path / "broken_parts.py").write_text("import nothing_of_that_name")
+    (tmp_path / "raising_parts.py").write_text("1 / 0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("own_parts", "broken_parts", "raising_parts"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", ["own_parts", "own_parts.py", "FOLDER/own_parts.py"])
+def test_a_part_is_loaded_by_module_or_file(parts, place):
+    place = place.replace("FOLDER", str(parts))
+    assert load_environment(f"{place}:Shop").step(None) == "it costs 4 ."
+    assert load_reward(f"{place}:score")(completions=["x"], answers=[["1", "2"]]) == [2.0]
+    assert load_score(f"{place}:strict")("a", ["a"]) == 1.0
+    assert load_part(f"{place}:Shop", "environment") is load_part(f"{place}:Shop", "environment"), "imported once"
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_the_shipped_rewards_are_there(name):
+    assert callable(load_reward(name))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_the_shipped_scores_are_there(name):
+    assert load_score(name)("The answer is (A).", ["B"]) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exact_mach", "there is no reward 'exact_mach'; did you mean exact_match?"),
+        ("own_parts:scor", "own_parts has no scor; did you mean score?"),
+        ("own_parts:number", "own_parts:number is a int, and a reward is called"),
+        ("nowhere_at_all:score", "no module nowhere_at_all: start the command in the folder that holds it"),
+        ("broken_parts:score", "no module nothing_of_that_name: broken_parts imports it"),
+        ("raising_parts:score", "raising_parts cannot be imported: ZeroDivisionError"),
+        ("no/such/file.py:score", "no/such/file.py does not exist"),
+        (":score", "there is no reward ':score'"),
+        ("own_parts:", "there is no reward 'own_parts:'"),
+    ],
+)
+def test_a_wrong_name_is_one_line(parts, name, message):
+    with pytest.raises(ValueError) as raised:
+        load_reward(name)
+    assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_selection_rule_of_ones_own_is_drawn_by(parts):
+    from agentic_prompting.evolution import EvolveConfig, Population, SystemPrompt
+    from agentic_prompting.evolution.ratings import RULES
+
+    try:
+        register_selection("own_parts:rule")
+        assert EvolveConfig(selection="own_parts:rule").selection == "own_parts:rule"
+        population = Population(SystemPrompt("root"), 4, "own_parts:rule")
+        assert [prompt.text for prompt in population.select(1)] == ["root"]
+    finally:
+        RULES.pop("own_parts:rule", None)
+
+
+def test_a_judge_is_a_metric(parts):
+    from agentic_prompting.evaluation import METRICS, find_metrics
+
+    try:
+        (score,) = find_metrics([register_judge("own_parts:strict")]).values()
+        assert score(["a", "b"], [["a"], ["a"]]) == [1.0, 0.0]
+    finally:
+        METRICS.pop("own_parts:strict", None)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check-env", "own_parts:Shopp"],
+        ["ask", "RUN", "what?", "--environment", "own_parts:Shopp"],
+        ["serve", "RUN", "--environment", "own_parts:Shopp"],
+        ["evolve", "--policy-model", "m", "--reference-model", "m", "--selection", "own_parts:rull"],
+        [
+            "evolve",
+            "--policy-model",
+            "m",
+            "--reference-model",
+            "m",
+            "--dataset",
+            "rows.jsonl",
+            "--reward",
+            "own_parts:scoree",
+        ],
+        ["refine", "--sandbox", "--score", "own_parts:strikt"],
+        [
+            "evaluate",
+            "--config",
+            "examples/configs/eval_prorefine_table1.yaml",
+            "--sandbox",
+            "--judge",
+            "own_parts:strikt",
+        ],
+    ],
+    ids=lambda command: " ".join(command[:1] + command[-2:-1]),
+)
+def test_a_wrong_name_ends_every_command_with_status_2(run, parts, asking_policy, command):
+    (parts / "rows.jsonl").write_text('{"question": "q", "answer": "a"}\n')
+    status, _, err = run(*(asking_policy if word == "RUN" else word for word in command))
+    assert status == 2 and "did you mean" in err and err.strip().count("\n") == 0, err
+
+
+ON_A_CPU = ["--use_cpu", "true", "--bf16", "false", "--report_to", "none", "--logging_steps", "1", "--max_steps", "1"]
+
+
+@pytest.mark.parametrize("method", ["prompt-r1", "espl"])
+def test_an_environment_and_a_reward_of_ones_own_are_trained(parts, asking_policy, method, monkeypatch):
+    """In this process: what `accelerate launch` would start."""
+    from agentic_prompting.cli.programs import main
+    from agentic_prompting.evolution.ratings import RULES
+
+    rows = [{"question": f"what is {i} ?", "answers": ["4"]} for i in range(8)]
+    (parts / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = ["--environment", "own_parts:Shop", "--reward", "own_parts.py:score", "--dataset", "rows.jsonl"]
+    own += ["--model_name_or_path", str(asking_policy), "--output_dir", "out", *ON_A_CPU]
+    small = ["--per_device_train_batch_size", "4", "--num_generations", "2", "--max_completion_length", "32"]
+    if method == "espl":
+        small = ["--mode", "rl", "--prompts_per_step", "1", "--gradient_accumulation_steps", "1", *small]
+        (parts / "espl.yaml").write_text("selection: own_parts:rule\n")
+        small += ["--config", "espl.yaml"]
+    try:
+        main(method, [*own, *small])
+    finally:
+        RULES.pop("own_parts:rule", None)
+    (log,) = [json.loads(line) for line in (parts / "out" / "rollouts" / "log.jsonl").read_text().splitlines()][:1]
+    assert log["rewards/score/mean"] == 1.0
+
+
+def test_training_with_a_wrong_name_exits_with_2(parts):
+    command = [
+        sys.executable,
+        "-m",
+        "agentic_prompting.cli.programs",
+        "espl",
+        "--reward",
+        "exact_mach",
+        "--task",
+        "gsm8k",
+    ]
+    command += ["--environment", "none", "--reflector", "policy", "--output_dir", "out", *ON_A_CPU]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "did you mean exact_match?" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["ask", "serve"])
+def test_the_run_is_the_first_argument_or_an_option(run, parts, asking_policy, command, monkeypatch):
+    from agentic_prompting import serve
+
+    monkeypatch.setattr(serve, "run_service", lambda service: None)
+    more = ["--environment", "own_parts:Shop"]
+    asked = ["what is 2 ?"] if command == "ask" else []
+    first = run(command, asking_policy, *asked, *more)
+    second = run(command, *asked, "--run", asking_policy, *more)
+    assert first == second and first[0] in (0, 1) and first[2] == ""
+    for wrong in ([*asked, *more], [asking_policy, *asked, "--run", asking_policy, *more]):
+        status, _, err = run(command, *wrong)
+        assert status == 2 and f"agentic-prompting {command} RUN" in err
+
+
+def test_report_takes_its_run_both_ways(run, parts):
+    for words in (["nowhere"], ["--run", "nowhere"]):
+        assert run("report", *words)[::2] == (2, "agentic-prompting: nowhere does not exist\n")
+    assert "report RUN" in run("report")[2]

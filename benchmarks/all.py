@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from records import RECORDS, record
+from lab import RECORDS, Records, markdown
 
 HERE = Path(__file__).parent
 COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -105,7 +105,6 @@ FIGURES = [
     Figure("prorefine.py", "drafting, prompt strong: wall", key("drafting", "speedup_wall", "strong"), ">= 0.9"),
     Figure("prorefine.py", "64 queries at once: one after another / at once", key("batch_speedup"), ">= 20"),
     Figure("calls.py", "calls until the agent is good: replies shared / today", key("calls_ratio_shared"), "<= 0.5"),
-    Figure("calls.py", "calls until the agent is good: all settings / today", key("calls_ratio"), "<= 0.5"),
     Figure("calls.py", "replies shared in a step: paid twice", key("paid_twice"), "<= 0"),
     Figure("growth.py", "cost of a rollout: many / 64", key("growth_rollouts"), "<= 1.25"),
     Figure("growth.py", "cost of a turn: turns 5-8 / turn 2", key("growth_turns"), "<= 1.5"),
@@ -139,13 +138,13 @@ def run(script: str, quick: bool) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a Markdown table, with the reason beside a target that was missed."""
-    lines = ["| figure | measured | target | holds | run |", "|---|---|---|---|---|"]
+    lines = []
     for row in rows:
         value = "" if row["value"] is None else f"{row['value']:.3g}"
         no = ": ".join(filter(None, ("no", row["why"])))
         holds = "yes" if row["holds"] else no if value else "no record"
-        lines.append(f"| {row['name']} (`{row['script']}`) | {value} | {row['target']} | {holds} | {row['run']} |")
-    return "\n".join(lines)
+        lines.append([f"{row['name']} (`{row['script']}`)", value, row["target"], holds, row["run"]])
+    return markdown(("figure", "measured", "target", "holds", "run"), lines)
 
 
 def main() -> None:
@@ -160,7 +159,7 @@ def main() -> None:
     for script in scripts:
         runs[script] = run(script, arguments.quick)
         if arguments.record and runs[script]["printed"] is not None:
-            record(RECORDS / "speed.jsonl.gz", runs[script])
+            Records(RECORDS / "speed.jsonl.gz").add(runs[script])
     rows = [figure.row(runs[figure.script]) for figure in FIGURES if figure.script in runs]
     print(table(rows))
     if arguments.json:

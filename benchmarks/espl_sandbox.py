@@ -9,23 +9,20 @@ How methods compare is `league.py`'s. Says nothing about real models.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import yaml
-from league import CONFIG, REPOSITORY, SEEDS, answers, prepare, read_records, share, t_interval
-from records import record
+from lab import ESPL, RECORDS as RECORDED, Records, interval, markdown, settings, share, shown, train
+from league import SEEDS, answers, prepare
 
 SEED = 321
-RECORDS = REPOSITORY / "records" / "ratings.jsonl.gz"
+RECORDS = RECORDED / "ratings.jsonl.gz"
 
 
 # --- pure: rank correlations --------------------------------------------------------------------------------------
@@ -55,19 +52,15 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The correlations of the recorded seeds, mean and interval."""
     rated = [one["rated"] for one in records]
     found = [correlations(one) for one in rated]
-    lines = ["| | Spearman with exact match [95 %] | by seed |", "|---|---|---|"]
+    rows = []
     for name in found[0]:
         values = [one[name] for one in found if not math.isnan(one[name])]
-        row = t_interval(values)
-        ends = "one seed" if row["low"] is None else f"{row['low']:.2f}, {row['high']:.2f}"
-        lines.append(f"| {name} | {row['mean']:.2f} [{ends}] | {', '.join(f'{value:.2f}' for value in values)} |")
+        rows.append([name, shown(interval(values), digits=2), ", ".join(f"{value:.2f}" for value in values)])
     best = [max(prompts, key=lambda prompt: prompt[0])[1] for prompts in rated]
     newest = [prompts[-1][1] for prompts in rated]
     both = [", ".join(f"{score:.3f}" for score in scores) for scores in (best, newest)]
-    lines.append(
-        f"\nExact match under the prompt rated highest, by seed: {both[0]}; under the newest that played: {both[1]}."
-    )
-    return "\n".join(lines)
+    text = f"Exact match under the prompt rated highest, by seed: {both[0]}; under the newest that played: {both[1]}."
+    return f"{markdown(('', 'Spearman with exact match [95 %]', 'by seed'), rows)}\n\n{text}"
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -95,24 +88,20 @@ def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
     from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward, ScriptedChat
 
     sandbox, times = prepare("rules", SEED, folder), {"joint": [], "rl": []}
-    shared = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"}
-    shared |= {"max_steps": steps, "seed": SEED, "disable_tqdm": True, "rollouts_max_mb": 0}
+    shared = {"max_steps": steps, "seed": SEED}
     for turn in range(rounds):
         for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # neither is always the first, on a fresh process
-            args = ESPLConfig(**{**shared, "mode": mode, "output_dir": str(folder / f"{mode}-{turn}")})
+            args = ESPLConfig(**settings(ESPL, **shared, mode=mode, output_dir=str(folder / f"{mode}-{turn}")))
             idle = ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05) if args.evolves else None
-            trainer = ESPLTrainer(
-                str(sandbox.model),
-                PromptR1Reward(),
+            trainer = train(
+                ESPLTrainer,
                 args,
-                sandbox.train,
+                sandbox,
+                LLMEnvironment(sandbox.oracle),
+                reward_funcs=PromptR1Reward(),
                 reference=idle,
                 initial_prompt=sandbox.root,
-                environment=LLMEnvironment(sandbox.oracle),
-                prompt_template=sandbox.spec.prompt_template,
             )
-            with redirect_stdout(io.StringIO()):  # with its progress bar off, transformers prints every log
-                trainer.train()
             logged = [entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry]
             times[mode] += logged[1:]  # the first one compiles and fills caches
     return {mode: statistics.median(values) for mode, values in times.items()}
@@ -128,13 +117,12 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     if options.ratings:
-        known = {one["seed"] for one in read_records(options.records)}
+        records = Records(options.records)
         played = {int(path.parents[1].name) for path in options.ratings.glob("rules/*/joint-0/population.json")}
-        seeds = [seed for seed in SEEDS if seed in played]  # none for tuning
-        for seed in seeds:
-            if seed not in known:
-                record(options.records, rate(seed, options.ratings))
-        found = read_records(options.records)
+        seeds = [(seed,) for seed in SEEDS if seed in played]  # none for tuning
+        for (seed,) in records.missing(("seed",), seeds):
+            records.add(rate(seed, options.ratings))
+        found = records.read()
         print(table(found))
         result: dict[str, Any] = {"ratings": [{"seed": one["seed"], **correlations(one["rated"])} for one in found]}
     else:

@@ -22,10 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lab import RECORDS, REPOSITORY, Records
 from learning import agreement_in, problems
-from records import RECORDS, record
 
-REPOSITORY = Path(__file__).parents[1]
 RUNS = {  # the method's program, its configuration and the options of .ci/run
     "demo": ("prompt-r1", "sandbox.yaml", []),
     "espl": ("espl", "espl/sandbox.yaml", ["--max_steps", "10"]),
@@ -112,8 +111,8 @@ def main() -> None:
     if options.what == "none":  # what the README shows of `make demo`
         of_demo = options.folder / "none" / "demo"
         examples = json.loads((of_demo / "trajectories.json").read_text(encoding="utf-8"))
-        record(RECORDS / "demo.jsonl.gz", {"summary": summaries["demo"], "trajectories": examples})
-    record(RECORDS / "broken.jsonl.gz", {"what": name, **shown, "agreement": round(agree, 4), "found": found})
+        Records(RECORDS / "demo.jsonl.gz").add({"summary": summaries["demo"], "trajectories": examples})
+    Records(RECORDS / "broken.jsonl.gz").add({"what": name, **shown, "agreement": round(agree, 4), "found": found})
     print("\n".join([f"broken: {name}", json.dumps(shown), f"agreement of ratings: {agree:.3f}", *found]))
     sys.exit(bool(found) == (options.what == "none"))
 

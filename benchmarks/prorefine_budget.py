@@ -18,11 +18,11 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from league import read_records, share, t_interval
-from records import RECORDS, record
+from lab import RECORDS, Records, interval, markdown, share, shown
 
 SEEDS, PUZZLES, LARGEST = (701, 702, 703, 704, 705), 200, 40
 KINDS = ("bbh_word_sorting", "bbh_object_counting")
@@ -205,12 +205,6 @@ def by_seed(records: Sequence[Mapping[str, Any]], **wanted: Any) -> dict[int, fl
     return {seed: statistics.fmean(values) for seed, values in scores.items()}
 
 
-def shown(values: Sequence[float], sign: str = "") -> str:
-    row = t_interval(values)
-    ends = "one seed" if row["low"] is None else f"{row['low']:{sign}.3f}, {row['high']:{sign}.3f}"
-    return f"{row['mean']:{sign}.3f} [{ends}]"
-
-
 def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each method, budget and task model: `values` by seed, `minus` ProRefine's, mean calls and tokens."""
     ours, found = by_seed(records, method=OURS), []
@@ -228,20 +222,20 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """All rows as a Markdown table."""
-    lines = ["| equal | it slips anew | method | accuracy [95 %] | minus ProRefine [95 %] | calls | tokens |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    rows = []
     for row in rows_of(records):
-        cells = [row.get("budget", ""), ANEW[row["anew"]] if "anew" in row else "", row["method"], shown(row["values"])]
+        case = row.get("budget", ""), ANEW[row["anew"]] if "anew" in row else "", row["method"]
         minus = "" if row["method"] == OURS else shown(row["minus"], "+")
-        lines.append(f"| {' | '.join([*cells, minus])} | {row['mean']['calls']:.1f} | {row['mean']['tokens']:.0f} |")
-    return "\n".join(lines)
+        rows.append([*case, shown(row["values"]), minus, f"{row['mean']['calls']:.1f}", f"{row['mean']['tokens']:.0f}"])
+    titles = "equal", "it slips anew", "method", "accuracy [95 %]", "minus ProRefine [95 %]", "calls", "tokens"
+    return markdown(titles, rows)
 
 
 def against(records: Sequence[Mapping[str, Any]]) -> str:
     """What counts against ProRefine: the rows that it is not above with an interval that excludes 0, in a sentence."""
     rows = [row for row in rows_of(records) if "budget" in row]
-    not_below = [row for row in rows if (high := t_interval(row["minus"])["high"]) is None or high >= 0]
-    above = [row for row in not_below if (low := t_interval(row["minus"])["low"]) is not None and low > 0]
+    not_below = [row for row in rows if (high := interval(row["minus"])["high"]) is None or high >= 0]
+    above = [row for row in not_below if (low := interval(row["minus"])["low"]) is not None and low > 0]
     names = Counter(row["method"] for row in not_below)
     listed = ", ".join(f"{name} in {count} of {len(BUDGETS) * len(ANEW)}" for name, count in names.items())
     return (
@@ -268,13 +262,10 @@ def main() -> None:
     parser.add_argument("--records", type=Path, help="default: records/..., for other seeds or numbers runs/...")
     options = parser.parse_args()
     reported = tuple(options.seeds) == SEEDS and options.n == PUZZLES
-    records = options.records or (RECORDS if reported else Path("runs")) / "prorefine_budget.jsonl.gz"
-    known = {(one["seed"], one["kind"]) for one in read_records(records)}
-    for seed in options.seeds:
-        for kind in KINDS:
-            if (seed, kind) not in known:
-                record(records, *measure(seed, kind, options.n))
-    found = read_records(records)
+    records = Records(options.records or (RECORDS if reported else Path("runs")) / "prorefine_budget.jsonl.gz")
+    for seed, kind in records.missing(("seed", "kind"), product(options.seeds, KINDS)):
+        records.add(*measure(seed, kind, options.n))
+    found = records.read()
     print(
         "ProRefine in the sandbox (scripted models; says nothing about real ones)\n\n"
         f"{table(found)}\n\n{against(found)}"

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from itertools import islice
 from types import SimpleNamespace
 
+import async_training
 import pytest
 import torch
 from transformers import AutoTokenizer, TrainerCallback
@@ -20,7 +21,6 @@ from agentic_prompting.rollout import AgentSpec, BatchEngine, ChatFormat, Observ
 from agentic_prompting.trainers.carry_over import CarryOver
 from agentic_prompting.trainers.rollout_worker import RolloutWorker
 from support.espl_training import Reference
-from support.scripts import loaded
 from support.training import arguments, trainer_for, vars_for
 
 LEAD = {"lead": 1, "max_staleness": 2, "num_generations": 2, "per_device_train_batch_size": 4, "max_turn_tokens": 24}
@@ -214,7 +214,7 @@ def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
     as_if = compute(trainer.model, {**inputs, "importance_sampling_ratio": torch.ones(inputs["tool_mask"].shape)})
     with_ratio = compute(trainer.model, inputs)
     monkeypatch.undo()
-    loaded("async_training", monkeypatch).uncorrect(trainer)
+    async_training.uncorrect(trainer)
     assert trainer._compute_loss(trainer.model, inputs) == as_if and abs(with_ratio - as_if) > 1e-3
 
 

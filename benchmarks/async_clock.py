@@ -29,7 +29,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
         def jump(timeout: float | None = None) -> list:
             if timeout is None:
-                raise RuntimeError("everything waits for nothing")
+                raise RuntimeError("all tasks wait, and no event is due")
             self.now += timeout
             return select(0)
 
@@ -44,7 +44,7 @@ class Decoder:
 
     def __init__(self, own_devices: bool, speed: float, chat_format: Any):
         self.own_devices, self.speed, self.format = own_devices, speed, chat_format
-        self.rows: list[list[Any]] = []  # tokens left, and who waits
+        self.rows: list[list[Any]] = []  # tokens left, and the future of the waiting turn
         self.lending, self.tokens, self.busy = not own_devices, 0, 0.0
 
     async def __call__(self, request: Any) -> Any:
@@ -83,7 +83,7 @@ class Replies:
 
 
 def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps: int) -> dict[str, Any]:
-    """Steps of the trainer's own `CarryOver`: waiting for groups, then an update."""
+    """The seconds of a step of the trainer's own `CarryOver`: it waits for groups, then an update takes its time."""
     from transformers import AutoTokenizer
 
     from agentic_prompting.rollout import ChatFormat, Limits, TagGrammar
@@ -126,7 +126,7 @@ def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps
     loop.close()
     half = steps // 2
     seconds = (ends[-1] - ends[half - 1]) / (steps - half)
-    # A step's tokens in as full a batch as its rollouts make.
+    # The time to sample a step's tokens when all its rollouts decode in one batch.
     sampling = GROUPS * ROLLOUTS * TURNS * TOKENS * 2.718281828 ** (TOKENS_SIGMA**2 / 2)
     sampling *= (STEP / (GROUPS * ROLLOUTS * (1 + lead)) + STEP_PER_ROW) / speed
     bound = max(sampling, update) if decoder.own_devices else sampling + update

@@ -1,19 +1,19 @@
-"""Training that does not wait for stragglers (`lead`): what it saves, what it costs in score, what a kill loses.
+"""Training that does not wait for stragglers (`lead`): the time saved, the cost in score, the losses of a kill.
 
     OMP_NUM_THREADS=1 python benchmarks/async_training.py --json --quick     # about six minutes on two free cores
     OMP_NUM_THREADS=1 python benchmarks/async_training.py --json             # with scores: some hours
     python benchmarks/async_training.py --only virtual --json                # one part
 
-- *real*: the sandbox's policy trained in real time, its environment answering after 1 s (log-normal, σ 1.0).
+- *real*: the sandbox's policy trained in real time. Its environment answers after 1 s (log-normal, σ 1.0).
 - *virtual*: the trainer's own loop over groups on a clock that jumps to the next event, so that an hour takes seconds.
   Turns of 150 tokens (σ 0.6), replies of 2 s (σ 0.6), an update of 10 s, 16 groups of 8, decoding 12 ms + 0.03 ms a
   row. Three layouts: a *server* with devices of its own, which samples on while the weights change; *two nodes*, one of
   which samples at half the speed and one trains; *one node*, where the policy samples only while the trainer waits.
-- *kills*: runs killed with SIGKILL at random moments and resumed: replies paid twice, and replies paid for no rollout
-  that was learnt from.
+- *kills*: runs killed with SIGKILL at random moments and resumed. Counted are replies that were paid twice, and replies
+  whose rollouts were never trained on.
 - *score* (not with `--quick`): held-out exact match after equally many rollouts, by the protocol in
-  docs/howto/do_not_wait.md. A record of each training goes to `records/lead.jsonl.gz`, from which `recompute.py` makes
-  the page's table; what is recorded already is not run again.
+  docs/howto/do_not_wait.md. Each training is recorded in `records/lead.jsonl.gz`, from which `recompute.py` makes the
+  page's table; a recorded training is not repeated.
 
 The last line of `--json`: `real` (by lead `step_s`, `trainer_idle`, `policy_idle`), `speedup_lead2`, `virtual` (by
 layout and lead `step_s`, `over_bound`, `age`), `step_over_bound` (the server's at lead 3: against the larger of a
@@ -56,7 +56,7 @@ SEEDS, STEPS, SCORE_GROUPS, QUESTIONS, TEMPERATURE = range(5), 24, 8, 256, 1.0
 
 
 class Sleeps:
-    """The sandbox's oracle, after a while."""
+    """The sandbox's oracle with a delay before each reply."""
 
     def __init__(self, median: float, sigma: float):
         from agentic_prompting import LLMEnvironment
@@ -87,13 +87,16 @@ def trained(
 
 
 def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, Any]:
-    """Seconds of a step once training runs evenly: without the first ones, when as much is begun as `lead` allows, and
-    without the last, which begin nothing."""
+    """Seconds of a step once training runs evenly.
+
+    The first steps are left out, because they start as many groups as `lead` allows, and so are the last, which start
+    none.
+    """
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
     sandbox, found = prepare_sandbox(folder, 0, warm_start_steps=warm_start_steps), {}
     for lead in (0, 1, 2):
-        first = 1 + 4 * lead  # twice the default of max_staleness: what began at once has been used by then
+        first = 1 + 4 * lead  # twice the default of max_staleness: the groups of the first step have been used by then
         trainer = trained(sandbox, folder / str(lead), lead, first + steps + lead, 0, median=1.0)
         log = [entry for entry in trainer.state.log_history if "loss" in entry][first : first + steps]
         waited = [entry.get("async/trainer_idle") for entry in log if lead]
@@ -108,7 +111,7 @@ def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, A
 
 
 def score(folder: Path, seed: int, lead: int, corrected: bool, steps: int) -> dict[str, Any]:
-    """One training and its held-out questions, as a record: right or wrong, `1` or `0`, for each."""
+    """The record of one training; `correct` has `1` or `0` for each held-out question."""
     from agentic_prompting.sandbox.setup import prepare_sandbox
 
     began = time.perf_counter()
@@ -131,7 +134,7 @@ def score(folder: Path, seed: int, lead: int, corrected: bool, steps: int) -> di
 
 
 def uncorrect(trainer: Any) -> None:
-    """Have a trainer learn from what older weights sampled as if those of now had sampled it."""
+    """Make a trainer ignore that older weights sampled a rollout: it trains without the importance ratio."""
     compute = trainer._compute_loss
     trainer._compute_loss = lambda model, inputs: compute(
         model, {key: value for key, value in inputs.items() if key != "importance_sampling_ratio"}
@@ -194,7 +197,7 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def live(policy: Path, folder: Path, steps: int) -> None:
-    """One life of a run: from its last checkpoint, if there is one, to its end. Writes down what is paid and used."""
+    """Run from the last checkpoint, if there is one, to the end, and log the replies that are paid and used."""
     from datasets import Dataset
 
     from agentic_prompting import LLMEnvironment
@@ -234,7 +237,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 
 
 def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
-    """Runs that are killed at a random moment, resumed to their end, and looked through."""
+    """Count the losses of runs that are killed at a random moment and resumed to their end."""
     here, rng = multiprocessing.get_context("forkserver"), random.Random(0)
     here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.carry_over"])
 
@@ -254,7 +257,7 @@ def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
         process = begun(name)
         process.join(rng.uniform(0.3 * seconds, seconds))
         if process.exitcode is not None:
-            continue  # it came to its end before
+            continue  # it ended before the kill
         process.kill()
         process.join()
         again = begun(name)

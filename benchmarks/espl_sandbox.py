@@ -1,9 +1,9 @@
-"""Of E-SPL in its sandbox: what evolution adds to a training step, and what the ratings of prompts are worth.
+"""E-SPL in its sandbox: the time that evolution adds to a training step, and how well ratings predict scores.
 
     python benchmarks/espl_sandbox.py --json                          # the step, on one seed
     python benchmarks/espl_sandbox.py --json --ratings runs/league    # the ratings, of the league's joint runs
 
-How methods compare is `league.py`'s. Says nothing about real models.
+`league.py` compares the methods. The figures say nothing about real models.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def partial(ab: float, ac: float, bc: float) -> float:
 
 
 def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
-    """Rating against held-out score; birth against score; the first with birth held fixed."""
+    """Rank correlations with the held-out score: the rating's, the birth order's, and the rating's at fixed order."""
     mu, score, birth = (list(column) for column in zip(*rated, strict=True))
     rating, born, both = spearman(mu, score), spearman(birth, score), spearman(mu, birth)
     return {"rating": rating, "birth order": born, "rating, birth order held fixed": partial(rating, both, born)}
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
-    """The correlations of the recorded seeds, mean and interval."""
+    """The correlations of the recorded seeds as a Markdown table, means with intervals."""
     rated = [one["rated"] for one in records]
     found = [correlations(one) for one in rated]
     rows = []
@@ -67,8 +67,10 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def rate(seed: int, folder: Path) -> dict[str, Any]:
-    """Of each prompt that played in the league's joint run of a seed: rating μ, exact match on the held-out questions
-    under the final weights, order of birth."""
+    """The record of a seed: rating μ, held-out exact match and birth order of each prompt that played in a match.
+
+    The prompts are those of the league's joint run; they are scored under its final weights.
+    """
     from agentic_prompting.evolution import Population, SystemPrompt, load_state
 
     model, population = folder / "rules" / str(seed) / "joint-0", Population(SystemPrompt(""))
@@ -82,15 +84,15 @@ def rate(seed: int, folder: Path) -> dict[str, Any]:
 def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
     """Median step times of `joint` and `rl` on the very same rollouts, run in turns on the same machine.
 
-    The reference answers after 50 ms a call and in the end changes nothing, so that the prompts, and with them every
-    sampled token, stay those of `rl`: what differs is the work of E-SPL, not the length of what the policy writes.
+    The reference LLM answers after 50 ms a call and edits nothing, so that prompts and sampled tokens stay those of
+    `rl`. The two differ in E-SPL's work alone, not in the length of the rollouts.
     """
     from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward, ScriptedChat
 
     sandbox, times = prepare("rules", SEED, folder), {"joint": [], "rl": []}
     shared = {"max_steps": steps, "seed": SEED}
     for turn in range(rounds):
-        for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # neither is always the first, on a fresh process
+        for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # take turns at being first, in a fresh process
             args = ESPLConfig(**settings(ESPL, **shared, mode=mode, output_dir=str(folder / f"{mode}-{turn}")))
             idle = ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05) if args.evolves else None
             trainer = train(
@@ -108,7 +110,7 @@ def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What evolution adds to a step, and what ratings are worth.")
+    parser = argparse.ArgumentParser(description="The cost of evolution, and the worth of ratings.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds of the step")
     parser.add_argument("--ratings", type=Path, metavar="FOLDER", help="of the league's runs in this folder, instead")
     parser.add_argument("--records", type=Path, default=RECORDS, help="of the ratings")

@@ -48,13 +48,13 @@ RECORDS = RECORDED / "league.jsonl.gz"
 WORLDS, SEEDS, TUNING_SEEDS = ("rules", "habits", "misleading"), (501, 502, 503, 504, 505), (1, 2, 3)
 STEPS, QUICK_STEPS, MAX_CALLS, TEMPERATURE = 30, 6, 3000, 0.7
 
-# Phases: a mode of the trainer, `gepa` or `distill`; its share of the rollouts; what differs from the configuration.
+# Phases: a mode of the trainer, `gepa` or `distill`; its share of the rollouts; options that differ from the file's.
 METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "joint": [("joint", 1.0, {})],
     "rl": [("rl", 1.0, {})],
     "evolution": [("evolution", 1.0, {})],
     "GEPA, then GRPO": [("gepa", 0.5, {}), ("rl", 0.5, {})],
-    "warm start": [],  # under its first prompt, trained no further
+    "warm start": [],  # its first prompt, without further training
     "GRPO, then GEPA": [("rl", 0.5, {}), ("gepa", 0.5, {})],
     "alternating": [("alternating", 1.0, {"phase_steps": 5})],
     "joint, then distillation": [("joint", 0.5, {}), ("distill", 0.5, {})],
@@ -65,7 +65,7 @@ CORE = tuple(METHODS)[:5]  # in the worlds after the first
 QUICK = ("joint", "rl", "evolution")
 GEPA_VALIDATION, DISTILLATION_EPOCHS = 64, 3
 
-# What the protocol counts against us: in which world, in words, and by what differences from `joint`.
+# The outcomes that the protocol counts against us: the world, the outcome, and the test on differences from `joint`.
 AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], bool]]] = [
     ("rules", "joint training is not above RL and evolution alone", ("rl", "evolution"), lambda row: row["high"] >= 0),
     (
@@ -84,7 +84,7 @@ AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], b
 
 
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Per world and method: exact match, the difference from `joint` paired by seed, means of rollouts and calls."""
+    """Exact match, difference from `joint` paired by seed, and mean rollouts and calls of each world and method."""
     scores: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for record in records:
         scores.setdefault(record["world"], {}).setdefault(record["method"], {})[record["seed"]] = record
@@ -122,7 +122,7 @@ def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """What the protocol said beforehand would count against us, and whether it came out so; and who is first."""
+    """The place of joint training in each world, and whether the outcomes of `AGAINST` came true."""
     lines = []
     for world, methods in worlds.items():
         order = sorted(methods, key=lambda method: -methods[method]["mean"])
@@ -142,12 +142,12 @@ def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 
 
 def missing(world: str, methods: Iterable[str]) -> list[str]:
-    """The protocol's methods for a world that are not among these."""
+    """The protocol's methods for a world that are missing among `methods`."""
     return [method for method in (METHODS if world == WORLDS[0] else CORE) if method not in methods]
 
 
 def protocol_first(commits: Iterable[str]) -> bool:
-    """Whether the protocol was committed before everything that these commits ran."""
+    """Whether the protocol was committed before all of these commits, from which the records come."""
     added = git("log", "--format=%H", "--diff-filter=A", "--", "docs/evidence.md").split()
     return bool(added) and all(
         subprocess.run(["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY).returncode == 0
@@ -174,7 +174,7 @@ class Counted:
 
 
 def prepare(world: str, seed: int, folder: Path) -> Any:
-    """The sandbox with its warm start, quietly. Where words are to be learned the warm start is one and the same."""
+    """The sandbox with its warm start, made without printing. All worlds but `habits` share one warm start."""
     from agentic_prompting.sandbox.setup import prepare_guarded
 
     quiet()
@@ -183,7 +183,7 @@ def prepare(world: str, seed: int, folder: Path) -> Any:
 
 
 def run(world: str, seed: int, method: str, folder: Path, steps: int) -> dict[str, Any]:
-    """Train a method and ask it the held-out questions."""
+    """Train a method, ask its agent the held-out questions, and return the record."""
     from agentic_prompting.sandbox import GuardedReflector
 
     started, sandbox = time.perf_counter(), prepare(world, seed, folder)
@@ -205,7 +205,7 @@ def run(world: str, seed: int, method: str, folder: Path, steps: int) -> dict[st
 
 @dataclass
 class Agent:
-    """What the phases of a method hand on: weights, the prompt they are used under, and what was spent."""
+    """The state that a method's phases pass on: weights, their prompt, and the rollouts spent."""
 
     sandbox: Any
     seed: int
@@ -217,7 +217,7 @@ class Agent:
     trainer: Any = None
 
     def train(self, steps: int, **changes: Any) -> None:
-        """By E-SPL's trainer, in one of its modes."""
+        """Train with E-SPL's trainer, in one of its modes."""
         from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
 
         options = {"max_steps": steps, "seed": self.seed, "output_dir": str(self.output)}
@@ -235,7 +235,7 @@ class Agent:
         self._learned(steps * args.generation_batch_size)
 
     def distill(self, steps: int, mode: str) -> None:
-        """As many rollouts as so many steps have, imitated without the prompt."""
+        """Distill the prompt into the weights, with the rollouts of `steps` steps."""
         args = self.trainer.args
         rows = self.sandbox.train.select(range(steps * args.generation_batch_size // args.num_generations))
         batch = {"per_device_train_batch_size": 32}
@@ -248,7 +248,7 @@ class Agent:
         self.rollouts += rollouts
 
     def gepa(self, steps: int, mode: str) -> None:
-        """The prompt by the authors' package, with as many rollouts as so many steps have, and one iteration's more."""
+        """Optimise the prompt with the authors' package, for the rollouts of `steps` steps and one iteration."""
         import gepa
 
         from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent, PromptR1Reward, SystemPrompt
@@ -273,7 +273,7 @@ class Agent:
 
 
 def answers(sandbox: Any, model: Path, prompt: Any) -> str:
-    """Right or wrong, `1` or `0`, for each held-out question, sampled at the temperature that all methods get."""
+    """`1` or `0` for each held-out question, sampled at the temperature that all methods share."""
     from agentic_prompting import LLMEnvironment
 
     changes = {"system_prompt": prompt.text, "sampling": {"temperature": TEMPERATURE}}
@@ -299,7 +299,7 @@ def main() -> None:
     seeds = options.seeds or (TUNING_SEEDS[:2] if options.quick else SEEDS)
     steps, started = QUICK_STEPS if options.quick else STEPS, time.perf_counter()
     options.folder.mkdir(parents=True, exist_ok=True)
-    os.environ["OMP_NUM_THREADS"] = "1"  # read by the children as they start
+    os.environ["OMP_NUM_THREADS"] = "1"  # the child processes read it at their start
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         for world, seed in ((world, seed) for world in worlds for seed in seeds):
             methods = options.methods or (QUICK if options.quick else METHODS if world == WORLDS[0] else CORE)

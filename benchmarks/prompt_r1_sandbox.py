@@ -1,16 +1,16 @@
-"""Prompt-R1 in the sandbox, part by part, on unseen countries: the protocol is docs/evidence.md.
+"""Prompt-R1 in the sandbox, part by part, on unseen countries, by the protocol in docs/evidence.md.
 
     OMP_NUM_THREADS=1 python benchmarks/prompt_r1_sandbox.py            # five reported seeds: an hour on a free core
     OMP_NUM_THREADS=1 python benchmarks/prompt_r1_sandbox.py --quick    # a seed for tuning, fewer steps, 3 minutes
 
-Writes a record for each seed and setting to `--records`, of which `recompute.py` makes the tables of docs/ablations.md.
-What is recorded is not run again, and a trained agent that lies in `--folder` is not trained again: run once more, it
-goes on. All of it is the sandbox: a policy of 390,000 parameters, a scripted oracle, and nothing about real models.
+Appends a record for each seed and setting to `--records`, from which `recompute.py` makes the tables of
+docs/ablations.md. Recorded settings are not run again, and agents in `--folder` are not trained again, so that the same
+command resumes a stopped run. The figures are those of the sandbox, a policy of 390,000 parameters and a scripted
+oracle; they say nothing about real models.
 
-The numbers of the training are those of `examples/configs/sandbox.yaml`, read from it. The oracle is asked as a
-[`ChatModel`] in this process, not over HTTP as in the demo: what it says is the same. Every seed has its own split,
-weights, traces and oracle; all settings of a seed share one warm start and are asked the same held-out questions with
-the same random numbers.
+The training's settings are read from `examples/configs/sandbox.yaml`. The oracle is a [`ChatModel`] in this process,
+not an HTTP server as in the demo; its replies are the same. Every seed has its own split, weights, traces and oracle.
+All settings of a seed share one warm start and answer the same held-out questions with the same random numbers.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from agentic_prompting.sandbox.setup import prepare_sandbox
 from agentic_prompting.sandbox.world import value_of
 
 SEEDS, TUNING_SEED = (601, 602, 603, 604, 605), 1
-QUICK_STEPS = 8  # of GRPO; the warm start stays, without it there is nothing to train
+QUICK_STEPS = 8  # GRPO steps; the warm start is as long as ever, because GRPO cannot do without it
 WORDINGS = ("{} is the answer .", "i know this answer : {} .", "the answer of the question is {} .")
 
-# What a training changes in the file's numbers, and its reward where it is not the paper's. An agent that may take two
-# turns asks once and answers; one that has nobody to ask has one.
+# The options in which a training differs from the file, and its reward where it is not the paper's. An agent with two
+# turns asks once and answers; an agent without environment has one turn.
 TRAININGS: dict[str, dict[str, Any]] = {
     "multi": {},
     "single": {"max_turns": 2},
@@ -62,7 +62,7 @@ LAST: list[Setting] = [("strict", HOME, None), ("alone", NOBODY, None)]
 
 
 class Reworded:
-    """An oracle that says what another says in other words: one of `WORDINGS`, by what it is asked."""
+    """An oracle that rewords another oracle's replies: the request chooses one of `WORDINGS`."""
 
     def __init__(self, oracle: ChatModel):
         self.oracle = oracle
@@ -76,13 +76,13 @@ class Reworded:
 
 @dataclass(frozen=True)
 class Run:
-    """What all settings of a seed share.
+    """The parts that all settings of a seed share.
 
     Args:
-        seed (`int`): Of split, weights, traces, oracle, training and evaluation.
-        by (`str`): What is held out, see [`prepare_sandbox`].
-        folder (`Path`): Where its agents are.
-        max_steps (`int`, *optional*): Of GRPO; those of the file by default.
+        seed (`int`): The seed of split, weights, traces, oracle, training and evaluation.
+        by (`str`): The unit that is held out, `country` or `question`; see [`prepare_sandbox`].
+        folder (`Path`): The folder of its agents.
+        max_steps (`int`, *optional*): GRPO steps; by default the file's.
     """
 
     seed: int
@@ -95,7 +95,7 @@ class Run:
             object.__setattr__(self, "sandbox", prepare_sandbox(self.folder, self.seed, by=self.by))
 
     def environment(self, name: str) -> LLMEnvironment | None:
-        """The seed's oracle; noise changes single facts and leaves its guesses as they are."""
+        """An environment around the seed's oracle. Noise changes single facts, not the oracle's guesses."""
         if name == NOBODY:
             return None
         noise = float(name.removeprefix("noise ")) if name.startswith("noise ") else 0.0
@@ -103,7 +103,7 @@ class Run:
         return LLMEnvironment(Reworded(oracle) if name == REWORDED else oracle)
 
     def agent(self, name: str) -> Path:
-        """The folder of an agent, trained by GRPO from the seed's warm start if it has not been."""
+        """The folder of an agent, which is first trained by GRPO from the seed's warm start if it is missing."""
         folder = self.folder / name
         if name == "sft" or (folder / SPEC_FILE).exists():
             return self.sandbox.model if name == "sft" else folder
@@ -118,7 +118,7 @@ class Run:
         return folder
 
     def measure(self, agent: str, environment: str, turns: int | None) -> dict[str, Any]:
-        """Ask an agent the held-out questions."""
+        """Ask an agent the held-out questions and return its part of the record."""
         rows = list(self.sandbox.test)
         hops = "".join(str(row["meta"]["hops"]) for row in rows)
         if agent == "oracle":
@@ -133,10 +133,10 @@ class Run:
 
 
 def outcome_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """What finished rollouts scored: `correct`, 1 or 0 a question, mean `turns` and the share `answered`.
+    """The scores of finished rollouts: `correct` with 1 or 0 a question, mean `turns` and the share `answered`.
 
     Raises:
-        `RuntimeError`: If one failed. The oracle in this process has no reason to, so the numbers would be of a bug.
+        `RuntimeError`: A rollout failed. The oracle in this process never fails, so the cause would be a bug.
     """
     statuses = Counter(rollout.status for rollout in rollouts)
     if statuses["failed"]:

@@ -1,4 +1,4 @@
-"""What the records of `prompt_r1_sandbox.py` say, as the tables of docs/ablations.md. Needs no torch."""
+"""The tables of docs/ablations.md, made from the records of `prompt_r1_sandbox.py`. Needs no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOME, NOBODY, REWORDED = "home", "nobody", "reworded"
 AWAY = {f"noise {noise:g}": f"wrong with probability {noise:g}" for noise in NOISES} | {
     REWORDED: "words its replies anew"
 }
-INTERACTIONS = 4  # T: what one episode can hold; the fifth turn answers
+INTERACTIONS = 4  # T: the replies of one episode at most; the fifth turn answers
 NOTHING = "No run of it has been recorded yet."
 Entries = Sequence[Mapping[str, Any]]
 
@@ -46,7 +46,7 @@ def of(records: Entries, agent: str, environment: str = HOME, turns: int | None 
 
 
 def exact_match(of_setting: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
-    """Per seed."""
+    """The share of right answers by seed."""
     return {seed: share(one["correct"]) for seed, one in of_setting.items()}
 
 
@@ -56,7 +56,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
 
 
 def results(records: Entries) -> str:
-    """Every agent in the environment that it was trained for, and without one."""
+    """The table of every agent in the environment that it was trained for, and without one."""
     full = exact_match(of(records, "multi"))
     titles = "agent", "environment", "exact match [95 %]", "by seed", "minus the first [95 %]", "2 hops", "3 hops"
     rows = []
@@ -70,7 +70,7 @@ def results(records: Entries) -> str:
 
 
 def turns(records: Entries) -> str:
-    """The agent of multi-turn GRPO, allowed fewer turns in use than it was trained with."""
+    """The table of the multi-turn agent with fewer turns than in training."""
     full = exact_match(of(records, "multi"))
     titles = "turns allowed", "exact match [95 %]", "by seed", "minus 5 turns [95 %]", "2 hops", "3 hops", "turns"
     rows = []
@@ -86,7 +86,7 @@ def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _row(cells: list[str], found: Mapping[int, Mapping[str, Any]], full: Mapping[int, float]) -> list[str]:
-    """A setting's cells: pooled by hops, the rest by seed."""
+    """A setting's cells; accuracy by hops is pooled over seeds."""
     scores, answers = (
         exact_match(found),
         [(h, c) for one in found.values() for h, c in zip(one["hops"], one["correct"], strict=True)],
@@ -98,7 +98,7 @@ def _row(cells: list[str], found: Mapping[int, Mapping[str, Any]], full: Mapping
 
 
 def transfer(records: Entries) -> str:
-    """Agents with an oracle that they were not trained with, beside the bounds of eq 45-46 where there is a noise."""
+    """The table of agents with another oracle than in training, with the bounds of eq 45-46 for noisy oracles."""
     rows = []
     for environment, words in AWAY.items():
         noise = float(environment.removeprefix("noise ")) if environment != REWORDED else None
@@ -112,7 +112,7 @@ def transfer(records: Entries) -> str:
                 bound, linear = transfer_bounds(noise, INTERACTIONS)
                 row = interval(change)
                 ends = [row["mean"] if row[end] is None else row[end] for end in ("low", "high")]
-                # Judged by the interval's far end, not by the mean, so that "within" is not a matter of luck.
+                # The interval's far end decides, not the mean, so that "within" is not a matter of luck.
                 cells[4:] = [f"{bound:.3f}", f"{linear:.3f}", "yes" if max(map(abs, ends)) <= bound else "no"]
             rows.append(cells)
     return _table(
@@ -122,7 +122,7 @@ def transfer(records: Entries) -> str:
 
 
 def splits(records: Entries) -> str:
-    """The demo before and after GRPO, with whole countries held out and, as once, single questions."""
+    """The demo before and after GRPO, with whole countries held out and, by the former split, single questions."""
     rows = []
     after = {by: exact_match(of(records, "multi", by=by)) for by in ("country", "question")}
     for by, scores in after.items():
@@ -137,7 +137,7 @@ def splits(records: Entries) -> str:
 
 
 def headline(records: Entries) -> str:
-    """The page's first paragraph: the rows' means, and what the protocol says would count against us."""
+    """The page's first paragraph: the rows' means, and the outcomes that the protocol counts against us."""
     said = [
         f"{name} {shown(list(exact_match(found).values()))}"
         for agent, name in list(AGENTS.items())[:4]

@@ -1,13 +1,13 @@
-"""Recompute the figures of README and docs from the records that are shipped, offline and without a run.
+"""Recompute the figures of README and docs from the shipped records, offline and without a run.
 
-    python benchmarks/recompute.py            # ends with an error if a page says something else
+    python benchmarks/recompute.py            # ends with an error if a page has other figures
     python benchmarks/recompute.py --write    # put the figures into the pages
 
-A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or
-within one. For each NAME there is a function in `TEXTS` that makes text of records: of the file in `records/` that the
-name begins with (`speed.engine`: of `speed.jsonl.gz`). Figures of which there are no records stand between
-`<!-- not recomputed: COMMAND -->` and `<!-- /not recomputed -->`, and are listed at the end with what makes them.
-A score with an interval anywhere else is an error.
+A page has recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or within
+a line. For each NAME a function in `TEXTS` makes the text from the records of one file, whose name NAME begins with
+(`speed.engine` is made from `speed.jsonl.gz`). Figures without records are between `<!-- not recomputed: COMMAND -->`
+and `<!-- /not recomputed -->`; they are listed at the end with their command. A score with an interval anywhere else is
+an error.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ STEP = (
 )
 
 
-# --- texts: of records, one function each --------------------------------------------------------------------------
+# --- texts made from records, one function each ----------------------------------------------------------------------
 
 
 def speed(records: Entries) -> str:
-    """The table of all.py, of the latest run of each script."""
+    """The table of all.py, from the latest run of each script."""
     import all as every
 
     latest = {record["script"]: record for record in records}
@@ -56,7 +56,7 @@ def speed(records: Entries) -> str:
 
 
 def rollout_grid(records: Entries) -> str:
-    """Four loops over turns of different length, of the latest full run."""
+    """The table of four loops over turns of different length, from the latest full run."""
     full = latest_full(records, "rollout.py")
     titles = "rollouts,tokens a turn,replies,limit,ours,lock-step,TRL's async loop,TRL's tool loop"
     titles += ",ours / limit,lock-step / ours,async loop / ours"
@@ -72,7 +72,7 @@ def rollout_grid(records: Entries) -> str:
 
 
 def growth(records: Entries) -> str:
-    """What grows with the number of rollouts, turns, prompts and recorded replies, of the latest full run."""
+    """Sentences on the costs that grow with rollouts, turns, prompts and cached replies, from the latest full run."""
     full = latest_full(records, "growth.py")
     cost, memory, turns = full["rollouts"], full["memory_kb"], full["turns"]
     first, *_, last = cost
@@ -90,7 +90,7 @@ def growth(records: Entries) -> str:
 
 
 def engine(records: Entries) -> str:
-    """The engine against batches, of the latest full run."""
+    """The table of the engine against batches, from the latest full run."""
     full = latest_full(records, "engine.py")
     rows = []
     for name, row in full["settings"].items():
@@ -100,7 +100,7 @@ def engine(records: Entries) -> str:
 
 
 def demo(records: Entries) -> str:
-    """What `make demo` printed: the latest, its intervals made anew."""
+    """The latest output of `make demo`, with recomputed intervals."""
     summary, examples = records[-1]["summary"], records[-1]["trajectories"]
     n = summary["questions"]
     lines = ["Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)", ""]
@@ -117,7 +117,7 @@ def demo(records: Entries) -> str:
 
 
 def broken(records: Entries) -> str:
-    """What learning.py found in runs with one thing broken; the latest run of each."""
+    """The table of problems that learning.py found in the latest runs with one part broken."""
     rows = []
     for what, one in {record["what"]: record for record in records}.items():
         demo, espl = one["demo"], one["espl"]["exact_match"]
@@ -132,7 +132,7 @@ def broken(records: Entries) -> str:
 
 
 def prorefine_accuracy(records: Entries) -> str:
-    """ProRefine's verifier settings on the sandbox's puzzles, Wilson's intervals over the puzzles."""
+    """The table of ProRefine's verifier settings on the sandbox's puzzles, with Wilson's intervals over the puzzles."""
     sets = latest_full(records, "prorefine.py")["correct"]
     return accuracy_table(
         {
@@ -147,15 +147,15 @@ def _wilson(correct: str) -> Estimate:
 
 
 def printed(script: str, form: str) -> Callable[[Entries], str]:
-    """What a script printed in its latest full run, in words."""
+    """A function that fills `form` with the results of a script's latest full run."""
     return lambda records: form.format(**latest_full(records, script))
 
 
 def latest_full(records: Entries, script: str) -> Mapping[str, Any]:
-    """What a script printed when it last ran in full.
+    """The results of a script's latest full run.
 
     Raises:
-        `IndexError`: No full run of it is recorded.
+        `IndexError`: No full run of the script is recorded.
     """
     return [record for record in records if record["script"] == script and not record["quick"]][-1]["printed"]
 
@@ -167,7 +167,7 @@ def hopeless_bias(records: Entries) -> str:
 
 
 def tools_table(records: Entries) -> str:
-    """The demo trained through native tool calls: of each seed and way, held-out questions answered right."""
+    """The table of the demo trained through native tool calls, by seed and kind of tool."""
     rows = []
     for row in records:
         shares = [wilson_interval(row[when]["right"], row[when]["n"]) for when in ("before", "after")]
@@ -217,10 +217,10 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
 
 
 def recompute(page: str) -> tuple[str, list[str]]:
-    """A page with its blocks made anew, and their names.
+    """A page with recomputed blocks, and the names of its blocks.
 
     Raises:
-        `KeyError`: A block is of records that nothing is made of.
+        `KeyError`: No function makes the text of a block.
     """
     texts = {}
     for name in dict.fromkeys(found[2] for found in BLOCK.finditer(page)):
@@ -235,7 +235,7 @@ def recompute(page: str) -> tuple[str, list[str]]:
 
 
 def unmarked(page: str) -> list[str]:
-    """Scores with intervals that stand outside of all marks."""
+    """The scores with intervals that are outside all marks."""
     return INTERVAL.findall(BY_HAND.sub("", BLOCK.sub("", page)))
 
 

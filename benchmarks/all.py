@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/all.py --json --quick     # about ten minutes on two free cores
     OMP_NUM_THREADS=1 python benchmarks/all.py --json             # everything in full: about an hour and a half
     python benchmarks/all.py --only rollout.py --json --quick     # one of them
-    python benchmarks/all.py --record --quick                     # keeps what each printed in records/speed.jsonl.gz,
-    python benchmarks/recompute.py --write                        # of which this makes the tables in the pages
+    python benchmarks/all.py --record --quick                     # also appends the results to records/speed.jsonl.gz
+    python benchmarks/recompute.py --write                        # writes the tables of these records into the pages
 
-Each script runs by itself, one after another, in a fresh process; what it prints last is read. A script that fails is
-a row that does not hold. The last line of `--json` holds `rows: [{name, value, target, holds}]`.
+Each script runs by itself, one after another, in a fresh process, and its last line is read. The figures of a script
+that fails do not hold. The last line of `--json` holds `rows: [{name, value, target, holds}]`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from records import RECORDS, record
+from lab import RECORDS, Records, markdown
 
 HERE = Path(__file__).parent
 COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
@@ -34,11 +34,11 @@ class Figure:
     """A figure of a script.
 
     Args:
-        script (`str`): In this folder.
-        name (`str`): What it is called in the table.
+        script (`str`): The script's name in this folder.
+        name (`str`): Its name in the table.
         value (`Callable`): Finds it in the script's last line.
         target (`str`): `<=` or `>=` and a number.
-        why (`str`, *optional*): Said beside it where it misses the target.
+        why (`str`, *optional*): The reason that the table gives where the figure misses its target.
     """
 
     script: str
@@ -48,11 +48,11 @@ class Figure:
     why: str = ""
 
     def row(self, run: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Of what a run of the script left: what it `printed`, whether it was `quick`, and the `date`."""
+        """The table's row for a run of the script, of which `printed`, `quick` and `date` are recorded."""
         sign, number = self.target.split()
         try:
             value = self.value(run["printed"]) if run else None
-        except (KeyError, IndexError, TypeError):  # it failed, or a quick run leaves something out
+        except (KeyError, IndexError, TypeError):  # the run failed, or a quick run leaves this figure out
             value = None
         holds = value is not None and COMPARE[sign](value, float(number))
         when = f"{'quick' if run['quick'] else 'full'}, {run['date'][5:]}" if run else ""
@@ -61,7 +61,7 @@ class Figure:
 
 
 def key(*path: str | int) -> Callable[[Mapping[str, Any]], Any]:
-    """Looks up a path of names and places."""
+    """A function that follows a path of keys and indices."""
 
     def find(printed: Any) -> Any:
         for part in path:
@@ -105,7 +105,6 @@ FIGURES = [
     Figure("prorefine.py", "drafting, prompt strong: wall", key("drafting", "speedup_wall", "strong"), ">= 0.9"),
     Figure("prorefine.py", "64 queries at once: one after another / at once", key("batch_speedup"), ">= 20"),
     Figure("calls.py", "calls until the agent is good: replies shared / today", key("calls_ratio_shared"), "<= 0.5"),
-    Figure("calls.py", "calls until the agent is good: all settings / today", key("calls_ratio"), "<= 0.5"),
     Figure("calls.py", "replies shared in a step: paid twice", key("paid_twice"), "<= 0"),
     Figure("growth.py", "cost of a rollout: many / 64", key("growth_rollouts"), "<= 1.25"),
     Figure("growth.py", "cost of a turn: turns 5-8 / turn 2", key("growth_turns"), "<= 1.5"),
@@ -126,7 +125,7 @@ FIGURES = [
 
 
 def run(script: str, quick: bool) -> dict[str, Any]:
-    """What the script's last line says, as `printed`; `None` if it failed."""
+    """Run a script; the record has its last line as `printed`, `None` if it failed."""
     command = [sys.executable, str(HERE / script), "--json", *(["--quick"] if quick else [])]
     print(f"running {' '.join(command[1:])}", file=sys.stderr, flush=True)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -138,14 +137,14 @@ def run(script: str, quick: bool) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows as a Markdown table, with the reason beside a target that was missed."""
-    lines = ["| figure | measured | target | holds | run |", "|---|---|---|---|---|"]
+    """The rows as a Markdown table, with the reason beside a missed target."""
+    lines = []
     for row in rows:
         value = "" if row["value"] is None else f"{row['value']:.3g}"
         no = ": ".join(filter(None, ("no", row["why"])))
         holds = "yes" if row["holds"] else no if value else "no record"
-        lines.append(f"| {row['name']} (`{row['script']}`) | {value} | {row['target']} | {holds} | {row['run']} |")
-    return "\n".join(lines)
+        lines.append([f"{row['name']} (`{row['script']}`)", value, row["target"], holds, row["run"]])
+    return markdown(("figure", "measured", "target", "holds", "run"), lines)
 
 
 def main() -> None:
@@ -153,14 +152,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="pass --quick on")
     parser.add_argument("--only", action="append", help="these scripts only")
-    parser.add_argument("--record", action="store_true", help="keep what they print in records/speed.jsonl.gz")
+    parser.add_argument("--record", action="store_true", help="append the results to records/speed.jsonl.gz")
     arguments = parser.parse_args()
     scripts = [s for s in dict.fromkeys(f.script for f in FIGURES) if not arguments.only or s in arguments.only]
     runs = {}
     for script in scripts:
         runs[script] = run(script, arguments.quick)
         if arguments.record and runs[script]["printed"] is not None:
-            record(RECORDS / "speed.jsonl.gz", runs[script])
+            Records(RECORDS / "speed.jsonl.gz").add(runs[script])
     rows = [figure.row(runs[figure.script]) for figure in FIGURES if figure.script in runs]
     print(table(rows))
     if arguments.json:

@@ -1,13 +1,14 @@
-"""`make demo`'s training, alone and beside one busy core: which settings keep its steps steady.
+"""Which settings keep the steps of `make demo`'s training steady, alone and beside one busy core.
 
     python benchmarks/demo_under_load.py --json            # 8 settings, alone and beside: about half an hour
     python benchmarks/demo_under_load.py --json --quick    # 8 steps instead of 40
 
 Compute threads that spin while they wait for each other lose a whole slice of time whenever one of them has no core.
-Tried are one thread and two, waiting that spins and waiting that sleeps (`OMP_WAIT_POLICY=passive`), and the oracle in
-the training process and in one of its own. One warm start serves all. A setting is steady if beside one busy core its
-worst step takes at most twice its median step. The last line of `--json` holds `settings: [{threads, passive, oracle,
-alone: {median_s, worst_s, total_s}, beside: {...}, steady}]`. To be run on a machine that does nothing else.
+The settings are one thread and two, waiting that spins and waiting that sleeps (`OMP_WAIT_POLICY=passive`), and the
+oracle in the training process and in a process of its own. All settings share one warm start. A setting is steady if
+beside one busy core its worst step takes at most twice its median step. The last line of `--json` holds `settings:
+[{threads, passive, oracle, alone: {median_s, worst_s, total_s}, beside: {...}, steady}]`. Run it on a machine that does
+nothing else.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LIMIT = 2.0  # worst step / median step, beside one busy core
 
 
 def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]:
-    """One training run in this process, as `make demo` makes it; the seconds of its steps."""
+    """The seconds of the steps of one training in this process, set up as `make demo` does."""
     from agentic_prompting.cli.programs import PROGRAMS, parse
     from agentic_prompting.sandbox.server import MODEL
 
@@ -62,7 +63,7 @@ def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]
 
 @contextmanager
 def busy_core(busy: bool) -> Iterator[None]:
-    """Something else that takes all of one core."""
+    """Keep one core busy with another process while the context lasts."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
     try:
         yield
@@ -74,7 +75,7 @@ def busy_core(busy: bool) -> Iterator[None]:
 
 @contextmanager
 def oracle(own_process: bool) -> Iterator[str | None]:
-    """The address of an oracle in a process of its own; `None` for the one inside of the training process."""
+    """The address of an oracle in a process of its own; `None` for the oracle inside the training process."""
     if not own_process:
         yield None
         return
@@ -89,7 +90,7 @@ def oracle(own_process: bool) -> Iterator[str | None]:
 
 
 def child(arguments: list[str], threads: int, passive: bool) -> dict[str, Any]:
-    """This script again, in a fresh process with these compute threads; what its last line says."""
+    """The last line that this script prints in a fresh process with these compute threads."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     for name, value in {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}.items():
         variables.pop(name, None)

@@ -1,12 +1,12 @@
-"""E-SPL's figures, from runs that are there: what to train for each, and the pictures.
+"""E-SPL's figures, drawn from finished runs, and the commands that train the runs that are missing.
 
-    python benchmarks/espl_figures.py --pair hmmt                    # the commands; what is trained already is said
+    python benchmarks/espl_figures.py --pair hmmt                    # the commands that are still to be run
     python benchmarks/espl_figures.py --pair hmmt --draw figures     # Figures 1, 8 and 11 to 15 from runs/espl/hmmt
     python benchmarks/espl_figures.py --sandbox --draw figures       # trains and draws, on two cores, in minutes
 
 A run is a folder `runs/espl/PAIR/VARIANT` that ESPLTrainer wrote (`trainer_state.json` with held-out rewards,
-`population.json`), or the checkpoint of `evolve` with `eval_every` and `eval_all`. Prints one JSON object; a figure
-whose runs are missing is named with the reason. What the sandbox shows is the sandbox.
+`population.json`), or the checkpoint of `evolve` with `eval_every` and `eval_all`. Prints one JSON object, which
+gives the reason for each figure whose runs are missing. The sandbox's figures say nothing about real models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentic_prompting.evolution.lineage import LINES, figure_class
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = {"aime25": "dapo100_aime25", "hmmt": "hmmt", "beyondaime": "aime_beyondaime", "search": "nq_hotpotqa"}
-"""By pair its configuration; `sandbox` is one as well, with --sandbox."""
+"""The configuration of each pair; with `--sandbox` the pair is `sandbox`."""
 
 VARIANTS: dict[str, list[str]] = {
     "joint": ["--p_crossover", "0.2"],
@@ -40,11 +40,11 @@ VARIANTS: dict[str, list[str]] = {
     "evolution": ["--mode", "evolution"],
     "reflection": ["--mode", "reflection"],
 }
-"""What each changes of the configuration."""
+"""The options in which each variant differs from the configuration."""
 
 
 class Figure(NamedTuple):
-    """A figure of the paper: what it shows, how it is drawn, and of which variants."""
+    """A figure of the paper: its title, the kind of drawing, and the variants that it compares."""
 
     title: str
     kind: str
@@ -63,7 +63,7 @@ FIGURES = {
 
 
 def command(pair: str, variant: str, runs: Path, options: Sequence[str] = ()) -> list[str]:
-    """The training of a variant."""
+    """The command's words that train a variant."""
     config = ROOT / "examples" / "configs" / "espl" / f"{CONFIGS.get(pair, pair)}.yaml"
     chosen = VARIANTS[variant]
     if variant == "joint" and pair != "sandbox" and "p_crossover: 0.0" in config.read_text(encoding="utf-8"):
@@ -72,11 +72,11 @@ def command(pair: str, variant: str, runs: Path, options: Sequence[str] = ()) ->
     return ["espl", *where, *chosen, *options]
 
 
-# What a run says -----------------------------------------------------------------------------------------------------
+# The results of a run ------------------------------------------------------------------------------------------------
 
 
 def curve_of(run: Path) -> list[tuple[int, float]]:
-    """Step and mean held-out reward, of a trainer's folder or of `evolve`'s checkpoint in it."""
+    """Step and mean held-out reward, read from a trainer's folder or from `evolve`'s checkpoint in it."""
     if (state := run / "trainer_state.json").exists():
         log = json.loads(state.read_text(encoding="utf-8"))["log_history"]
         return [(entry["step"], entry["eval_reward"]) for entry in log if entry.get("eval_reward") is not None]
@@ -87,7 +87,7 @@ def curve_of(run: Path) -> list[tuple[int, float]]:
 
 
 def ratings_of(run: Path) -> list[dict[str, Any]]:
-    """Of every prompt whose held-out score was measured: id, μ, σ, score, operator."""
+    """Id, μ, σ, score and operator of each prompt whose held-out score was measured."""
     path = next((run / name for name in ("population.json", "state.json") if (run / name).exists()), None)
     members = [node.member for node in read_lineage(path).nodes] if path else []
     return [
@@ -104,13 +104,13 @@ def ratings_of(run: Path) -> list[dict[str, Any]]:
 
 
 def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
-    """What a figure shows, by variant; what is missing under `missing`."""
+    """The data of a figure: `shown` by variant, and `missing` with the reasons."""
     if figure.kind == "ratings":
         found: dict[str, Any] = {name: ratings_of(runs[name]) for name in figure.variants}
     else:
         found = {name: curve_of(runs[name]) for name in figure.variants}
     shown = {name: points for name, points in found.items() if points}
-    if figure.kind == "bars":  # the mean of the last three looks, so that no lucky one is chosen
+    if figure.kind == "bars":  # the mean of the last three evaluations, so that no lucky one is chosen
         shown = {name: fmean(value for _, value in points[-3:]) for name, points in shown.items()}
     why = "no prompt has a held-out score" if figure.kind == "ratings" else "no held-out rewards"
     data = {"shown": shown, "missing": {name: f"{runs[name]}: {why}" for name in found if not found[name]}}
@@ -120,13 +120,13 @@ def data_of(figure: Figure, runs: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def _spearman(points: Sequence[Mapping[str, Any]]) -> float | None:
-    """Of rating and held-out score; `None` where one of them does not vary."""
+    """The rank correlation of rating and held-out score; `None` where one of them does not vary."""
     value = spearman([one["mu"] for one in points], [one["held_out"] for one in points])
     return None if value != value else round(value, 3)
 
 
 def draw(figure: Figure, shown: Mapping[str, Any], path: Path, title: str) -> None:
-    """A figure as a picture."""
+    """Draw a figure and write it to `path`."""
     picture = figure_class()(figsize=(6, 3.6), layout="constrained")
     axis = picture.subplots()
     axis.set_title(title)
@@ -158,7 +158,7 @@ SANDBOX = shlex.split("--seed 0 --n_test 64 --eval_strategy steps --per_device_e
 
 
 def train(pair: str, variant: str, runs: Path, options: Sequence[str]) -> None:
-    """Train a variant in a process of its own, from the warm start that all of them share."""
+    """Train a variant in a process of its own, from the warm start that all variants share."""
     import shutil
 
     from agentic_prompting.sandbox.setup import prepare_guarded
@@ -171,7 +171,7 @@ def train(pair: str, variant: str, runs: Path, options: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the commands; with `--sandbox` run them; draw what is there."""
+    """Print the commands, with `--sandbox` run them, and draw the figures of finished runs."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pair", choices=CONFIGS, help="training and held-out set of the figures")
     parser.add_argument("--sandbox", action="store_true", help="train all variants in the sandbox instead")

@@ -1,31 +1,28 @@
-"""Of E-SPL in its sandbox: what evolution adds to a training step, and what the ratings of prompts are worth.
+"""E-SPL in its sandbox: the time that evolution adds to a training step, and how well ratings predict scores.
 
     python benchmarks/espl_sandbox.py --json                          # the step, on one seed
     python benchmarks/espl_sandbox.py --json --ratings runs/league    # the ratings, of the league's joint runs
 
-How methods compare is `league.py`'s. Says nothing about real models.
+`league.py` compares the methods. The figures say nothing about real models.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import yaml
-from league import CONFIG, REPOSITORY, SEEDS, answers, prepare, read_records, share, t_interval
-from records import record
+from lab import ESPL, RECORDS as RECORDED, Records, interval, markdown, settings, share, shown, train
+from league import SEEDS, answers, prepare
 
 SEED = 321
-RECORDS = REPOSITORY / "records" / "ratings.jsonl.gz"
+RECORDS = RECORDED / "ratings.jsonl.gz"
 
 
 # --- pure: rank correlations --------------------------------------------------------------------------------------
@@ -45,37 +42,35 @@ def partial(ab: float, ac: float, bc: float) -> float:
 
 
 def correlations(rated: Sequence[tuple[float, float, int]]) -> dict[str, float]:
-    """Rating against held-out score; birth against score; the first with birth held fixed."""
+    """Rank correlations with the held-out score: the rating's, the birth order's, and the rating's at fixed order."""
     mu, score, birth = (list(column) for column in zip(*rated, strict=True))
     rating, born, both = spearman(mu, score), spearman(birth, score), spearman(mu, birth)
     return {"rating": rating, "birth order": born, "rating, birth order held fixed": partial(rating, both, born)}
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
-    """The correlations of the recorded seeds, mean and interval."""
+    """The correlations of the recorded seeds as a Markdown table, means with intervals."""
     rated = [one["rated"] for one in records]
     found = [correlations(one) for one in rated]
-    lines = ["| | Spearman with exact match [95 %] | by seed |", "|---|---|---|"]
+    rows = []
     for name in found[0]:
         values = [one[name] for one in found if not math.isnan(one[name])]
-        row = t_interval(values)
-        ends = "one seed" if row["low"] is None else f"{row['low']:.2f}, {row['high']:.2f}"
-        lines.append(f"| {name} | {row['mean']:.2f} [{ends}] | {', '.join(f'{value:.2f}' for value in values)} |")
+        rows.append([name, shown(interval(values), digits=2), ", ".join(f"{value:.2f}" for value in values)])
     best = [max(prompts, key=lambda prompt: prompt[0])[1] for prompts in rated]
     newest = [prompts[-1][1] for prompts in rated]
     both = [", ".join(f"{score:.3f}" for score in scores) for scores in (best, newest)]
-    lines.append(
-        f"\nExact match under the prompt rated highest, by seed: {both[0]}; under the newest that played: {both[1]}."
-    )
-    return "\n".join(lines)
+    text = f"Exact match under the prompt rated highest, by seed: {both[0]}; under the newest that played: {both[1]}."
+    return f"{markdown(('', 'Spearman with exact match [95 %]', 'by seed'), rows)}\n\n{text}"
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
 def rate(seed: int, folder: Path) -> dict[str, Any]:
-    """Of each prompt that played in the league's joint run of a seed: rating μ, exact match on the held-out questions
-    under the final weights, order of birth."""
+    """The record of a seed: rating μ, held-out exact match and birth order of each prompt that played in a match.
+
+    The prompts are those of the league's joint run; they are scored under its final weights.
+    """
     from agentic_prompting.evolution import Population, SystemPrompt, load_state
 
     model, population = folder / "rules" / str(seed) / "joint-0", Population(SystemPrompt(""))
@@ -89,37 +84,33 @@ def rate(seed: int, folder: Path) -> dict[str, Any]:
 def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
     """Median step times of `joint` and `rl` on the very same rollouts, run in turns on the same machine.
 
-    The reference answers after 50 ms a call and in the end changes nothing, so that the prompts, and with them every
-    sampled token, stay those of `rl`: what differs is the work of E-SPL, not the length of what the policy writes.
+    The reference LLM answers after 50 ms a call and edits nothing, so that prompts and sampled tokens stay those of
+    `rl`. The two differ in E-SPL's work alone, not in the length of the rollouts.
     """
     from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward, ScriptedChat
 
     sandbox, times = prepare("rules", SEED, folder), {"joint": [], "rl": []}
-    shared = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"}
-    shared |= {"max_steps": steps, "seed": SEED, "disable_tqdm": True, "rollouts_max_mb": 0}
+    shared = {"max_steps": steps, "seed": SEED}
     for turn in range(rounds):
-        for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # neither is always the first, on a fresh process
-            args = ESPLConfig(**{**shared, "mode": mode, "output_dir": str(folder / f"{mode}-{turn}")})
+        for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # take turns at being first, in a fresh process
+            args = ESPLConfig(**settings(ESPL, **shared, mode=mode, output_dir=str(folder / f"{mode}-{turn}")))
             idle = ScriptedChat(lambda messages: "```json\n[]\n```", latency=0.05) if args.evolves else None
-            trainer = ESPLTrainer(
-                str(sandbox.model),
-                PromptR1Reward(),
+            trainer = train(
+                ESPLTrainer,
                 args,
-                sandbox.train,
+                sandbox,
+                LLMEnvironment(sandbox.oracle),
+                reward_funcs=PromptR1Reward(),
                 reference=idle,
                 initial_prompt=sandbox.root,
-                environment=LLMEnvironment(sandbox.oracle),
-                prompt_template=sandbox.spec.prompt_template,
             )
-            with redirect_stdout(io.StringIO()):  # with its progress bar off, transformers prints every log
-                trainer.train()
             logged = [entry["step_time"] for entry in trainer.state.log_history if "step_time" in entry]
             times[mode] += logged[1:]  # the first one compiles and fills caches
     return {mode: statistics.median(values) for mode, values in times.items()}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What evolution adds to a step, and what ratings are worth.")
+    parser = argparse.ArgumentParser(description="The cost of evolution, and the worth of ratings.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds of the step")
     parser.add_argument("--ratings", type=Path, metavar="FOLDER", help="of the league's runs in this folder, instead")
     parser.add_argument("--records", type=Path, default=RECORDS, help="of the ratings")
@@ -128,13 +119,12 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     if options.ratings:
-        known = {one["seed"] for one in read_records(options.records)}
+        records = Records(options.records)
         played = {int(path.parents[1].name) for path in options.ratings.glob("rules/*/joint-0/population.json")}
-        seeds = [seed for seed in SEEDS if seed in played]  # none for tuning
-        for seed in seeds:
-            if seed not in known:
-                record(options.records, rate(seed, options.ratings))
-        found = read_records(options.records)
+        seeds = [(seed,) for seed in SEEDS if seed in played]  # none for tuning
+        for (seed,) in records.missing(("seed",), seeds):
+            records.add(rate(seed, options.ratings))
+        found = records.read()
         print(table(found))
         result: dict[str, Any] = {"ratings": [{"seed": one["seed"], **correlations(one["rated"])} for one in found]}
     else:

@@ -4,8 +4,8 @@
     python benchmarks/fidelity.py --json     # the last line: rows, false, untested, ...
     python benchmarks/fidelity.py --only "eq 1"
 
-What is expected stands in `fidelity_prompt_r1.py`, `fidelity_espl.py` and `fidelity_prorefine.py`, computed there from
-the papers' text by other means than the code under test. Ends with 1 where a row does not hold.
+The expected values are in `fidelity_prompt_r1.py`, `fidelity_espl.py` and `fidelity_prorefine.py`, which compute them
+from the papers' text by other means than the code under test. The exit status is 1 if a row does not hold.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One row of `fidelity.py`: what a paper says, what that comes to by other means, and what the code gives."""
+"""One row of `fidelity.py`: a paper's rule, its value computed by other means, and the code's value."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Row:
     """A formula, number or rule.
 
     Args:
-        at (`str`): Where in the paper: `eq 10`, `Table 6`, `Algorithm 1`, `A.5`.
-        rule (`str`): What is checked, in a few words.
-        expected: From the paper's text, without the code under test.
-        got: From the code.
-        within (`float`, *optional*, defaults to `1e-9`): How far numbers may be apart.
+        at (`str`): The place in the paper: `eq 10`, `Table 6`, `Algorithm 1`, `A.5`.
+        rule (`str`): The rule that is checked, in a few words.
+        expected: The value by the paper's text, computed without the code under test.
+        got: The code's value.
+        within (`float`, *optional*, defaults to `1e-9`): The largest difference of two numbers that count as equal.
     """
 
     at: str
@@ -35,7 +35,7 @@ Part = Callable[[], Iterator[Row]]
 
 
 def same(expected: Any, got: Any, within: float) -> bool:
-    """Equal; numbers, also inside of lists and dicts, up to `within`."""
+    """Whether two values are equal; numbers, also inside lists and dicts, up to `within`."""
     if isinstance(expected, bool) or isinstance(got, bool) or expected is None or got is None:
         return expected is got
     if isinstance(expected, int | float) and isinstance(got, int | float):
@@ -52,7 +52,7 @@ def _many(value: Any) -> bool:
 
 
 def rows_of(paper: str, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-    """All rows of a paper; a part that raises is a row that does not hold."""
+    """All rows of a paper; a part that raises gives a row that does not hold."""
     for part in parts:
         try:
             for row in part():

@@ -59,7 +59,7 @@ def corrections(t: float, eps: float, draw: bool) -> tuple[float, float]:
 
 
 def message_passing(ratings: Sequence[tuple[float, float]], places: Sequence[int]) -> list[tuple[float, float]]:
-    """Expectation propagation over the chain of adjacent comparisons, swept until nothing moves."""
+    """Expectation propagation over the chain of adjacent comparisons, repeated until nothing changes."""
     order = sorted(range(len(ratings)), key=lambda i: places[i])
     skills = [(ratings[i][0], ratings[i][1] ** 2 + TAU**2) for i in order]  # the dynamics: sigma^2 + tau^2
     pi0 = [1 / (variance + BETA**2) for _, variance in skills]
@@ -166,7 +166,7 @@ def give(population: Population, ratings: Sequence[tuple[float, float]]) -> None
 
 
 def results(matrix: Sequence[Sequence[Sequence[float]]]) -> list[PromptResult]:
-    """By prompt, problem and rollout a reward."""
+    """Results with a reward for each prompt, problem and rollout."""
     return [
         PromptResult(
             SystemPrompt("Solve.", (f"rule {place}",), id=place),
@@ -337,7 +337,7 @@ def operators() -> Iterator[Row]:
 
 
 def reflection() -> Iterator[Row]:
-    """What the reference LLM is shown in each of the four stages, and what becomes of its replies."""
+    """The four stages of reflection: the reference LLM's requests, and the edits that its replies become."""
     asked: list[str] = []
     said = [
         "summary of the first attempt",
@@ -436,7 +436,7 @@ def search() -> Iterator[Row]:
             rollout = Rollout([1]).finish("answered")
             rollout.add_turn(Sample([1]), SearchGrammar().parse(said))
             if not form and correct:
-                continue  # two answers are none
+                continue  # a reply with two answers counts as no answer
             (got,) = search_reward([], [], [rollout], [["right"]])
             yield Row("released recipe", f".1 (format {form} - 1) + correct {correct}", 0.1 * (form - 1) + correct, got)
 

@@ -145,7 +145,7 @@ ARTICLES, PUNCTUATION = {"a", "an", "the"}, set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{
 
 
 def tokens(text: str) -> list[str]:
-    """Norm and Tok of eq 11: no case, no punctuation, no articles."""
+    """Norm and Tok of eq 11: lower case, without punctuation and articles."""
     letters = [character for character in text.lower() if character not in PUNCTUATION]
     return [word for word in "".join(letters).split() if word not in ARTICLES]
 
@@ -161,7 +161,7 @@ def f1(given: str, gold: str) -> Fraction:
 
 
 def reward(told: Sequence[tuple[str, str, str]], golds: Sequence[str]) -> Fraction:
-    """eq 10-13 in fractions. Turns are told as (thought, tag, text); an empty text is an empty element."""
+    """eq 10-13 in fractions. A turn is (thought, tag, text); an empty text is an empty element."""
     a, b, g, d, k = (Fraction(value) for value in WEIGHTS.values())
     *before, (thought, tag, text) = told
     requests = sum(bool(t and what == ASK and said) for t, what, said in before)

@@ -17,7 +17,7 @@ from agentic_prompting.refine import ProRefiner, RefinementResult, RolePrompts, 
 from agentic_prompting.rewards import integer_match
 
 CONFIGS = Path(__file__).parents[1] / "examples" / "configs"
-# Bare words, so that a scripted model can tell what it is shown.
+# Bare words, so that a scripted model can recognise the parts of its request.
 PLAIN = RolePrompts(
     task="{query}",
     feedback="q={query};o={output}",
@@ -27,7 +27,7 @@ PLAIN = RolePrompts(
 
 
 class World:
-    """Three scripted LLMs, deterministic in what they are shown; all calls are noted.
+    """Three scripted LLMs whose replies depend on the request alone; all calls are logged.
 
     The task model writes `length` words that depend on its prompt, `feedback` and `optimizer` are fixed maps.
     """
@@ -69,7 +69,7 @@ class World:
 
 
 def algorithm_1(world: World, query: str, prompt: str, k: int, n: int) -> tuple[list[str], list[str], str]:
-    """As it is printed: the outputs, the prompts, p*."""
+    """Algorithm 1 as it is printed: the outputs, the prompts, p*."""
     outputs, prompts = [], [prompt]
     for i in range(1, n + 1):
         output, ended = world.output(prompt, i * k)
@@ -175,7 +175,7 @@ def verifiers() -> Iterator[Row]:
 
 
 class _Critic:
-    """Feedback and optimizer of a world in one model, and a verifier with one opinion."""
+    """Feedback and optimizer of a world in one model, and a verifier that always gives the same verdict."""
 
     def __init__(self, world: World, says: str):
         self.world, self.says = world, says

@@ -4,9 +4,9 @@
     python benchmarks/gpu_step.py           # 0.6B Qwen3 shape, bf16, ZeRO-3 of one process, LoRA, 8k, 5 turns
     python benchmarks/gpu_step.py --tiny    # the same on a CPU in a minute, to see that it runs
 
-Every episode has five turns and fills the context, whatever the random model writes: an environment of fixed replies
-asks on until the last. So the figures are those of the shape, and do not depend on what was learnt. Prints one line of
-JSON; the first step is left out of the means (it compiles and allocates).
+Every episode has five turns and fills the context, whatever the random model writes, because the environment has fixed
+replies and continues until the last turn. So the figures depend on the shape, not on what the model has learned. Prints
+one line of JSON; the means leave out the first step, which compiles and allocates.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHAPES = {  # Qwen3-0.6B's config.json; and something that fits anywhere
 
 @dataclass(frozen=True)
 class EverythingAsks(TagGrammar):
-    """Whatever is written is a request, and nothing ends a turn but its length."""
+    """A grammar in which every turn is a request and ends only at its length limit."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -54,7 +54,7 @@ class EverythingAsks(TagGrammar):
 
 
 class FixedReplies:
-    """Replies of `tokens` words, at once."""
+    """An environment that replies at once, with `tokens` words."""
 
     grammar = EverythingAsks()
 
@@ -97,7 +97,7 @@ def saved_model(folder: Path, shape: dict[str, int]) -> Path:
 
 
 def use_deepspeed() -> None:
-    """What `accelerate launch` with a ZeRO-3 configuration sets for one process."""
+    """Set the environment variables that `accelerate launch` with a ZeRO-3 configuration sets for one process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -112,7 +112,7 @@ def use_deepspeed() -> None:
     if not torch.cuda.is_available():
         import deepspeed
 
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else compiled first, a minute
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise compiled first, which takes a minute
 
 
 def run(tiny: bool, context: int, turns: int, rollouts: int, steps: int) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""How our own work grows: rollouts, turns, prompts in a population, replies in a cache; and how long starting takes.
+"""How the cost of the library's own work grows with rollouts, turns, prompts and cached replies; and its start-up time.
 
     OMP_NUM_THREADS=1 python benchmarks/growth.py --json            # about 3 minutes, up to 4,096 rollouts, 1 M replies
     OMP_NUM_THREADS=1 python benchmarks/growth.py --json --quick    # under 50 s: up to 1,024 rollouts, 100,000 replies
 
-The policy and the environment answer at once, so that what is measured is the loop's own work: contexts, parsing,
-observations, bookkeeping. Growth is linear where the cost of one more rollout, or turn, stays what it was. Writes
+The policy and the environment answer at once, so that the time is the loop's own: contexts, parsing, observations,
+bookkeeping. Growth is linear where the cost of one more rollout, or turn, stays the same. Writes
 `growth.png` into `--output`. The last line of `--json` holds `rollouts, turns, growth_rollouts, growth_turns,
 growth_memory, population_ms, population_worst_ms, lookup_ms, opening_s, import_s, help_s`.
 """
@@ -60,7 +60,7 @@ class AtOnce:
 
 
 def policy(turns: int) -> Callable[[Sequence[SampleRequest]], list[Sample]]:
-    """Asks until its last turn."""
+    """A sampler that asks until its last turn."""
 
     def sample(requests: Sequence[SampleRequest]) -> list[Sample]:
         return [
@@ -71,7 +71,7 @@ def policy(turns: int) -> Callable[[Sequence[SampleRequest]], list[Sample]]:
 
 
 def play(n: int, turns: int) -> list[str]:
-    """`n` rollouts of so many turns, with the metrics and records that the trainer makes of them."""
+    """The records of `n` rollouts of `turns` turns, made with the metrics as the trainer makes them."""
     prompt = FORMAT.prompt_ids([{"role": "user", "content": "question : which country ?"}])
     rollouts = [Rollout(list(prompt), row={"question": "which country ?", "answers": ["Kenya"]}) for _ in range(n)]
     play_all(rollouts, BatchEngine(policy(turns)), AtOnce(), FORMAT, Limits(max_turns=turns, max_tokens=10**6))
@@ -92,7 +92,7 @@ def rollout_ms(n: int, turns: int, repeats: int) -> float:
 
 
 def rollout_kb(n: int, turns: int) -> float:
-    """Kilobytes of one rollout among `n`, at the largest."""
+    """Peak memory of one rollout among `n`, in kilobytes."""
     gc.collect()
     tracemalloc.start()
     play(n, turns)
@@ -121,8 +121,7 @@ def measure_rollouts(numbers: Sequence[int], turns: Sequence[int], repeats: int)
 
 
 def measure_population() -> dict[str, float]:
-    """Choosing 3 prompts of 10,000 living ones (all are in the window) and rating them, in milliseconds: under the
-    default rule and under the slowest one."""
+    """Milliseconds to select 3 of 10,000 candidates and rate them, by the default rule and by the slowest."""
 
     def step_ms(rule: str) -> float:
         population = Population(SystemPrompt("root"), POPULATION, rule, seed=0)
@@ -144,7 +143,7 @@ def measure_population() -> dict[str, float]:
 
 
 def measure_cache(folder: Path, entries: int) -> dict[str, float]:
-    """Opening a cache of so many replies, and finding one in it."""
+    """The seconds to open a cache of `entries` replies, and the milliseconds to look one up."""
     path = folder / "replies.sqlite"
     cache = ReplayCache(path)
 
@@ -153,7 +152,7 @@ def measure_cache(folder: Path, entries: int) -> dict[str, float]:
 
     reply = Reply(text=REPLY[:200], finish_reason="stop")
     connection = cache._connected()
-    connection.execute("BEGIN")  # one transaction for all: by itself each would be on disk before the next
+    connection.execute("BEGIN")  # one transaction for all; otherwise each entry would wait for the disk
     for number in range(entries):
         cache.put(key(number), reply)
     connection.execute("COMMIT")
@@ -177,7 +176,7 @@ def measure_cache(folder: Path, entries: int) -> dict[str, float]:
 
 
 def measure_start(repeats: int) -> dict[str, float]:
-    """Medians over fresh processes: the import alone, and the whole command."""
+    """Median seconds of the import and of the command's `--help`, each in a fresh process."""
     code = "import time; t = time.perf_counter(); import agentic_prompting; print(time.perf_counter() - t)"
     imports = [
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
@@ -193,7 +192,7 @@ def measure_start(repeats: int) -> dict[str, float]:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Cost per rollout against the number of rollouts, and cost against turns."""
+    """Draw the cost of a rollout against the number of rollouts, and against turns."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,17 +1,16 @@
-"""E-SPL and what else the same rollouts and calls buy, in three worlds, on unseen countries: see docs/evidence.md.
+"""E-SPL against other uses of the same rollouts and calls, in three worlds, on unseen countries: see docs/evidence.md.
 
     python benchmarks/league.py --json            # hours: three worlds, five reported seeds
     python benchmarks/league.py --json --quick    # ten minutes: one world, two of the seeds for tuning, fewer steps
 
-Writes a record for each world, seed and method to `--records` as it comes, from which `benchmarks/recompute.py` makes
-every figure. What is recorded already is not run again: the same command goes on where it was stopped. All methods of a
-seed come before the next seed, all seeds of a world before the next world.
+Appends a record for each world, seed and method to `--records`, from which `benchmarks/recompute.py` makes every
+figure. Combinations that are recorded are not run again: the same command goes on where it was stopped. All methods of
+a seed come before the next seed, all seeds of a world before the next world.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import io
 import json
 import multiprocessing
@@ -20,29 +19,42 @@ import statistics
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from lab import (
+    ESPL,
+    RECORDS as RECORDED,
+    REPOSITORY,
+    Records,
+    ask,
+    correct,
+    git,
+    interval,
+    log,
+    markdown,
+    quiet,
+    settings,
+    share,
+    shown,
+    train,
+)
 
-REPOSITORY = Path(__file__).parents[1]
-RECORDS = REPOSITORY / "records" / "league.jsonl.gz"
-CONFIG = REPOSITORY / "examples" / "configs" / "espl" / "sandbox.yaml"
+RECORDS = RECORDED / "league.jsonl.gz"
 WORLDS, SEEDS, TUNING_SEEDS = ("rules", "habits", "misleading"), (501, 502, 503, 504, 505), (1, 2, 3)
 STEPS, QUICK_STEPS, MAX_CALLS, TEMPERATURE = 30, 6, 3000, 0.7
 
-# Phases: a mode of the trainer, `gepa` or `distill`; its share of the rollouts; what differs from the configuration.
+# Phases: a mode of the trainer, `gepa` or `distill`; its share of the rollouts; options that differ from the file's.
 METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "joint": [("joint", 1.0, {})],
     "rl": [("rl", 1.0, {})],
     "evolution": [("evolution", 1.0, {})],
     "GEPA, then GRPO": [("gepa", 0.5, {}), ("rl", 0.5, {})],
-    "warm start": [],  # under its first prompt, trained no further
+    "warm start": [],  # its first prompt, without further training
     "GRPO, then GEPA": [("rl", 0.5, {}), ("gepa", 0.5, {})],
     "alternating": [("alternating", 1.0, {"phase_steps": 5})],
     "joint, then distillation": [("joint", 0.5, {}), ("distill", 0.5, {})],
@@ -53,7 +65,7 @@ CORE = tuple(METHODS)[:5]  # in the worlds after the first
 QUICK = ("joint", "rl", "evolution")
 GEPA_VALIDATION, DISTILLATION_EPOCHS = 64, 3
 
-# What the protocol counts against us: in which world, in words, and by what differences from `joint`.
+# The outcomes that the protocol counts against us: the world, the outcome, and the test on differences from `joint`.
 AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], bool]]] = [
     ("rules", "joint training is not above RL and evolution alone", ("rl", "evolution"), lambda row: row["high"] >= 0),
     (
@@ -71,32 +83,8 @@ AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], b
 # --- pure: records and what they say ------------------------------------------------------------------------------
 
 
-def t_interval(values: Sequence[float]) -> dict[str, float | None]:
-    """Mean and 95 % interval of Student's t; of one value there is no interval."""
-    from scipy.stats import t
-
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return {"mean": round(mean, 4), "low": None, "high": None}
-    half = float(t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / len(values) ** 0.5
-    return {"mean": round(mean, 4), "low": round(mean - half, 4), "high": round(mean + half, 4)}
-
-
-def share(correct: str) -> float:
-    """Of `"0110"`, .5."""
-    return correct.count("1") / len(correct)
-
-
-def read_records(path: Path) -> list[dict[str, Any]]:
-    """The records in a file, none if there is no file."""
-    if not path.exists():
-        return []
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
 def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Per world and method: exact match, the difference from `joint` paired by seed, means of rollouts and calls."""
+    """Exact match, difference from `joint` paired by seed, and mean rollouts and calls of each world and method."""
     scores: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
     for record in records:
         scores.setdefault(record["world"], {}).setdefault(record["method"], {})[record["seed"]] = record
@@ -110,8 +98,8 @@ def _row(of_seed: Mapping[int, Mapping[str, Any]], joint: Mapping[int, Mapping[s
     shares = {seed: share(record["correct"]) for seed, record in of_seed.items()}
     pairs = [value - share(joint[seed]["correct"]) for seed, value in shares.items() if seed in joint]
     return {
-        **t_interval(list(shares.values())),
-        "minus_joint": t_interval(pairs) if pairs else None,
+        **interval(list(shares.values())),
+        "minus_joint": interval(pairs) if pairs else None,
         "seeds": sorted(shares),
         "rollouts": round(statistics.fmean(record["rollouts"] for record in of_seed.values())),
         "calls": round(statistics.fmean(record["calls"] for record in of_seed.values())),
@@ -120,28 +108,21 @@ def _row(of_seed: Mapping[int, Mapping[str, Any]], joint: Mapping[int, Mapping[s
 
 def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """The worlds as a Markdown table."""
-    lines = [
-        "| world | method | exact match [95 %] | minus joint [95 %] | rollouts | calls |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for world, methods in worlds.items():
         for method in sorted(methods, key=list(METHODS).index):
             row = methods[method]
-            cells = [
-                world,
-                method,
-                with_interval(row),
-                with_interval(row["minus_joint"], "+"),
-                f"{row['rollouts']:,}",
-                f"{row['calls']:,}",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-        lines += [f"| {world} | {method} | not run | | | |" for method in missing(world, methods)]
-    return "\n".join(lines)
+            spent = [f"{row[what]:,}" for what in ("rollouts", "calls")]
+            rows.append([world, method, shown(row), shown(row["minus_joint"], "+"), *spent])
+        rows += [[world, method, "not run", *[""] * 3] for method in missing(world, methods)]
+    return markdown(
+        ("world", "method", "exact match [95 %]", "minus joint [95 %]", "rollouts", "calls"),
+        rows,
+    )
 
 
 def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
-    """What the protocol said beforehand would count against us, and whether it came out so; and who is first."""
+    """The place of joint training in each world, and whether the outcomes of `AGAINST` came true."""
     lines = []
     for world, methods in worlds.items():
         order = sorted(methods, key=lambda method: -methods[method]["mean"])
@@ -154,39 +135,24 @@ def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
         if any(row is None or row["minus_joint"] is None or row["minus_joint"]["low"] is None for row in rows.values()):
             lines.append(f"- Not decided yet: {what}.")
             continue
-        shown = ", ".join(f"{other} {with_interval(row['minus_joint'], '+')}" for other, row in rows.items() if row)
+        differences = ", ".join(f"{other} {shown(row['minus_joint'], '+')}" for other, row in rows.items() if row)
         said = "**Against us**" if any(counts(row["minus_joint"]) for row in rows.values() if row) else "Not so"
-        lines.append(f"- {said}: {what}. Minus joint: {shown}.")
+        lines.append(f"- {said}: {what}. Minus joint: {differences}.")
     return "\n".join(lines)
 
 
 def missing(world: str, methods: Iterable[str]) -> list[str]:
-    """The protocol's methods for a world that are not among these."""
+    """The protocol's methods for a world that are missing among `methods`."""
     return [method for method in (METHODS if world == WORLDS[0] else CORE) if method not in methods]
 
 
-def with_interval(row: Mapping[str, Any] | None, sign: str = "") -> str:
-    """A mean and its interval."""
-    if row is None:
-        return ""
-    ends = "one seed" if row["low"] is None else f"{row['low']:{sign}.3f}, {row['high']:{sign}.3f}"
-    return f"{row['mean']:{sign}.3f} [{ends}]"
-
-
 def protocol_first(commits: Iterable[str]) -> bool:
-    """Whether the protocol was committed before everything that these commits ran."""
+    """Whether the protocol was committed before all of these commits, from which the records come."""
     added = git("log", "--format=%H", "--diff-filter=A", "--", "docs/evidence.md").split()
     return bool(added) and all(
         subprocess.run(["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY).returncode == 0
         for commit in set(commits)
     )
-
-
-def git(*arguments: str) -> str:
-    """What git prints about this repository."""
-    return subprocess.run(
-        ["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    ).stdout.strip()
 
 
 # --- one method in one world on one seed --------------------------------------------------------------------------
@@ -208,22 +174,16 @@ class Counted:
 
 
 def prepare(world: str, seed: int, folder: Path) -> Any:
-    """The sandbox with its warm start, quietly. Where words are to be learned the warm start is one and the same."""
-    import datasets
-    import transformers
-
+    """The sandbox with its warm start, made without printing. All worlds but `habits` share one warm start."""
     from agentic_prompting.sandbox.setup import prepare_guarded
 
-    warnings.filterwarnings("ignore")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    quiet()
     with redirect_stdout(io.StringIO()):
         return prepare_guarded(folder / ("habits" if world == "habits" else "words") / str(seed), seed, world=world)
 
 
 def run(world: str, seed: int, method: str, folder: Path, steps: int) -> dict[str, Any]:
-    """Train a method and ask it the held-out questions."""
+    """Train a method, ask its agent the held-out questions, and return the record."""
     from agentic_prompting.sandbox import GuardedReflector
 
     started, sandbox = time.perf_counter(), prepare(world, seed, folder)
@@ -245,7 +205,7 @@ def run(world: str, seed: int, method: str, folder: Path, steps: int) -> dict[st
 
 @dataclass
 class Agent:
-    """What the phases of a method hand on: weights, the prompt they are used under, and what was spent."""
+    """The state that a method's phases pass on: weights, their prompt, and the rollouts spent."""
 
     sandbox: Any
     seed: int
@@ -257,31 +217,25 @@ class Agent:
     trainer: Any = None
 
     def train(self, steps: int, **changes: Any) -> None:
-        """By E-SPL's trainer, in one of its modes."""
+        """Train with E-SPL's trainer, in one of its modes."""
         from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward
 
-        args = ESPLConfig(
-            **{
-                **{key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "task"},
-                **{"max_steps": steps, "seed": self.seed, "output_dir": str(self.output), "disable_tqdm": True},
-                **{"rollouts_max_mb": 0, "per_device_eval_batch_size": 96, **changes},
-            }
-        )
-        self.trainer = ESPLTrainer(
-            str(self.model),
-            PromptR1Reward(),
+        options = {"max_steps": steps, "seed": self.seed, "output_dir": str(self.output)}
+        args = ESPLConfig(**settings(ESPL, **options, per_device_eval_batch_size=96, **changes))
+        self.trainer = train(
+            ESPLTrainer,
             args,
-            self.sandbox.train,
+            self.sandbox,
+            LLMEnvironment(self.sandbox.oracle),
+            model=str(self.model),
+            reward_funcs=PromptR1Reward(),
             reference=self.reflector if args.evolves else None,
             initial_prompt=self.prompt,
-            environment=LLMEnvironment(self.sandbox.oracle),
-            prompt_template=self.sandbox.spec.prompt_template,
         )
-        self.trainer.train()
         self._learned(steps * args.generation_batch_size)
 
     def distill(self, steps: int, mode: str) -> None:
-        """As many rollouts as so many steps have, imitated without the prompt."""
+        """Distill the prompt into the weights, with the rollouts of `steps` steps."""
         args = self.trainer.args
         rows = self.sandbox.train.select(range(steps * args.generation_batch_size // args.num_generations))
         batch = {"per_device_train_batch_size": 32}
@@ -294,14 +248,14 @@ class Agent:
         self.rollouts += rollouts
 
     def gepa(self, steps: int, mode: str) -> None:
-        """The prompt by the authors' package, with as many rollouts as so many steps have, and one iteration's more."""
+        """Optimise the prompt with the authors' package, for the rollouts of `steps` steps and one iteration."""
         import gepa
 
         from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent, PromptR1Reward, SystemPrompt
         from agentic_prompting.interop.gepa import AgentAdapter
         from agentic_prompting.llm import complete
 
-        batch = yaml.safe_load(CONFIG.read_text())["per_device_train_batch_size"]
+        batch = settings(ESPL)["per_device_train_batch_size"]
         spec = replace(AgentSpec.load(self.model), sampling={"temperature": TEMPERATURE})
         agent = PromptAgent.from_pretrained(self.model, LLMEnvironment(self.sandbox.oracle), spec, max_batch_size=256)
         rows = list(self.sandbox.train)
@@ -319,13 +273,11 @@ class Agent:
 
 
 def answers(sandbox: Any, model: Path, prompt: Any) -> str:
-    """Right or wrong, `1` or `0`, for each held-out question, sampled at the temperature that all methods get."""
-    from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent, exact_match
+    """`1` or `0` for each held-out question, sampled at the temperature that all methods share."""
+    from agentic_prompting import LLMEnvironment
 
-    spec = replace(AgentSpec.load(model), system_prompt=prompt.text, sampling={"temperature": TEMPERATURE})
-    agent = PromptAgent.from_pretrained(model, LLMEnvironment(sandbox.oracle), spec, max_batch_size=256)
-    rollouts = agent.answer_all(list(sandbox.test), progress=False)
-    return "".join(str(int(exact_match(rollout.answer or "", rollout.row["answers"]))) for rollout in rollouts)
+    changes = {"system_prompt": prompt.text, "sampling": {"temperature": TEMPERATURE}}
+    return correct(ask(model, LLMEnvironment(sandbox.oracle), sandbox.test, **changes))
 
 
 # --- the script ---------------------------------------------------------------------------------------------------
@@ -342,30 +294,25 @@ def main() -> None:
     parser.add_argument("--records", type=Path, help="default: records/league.jsonl.gz; with --quick in the folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
-    records = options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS)
+    records = Records(options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS))
     worlds = options.worlds or (WORLDS[:1] if options.quick else WORLDS)
     seeds = options.seeds or (TUNING_SEEDS[:2] if options.quick else SEEDS)
     steps, started = QUICK_STEPS if options.quick else STEPS, time.perf_counter()
-    commit = git("rev-parse", "HEAD")
-    records.parent.mkdir(parents=True, exist_ok=True)
     options.folder.mkdir(parents=True, exist_ok=True)
-    known = {(one["world"], one["seed"], one["method"]) for one in read_records(records)}
-    os.environ["OMP_NUM_THREADS"] = "1"  # read by the children as they start
+    os.environ["OMP_NUM_THREADS"] = "1"  # the child processes read it at their start
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         for world, seed in ((world, seed) for world in worlds for seed in seeds):
             methods = options.methods or (QUICK if options.quick else METHODS if world == WORLDS[0] else CORE)
-            todo = [method for method in methods if (world, seed, method) not in known]
+            todo = records.missing(("world", "seed", "method"), [(world, seed, method) for method in methods])
             if todo:
                 pool.submit(prepare, world, seed, options.folder).result()
-            for job in as_completed(pool.submit(run, world, seed, one, options.folder, steps) for one in todo):
-                record = {**job.result(), "commit": commit}
-                with gzip.open(records, "at", encoding="utf-8") as file:
-                    file.write(json.dumps(record) + "\n")
-                print(*(record[key] for key in ("world", "seed", "method", "seconds")), file=sys.stderr, flush=True)
+            for job in as_completed(pool.submit(run, *one, options.folder, steps) for one in todo):
+                records.add(job.result())
+                log(" ".join(str(job.result()[key]) for key in ("world", "seed", "method", "seconds")))
     sys.path.insert(0, str(REPOSITORY / "tests"))
     from support.leaks import leaks
 
-    found = read_records(records)
+    found = records.read()
     table_of = summarise(found)
     result = {
         "worlds": table_of,

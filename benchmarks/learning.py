@@ -1,12 +1,13 @@
-"""Whether learning works at all: what continuous integration asks of two short runs in the sandbox.
+"""Whether learning works at all: continuous integration checks two short runs in the sandbox.
 
     make demo
     agentic-prompting demo --method espl --output-dir runs/espl --max-steps 10
     python benchmarks/learning.py runs/demo/summary.json runs/espl/summary.json
 
-Ends with an error unless Prompt-R1's exact match on unseen countries rises from at most .5 to at least .85; unless
-E-SPL's policy under its best prompt is better than where it started, and than under the first prompt, beyond what the
-questions' chance explains; and unless its ratings agree with the rewards. `learning_broken.py` shows that it notices.
+Ends with an error unless three things hold. Prompt-R1's exact match on unseen countries rises from at most .5 to at
+least .85. E-SPL's policy under its best prompt scores higher than before training, and than under the first prompt,
+with intervals that do not overlap. E-SPL's ratings agree with the rewards. `learning_broken.py` shows that the checks
+notice a mistake.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ AGREEMENT, TIE = 0.75, 0.01  # share of pairs; rewards this close are equal
 
 
 def agreement(ratings: Mapping[int, float], rollouts: Iterable[Mapping[str, Any]]) -> float:
-    """Of the pairs of prompts that met in a batch, the share that the final ratings order as the batch's rewards do.
+    """The share of pairs of prompts that the final ratings order as the rewards of their common batch do.
 
-    Within a batch all prompts had the same problems and the same weights, so that the rewards compare prompts alone.
+    In a batch all prompts have the same problems and the same weights, so that its rewards compare prompts alone.
 
     Args:
         ratings (`dict[int, float]`): μ by the prompt's id.
-        rollouts (`Iterable[dict]`): The training's, as recorded: `mode`, `step`, `system_prompt`, `reward`.
+        rollouts (`Iterable[dict]`): The training's records: `mode`, `step`, `system_prompt`, `reward`.
     """
     rewards: dict[int, dict[int, list[float]]] = {}
     for one in rollouts:
@@ -55,7 +56,7 @@ def agreement_in(run: Path) -> float:
 
 
 def problems(demo: Mapping[str, Any], espl: Mapping[str, Any], agree: float) -> list[str]:
-    """What is wrong with the summaries of the two runs and the agreement in the second; nothing if learning works."""
+    """The problems in the two runs' summaries and in the agreement of the second; an empty list if learning works."""
     before, after = demo["exact_match_before"], demo["exact_match_after"]
     start, first, end = (
         espl["exact_match"][f"policy {row} prompt"] for row in ("before, initial", "after, initial", "after, best")

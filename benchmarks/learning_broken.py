@@ -1,12 +1,12 @@
-"""Would continuous integration notice? The two runs of `.ci/run` with one thing in them broken, and what is found.
+"""Whether continuous integration notices a mistake: the two runs of `.ci/run` with one part of them broken.
 
-    python benchmarks/learning_broken.py none       # as they are: learning.py finds nothing
+    python benchmarks/learning_broken.py none       # nothing broken: learning.py finds no problem
     python benchmarks/learning_broken.py sign       # the reward's sign flipped
-    python benchmarks/learning_broken.py mask       # gradients on what the environment said, none on what the agent did
+    python benchmarks/learning_broken.py mask       # gradients on observation tokens, none on the agent's
     python benchmarks/learning_broken.py ratings    # each batch's scores rate its prompts in another order
 
-Six minutes each on a free core; the warm starts are those of `none` once it has run. Ends with an error if what was
-broken goes unnoticed, or if something is found where nothing was broken. What it finds is recorded.
+Six minutes each on a free core; the runs share the warm starts of `none` once it has run. Ends with an error if the
+broken part goes unnoticed, or if `none` has a problem. The problems that it finds are recorded.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lab import RECORDS, REPOSITORY, Records
 from learning import agreement_in, problems
-from records import RECORDS, record
 
-REPOSITORY = Path(__file__).parents[1]
 RUNS = {  # the method's program, its configuration and the options of .ci/run
     "demo": ("prompt-r1", "sandbox.yaml", []),
     "espl": ("espl", "espl/sandbox.yaml", ["--max_steps", "10"]),
@@ -75,7 +74,7 @@ BREAK: dict[str, Callable[[int], None]] = {
 
 
 def train(what: str, run: str, folder: Path, seed: int) -> None:
-    """One run, in this process, which is good for nothing else afterwards."""
+    """Train one run in this process, which must not be used for anything else afterwards."""
     from agentic_prompting.cli import programs
 
     BREAK[what](seed)
@@ -96,7 +95,7 @@ def main() -> None:
         return train(options.what, options.run, options.folder / name / options.run, options.seed)
     summaries = {}
     for run in RUNS:
-        # No rating is in the demo: broken ones leave it as it is.
+        # The demo has no ratings, so that broken ratings do not change it.
         folder = options.folder / ("none" if (options.what, run) == ("ratings", "demo") else name) / run
         warm = options.folder / "none" / run / "warm_start"
         if not (folder / "summary.json").exists():
@@ -109,11 +108,11 @@ def main() -> None:
     agree = agreement_in(folder)
     found = problems(summaries["demo"], summaries["espl"], agree)
     shown = {run: {key: summary[key] for key in summary if "exact_match" in key} for run, summary in summaries.items()}
-    if options.what == "none":  # what the README shows of `make demo`
+    if options.what == "none":  # the README's output of `make demo`
         of_demo = options.folder / "none" / "demo"
         examples = json.loads((of_demo / "trajectories.json").read_text(encoding="utf-8"))
-        record(RECORDS / "demo.jsonl.gz", {"summary": summaries["demo"], "trajectories": examples})
-    record(RECORDS / "broken.jsonl.gz", {"what": name, **shown, "agreement": round(agree, 4), "found": found})
+        Records(RECORDS / "demo.jsonl.gz").add({"summary": summaries["demo"], "trajectories": examples})
+    Records(RECORDS / "broken.jsonl.gz").add({"what": name, **shown, "agreement": round(agree, 4), "found": found})
     print("\n".join([f"broken: {name}", json.dumps(shown), f"agreement of ratings: {agree:.3f}", *found]))
     sys.exit(bool(found) == (options.what == "none"))
 

@@ -1,16 +1,16 @@
-"""Prompt-R1 in the sandbox, part by part, on unseen countries: the protocol is docs/evidence.md.
+"""Prompt-R1 in the sandbox, part by part, on unseen countries, by the protocol in docs/evidence.md.
 
     OMP_NUM_THREADS=1 python benchmarks/prompt_r1_sandbox.py            # five reported seeds: an hour on a free core
     OMP_NUM_THREADS=1 python benchmarks/prompt_r1_sandbox.py --quick    # a seed for tuning, fewer steps, 3 minutes
 
-Writes a record for each seed and setting to `--records`, of which `recompute.py` makes the tables of docs/ablations.md.
-What is recorded is not run again, and a trained agent that lies in `--folder` is not trained again: run once more, it
-goes on. All of it is the sandbox: a policy of 390,000 parameters, a scripted oracle, and nothing about real models.
+Appends a record for each seed and setting to `--records`, from which `recompute.py` makes the tables of
+docs/ablations.md. Recorded settings are not run again, and agents in `--folder` are not trained again, so that the same
+command resumes a stopped run. The figures are those of the sandbox, a policy of 390,000 parameters and a scripted
+oracle; they say nothing about real models.
 
-The numbers of the training are those of `examples/configs/sandbox.yaml`, read from it. The oracle is asked as a
-[`ChatModel`] in this process, not over HTTP as in the demo: what it says is the same. Every seed has its own split,
-weights, traces and oracle; all settings of a seed share one warm start and are asked the same held-out questions with
-the same random numbers.
+The training's settings are read from `examples/configs/sandbox.yaml`. The oracle is a [`ChatModel`] in this process,
+not an HTTP server as in the demo; its replies are the same. Every seed has its own split, weights, traces and oracle.
+All settings of a seed share one warm start and answer the same held-out questions with the same random numbers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from __future__ import annotations
 import argparse
 import io
 import random
-import sys
 import time
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -28,14 +26,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import datasets
-import transformers
-import yaml
-from league import read_records, share
+from lab import DEMO, RECORDS, Records, ask, correct, log, quiet, settings, share, train
 from prompt_r1_tables import AGENTS, AWAY, HOME, NOBODY, REWORDED, results, transfer
-from records import RECORDS, record
 
-from agentic_prompting import AgentSpec, LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer, exact_match
+from agentic_prompting import AgentSpec, LLMEnvironment, PromptR1Config, PromptR1Trainer, exact_match
 from agentic_prompting.llm import ChatModel, Message, Reply, complete
 from agentic_prompting.rewards import token_f1_reward
 from agentic_prompting.rollout import SPEC_FILE, Rollout
@@ -43,13 +37,12 @@ from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.setup import prepare_sandbox
 from agentic_prompting.sandbox.world import value_of
 
-CONFIG = Path(__file__).parents[1] / "examples" / "configs" / "sandbox.yaml"
 SEEDS, TUNING_SEED = (601, 602, 603, 604, 605), 1
-QUICK_STEPS = 8  # of GRPO; the warm start stays, without it there is nothing to train
+QUICK_STEPS = 8  # GRPO steps; the warm start is as long as ever, because GRPO cannot do without it
 WORDINGS = ("{} is the answer .", "i know this answer : {} .", "the answer of the question is {} .")
 
-# What a training changes in the file's numbers, and its reward where it is not the paper's. An agent that may take two
-# turns asks once and answers; one that has nobody to ask has one.
+# The options in which a training differs from the file, and its reward where it is not the paper's. An agent with two
+# turns asks once and answers; an agent without environment has one turn.
 TRAININGS: dict[str, dict[str, Any]] = {
     "multi": {},
     "single": {"max_turns": 2},
@@ -69,7 +62,7 @@ LAST: list[Setting] = [("strict", HOME, None), ("alone", NOBODY, None)]
 
 
 class Reworded:
-    """An oracle that says what another says in other words: one of `WORDINGS`, by what it is asked."""
+    """An oracle that rewords another oracle's replies: the request chooses one of `WORDINGS`."""
 
     def __init__(self, oracle: ChatModel):
         self.oracle = oracle
@@ -83,13 +76,13 @@ class Reworded:
 
 @dataclass(frozen=True)
 class Run:
-    """What all settings of a seed share.
+    """The parts that all settings of a seed share.
 
     Args:
-        seed (`int`): Of split, weights, traces, oracle, training and evaluation.
-        by (`str`): What is held out, see [`prepare_sandbox`].
-        folder (`Path`): Where its agents are.
-        max_steps (`int`, *optional*): Of GRPO; those of the file by default.
+        seed (`int`): The seed of split, weights, traces, oracle, training and evaluation.
+        by (`str`): The unit that is held out, `country` or `question`; see [`prepare_sandbox`].
+        folder (`Path`): The folder of its agents.
+        max_steps (`int`, *optional*): GRPO steps; by default the file's.
     """
 
     seed: int
@@ -102,7 +95,7 @@ class Run:
             object.__setattr__(self, "sandbox", prepare_sandbox(self.folder, self.seed, by=self.by))
 
     def environment(self, name: str) -> LLMEnvironment | None:
-        """The seed's oracle; noise changes single facts and leaves its guesses as they are."""
+        """An environment around the seed's oracle. Noise changes single facts, not the oracle's guesses."""
         if name == NOBODY:
             return None
         noise = float(name.removeprefix("noise ")) if name.startswith("noise ") else 0.0
@@ -110,32 +103,22 @@ class Run:
         return LLMEnvironment(Reworded(oracle) if name == REWORDED else oracle)
 
     def agent(self, name: str) -> Path:
-        """The folder of an agent, trained by GRPO from the seed's warm start if it has not been."""
+        """The folder of an agent, which is first trained by GRPO from the seed's warm start if it is missing."""
         folder = self.folder / name
         if name == "sft" or (folder / SPEC_FILE).exists():
             return self.sandbox.model if name == "sft" else folder
         changes = dict(TRAININGS[name])
         reward, started = changes.pop("reward", None), time.perf_counter()
-        values = {key: value for key, value in yaml.safe_load(CONFIG.read_text()).items() if key != "sandbox"}
-        values |= {"output_dir": str(folder), "seed": self.seed, "disable_tqdm": True, "rollouts_max_mb": 0, **changes}
-        args = PromptR1Config(**values | ({"max_steps": self.max_steps} if self.max_steps else {}))
+        steps = {"max_steps": self.max_steps} if self.max_steps else {}
+        args = PromptR1Config(**settings(DEMO, output_dir=str(folder), seed=self.seed, **changes | steps))
         environment = self.environment(NOBODY if name.startswith("alone") else HOME)
-        with redirect_stdout(io.StringIO()):  # with its progress bar off, transformers prints every log
-            trainer = PromptR1Trainer(
-                str(self.sandbox.model),
-                reward,
-                args,
-                self.sandbox.train,
-                environment=environment,
-                prompt_template=self.sandbox.spec.prompt_template,
-            )
-            trainer.train()
+        trainer = train(PromptR1Trainer, args, self.sandbox, environment, reward_funcs=reward)
         trainer.save_model(str(folder))
         log(f"seed {self.seed}: {name}, {args.max_steps} steps, {time.perf_counter() - started:.0f} s")
         return folder
 
     def measure(self, agent: str, environment: str, turns: int | None) -> dict[str, Any]:
-        """Ask an agent the held-out questions."""
+        """Ask an agent the held-out questions and return its part of the record."""
         rows = list(self.sandbox.test)
         hops = "".join(str(row["meta"]["hops"]) for row in rows)
         if agent == "oracle":
@@ -143,47 +126,40 @@ class Run:
             right = [exact_match(value or "", row["answers"]) for value, row in zip(said, rows, strict=True)]
             return {"correct": "".join(str(int(one)) for one in right), "hops": hops, "turns": 0.0, "answered": 1.0}
         model = self.agent(agent)
-        spec = AgentSpec.load(model)
-        limits = replace(spec.limits, max_turns=turns or spec.limits.max_turns)
-        asked = PromptAgent.from_pretrained(
-            model, self.environment(environment), replace(spec, limits=limits), max_batch_size=256
-        )
-        return outcome_of(asked.answer_all(rows, seed=self.seed, progress=False)) | {"hops": hops}
+        limits = AgentSpec.load(model).limits
+        limits = replace(limits, max_turns=turns or limits.max_turns)
+        rollouts = ask(model, self.environment(environment), rows, self.seed, limits=limits)
+        return outcome_of(rollouts) | {"hops": hops}
 
 
 def outcome_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """What finished rollouts scored: `correct`, 1 or 0 a question, mean `turns` and the share `answered`.
+    """The scores of finished rollouts: `correct` with 1 or 0 a question, mean `turns` and the share `answered`.
 
     Raises:
-        `RuntimeError`: If one failed. The oracle in this process has no reason to, so the numbers would be of a bug.
+        `RuntimeError`: A rollout failed. The oracle in this process never fails, so the cause would be a bug.
     """
     statuses = Counter(rollout.status for rollout in rollouts)
     if statuses["failed"]:
         raise RuntimeError(f"{statuses['failed']} of {len(rollouts)} rollouts failed; nothing was scored")
-    right = [exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in rollouts]
     return {
-        "correct": "".join(str(int(one)) for one in right),
+        "correct": correct(rollouts),
         "turns": round(sum(len(rollout.turns) for rollout in rollouts) / len(rollouts), 3),
         "answered": round(statuses["answered"] / len(rollouts), 4),
     }
 
 
-def log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-def run_all(seeds: Sequence[int], folder: Path, records: Path, max_steps: int | None) -> None:
-    """What is not recorded yet: for each seed what the protocol asks for, then the old split, then the rest."""
-    for by, settings in (("country", FIRST), ("question", OLD_SPLIT), ("country", LAST)):
+def run_all(seeds: Sequence[int], folder: Path, records: Records, max_steps: int | None) -> None:
+    """Run what is not recorded: for each seed the protocol's settings, then the old split, then the rest."""
+    keys = ("by", "seed", "agent", "environment", "turns_allowed")
+    for by, chosen in (("country", FIRST), ("question", OLD_SPLIT), ("country", LAST)):
         for seed in seeds:
-            known = {tuple(one[key] for key in ("by", "seed", "agent", "environment", "turns_allowed"))
-                     for one in read_records(records)}  # fmt: skip
-            left = [setting for setting in settings if (by, seed, *setting) not in known]
+            left = records.missing(keys, [(by, seed, *setting) for setting in chosen])
             run = Run(seed, by, folder / f"{by}-{seed}", max_steps) if left else None  # type: ignore[arg-type]
-            for agent, environment, turns in left:
+            for values in left:
+                agent, environment, turns = values[2:]
                 started, found = time.perf_counter(), run.measure(agent, environment, turns)  # type: ignore[union-attr]
-                named = {"by": by, "seed": seed, "agent": agent, "environment": environment, "turns_allowed": turns}
-                record(records, named | found | {"seconds": round(time.perf_counter() - started, 1)})
+                named = dict(zip(keys, values, strict=True))
+                records.add(named | found | {"seconds": round(time.perf_counter() - started, 1)})
                 log(f"seed {seed}, by {by}: {AGENTS[agent]}, {environment}, {turns}: {share(found['correct']):.3f}")
 
 
@@ -194,15 +170,12 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/prompt_r1"), help="the agents")
     parser.add_argument("--records", type=Path, help="default: records/prompt_r1.jsonl.gz; with --quick in the folder")
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.disable_progress_bars()
+    quiet()
     folder = options.folder / "quick" if options.quick else options.folder
-    records = options.records or (folder if options.quick else RECORDS) / "prompt_r1.jsonl.gz"
+    records = Records(options.records or (folder if options.quick else RECORDS) / "prompt_r1.jsonl.gz")
     seeds = options.seeds or ((TUNING_SEED,) if options.quick else SEEDS)
     run_all(seeds, folder, records, QUICK_STEPS if options.quick else None)
-    found = read_records(records)
+    found = records.read()
     print(
         "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)\n\n"
         f"{results(found)}\n\nAnother oracle than the one trained with\n\n{transfer(found)}"

@@ -46,7 +46,7 @@ class Size:
         large_batch (`int`): Cases of each scenario in one batch, for the wall time there; 0 leaves it out.
         plain_once (`bool`): Time the plain loop on one scenario for all: it decodes the same number of tokens in each.
         equal_cases (`int`), equal_steps (`int`): Cases for equality alone, over all scenarios, and their n.
-        half_cases (`int`): Of these, for bfloat16.
+        half_cases (`int`): The cases among these that are repeated in bfloat16.
         queries (`int`): Puzzles of each kind.
         task_models (`tuple[str, ...]`): Columns of the accuracy table.
     """

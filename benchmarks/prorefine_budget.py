@@ -1,14 +1,15 @@
-"""What ProRefine's calls buy otherwise, in the sandbox: the protocol is in docs/evidence.md.
+"""ProRefine against other uses of as many calls, in the sandbox, by the protocol in docs/evidence.md.
 
     python benchmarks/prorefine_budget.py                  # seeds 701 to 705, 200 puzzles of each kind, two minutes
     python benchmarks/prorefine_budget.py --seeds 1 --n 40
 
-At equal calls, and at equal tokens, of all roles together: best of n with ProRefine's verifier, self-consistency,
-self-refine with ProRefine's critic, and Algorithm 1 whose critic does not look. Each gets the smallest size at which it
-takes at least as much as ProRefine. All models are scripted: which method is first follows from how they err, above all
-from whether a slip is made anew in each sample, so three task models are run. Nothing is said about real models.
+The other methods are best of n with ProRefine's verifier, self-consistency, self-refine with ProRefine's critic, and
+Algorithm 1 with a critic that does not look at the answer. Each has the smallest size at which it spends at least as
+many calls, or tokens, of all roles together as ProRefine. All models are scripted, so that the order of the methods
+depends on the models' errors, above all on whether a further sample repeats a slip; hence there are three task models.
+The figures say nothing about real models.
 
-Writes a record for each row to `--records`, of which `recompute.py` makes the table of docs/lab/prorefine.md.
+Appends a record for each row to `--records`, from which `recompute.py` makes the table of docs/lab/prorefine.md.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from league import read_records, share, t_interval
-from records import RECORDS, record
+from lab import RECORDS, Records, interval, markdown, share, shown
 
 SEEDS, PUZZLES, LARGEST = (701, 702, 703, 704, 705), 200, 40
 KINDS = ("bbh_word_sorting", "bbh_object_counting")
@@ -33,7 +34,7 @@ OTHERS = ("best of n, the same verifier", "self-consistency", "self-refine", "Al
 
 
 class Answer(NamedTuple):
-    """What a method says to a puzzle, and what it took, all roles together; tokens are words here."""
+    """A method's answer to a puzzle, and the calls and tokens of all roles together; tokens are words here."""
 
     text: str
     calls: int
@@ -44,12 +45,12 @@ class Answer(NamedTuple):
 
 
 class Models:
-    """The scripted models of a seed, asked one call at a time, in the words in which ProRefine asks them.
+    """The scripted models of a seed, asked one call at a time with ProRefine's own requests.
 
     Args:
-        seed (`int`): Of all of them.
-        kind (`str`): Of the puzzles.
-        anew (`float`): Share of the puzzles in which a further sample slips anew; in the others it is the first again.
+        seed (`int`): The seed of all models.
+        kind (`str`): The kind of the puzzles.
+        anew (`float`): The share of puzzles whose further samples slip anew; the others repeat the first sample.
     """
 
     def __init__(self, seed: int, kind: str, anew: float):
@@ -58,14 +59,14 @@ class Models:
 
         self.seed, self.anew, self.start, self.words = seed, anew, START_PROMPTS[kind], RolePrompts()
         self.models: dict[str, Any] = puzzle_models(seed)
-        self.reader = PuzzleOptimizer(seed, vague=0.0, untagged=0.0)  # puts remarks into a prompt as they are meant
+        self.reader = PuzzleOptimizer(seed, vague=0.0, untagged=0.0)  # turns every remark into the advice that it means
 
     def solve(self, prompt: str, question: str, sample: int = 0) -> Answer:
         from agentic_prompting.sandbox.puzzles import PuzzleSolver
 
         fixed = random.Random(f"{self.seed} {question}").random() >= self.anew
         text = PuzzleSolver(self.seed if fixed or not sample else 1000 * self.seed + sample).answer(prompt, question)
-        return Answer(text, 1, _words(prompt, question) + len(text.split(" ")))  # as it counts itself
+        return Answer(text, 1, _words(prompt, question) + len(text.split(" ")))  # as the model counts its own usage
 
     def ask(self, role: str, **values: str) -> Answer:
         from agentic_prompting.rollout.spec import fill
@@ -75,7 +76,7 @@ class Models:
         return Answer(text, 1, _words(system, request, text))
 
     def remarked(self, prompt: str, remarks: str) -> str:
-        """The prompt with the remarks heeded."""
+        """The prompt with advice added for the remarks."""
         from agentic_prompting.rollout.spec import fill
 
         request = fill(self.words.optimizer, prompt=prompt, feedback=remarks)
@@ -93,7 +94,7 @@ def _sums(parts: Iterable[Answer], text: str) -> Answer:
 
 
 def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
-    """For n = 1 to `largest`: samples until the verifier accepts one; the last one counts if it accepts none."""
+    """The answers for n = 1 to `largest`: sample until the verifier accepts; the last sample counts if none passes."""
     taken: list[Answer] = []
     found: list[Answer] = []
     for sample in range(largest):
@@ -107,7 +108,7 @@ def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answe
 
 
 def self_consistency(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
-    """For n = 1 to `largest`: the most frequent of n results, of equally frequent ones the first."""
+    """The answers for n = 1 to `largest`: the most frequent result, the first among equally frequent ones."""
     taken = [models.solve(models.start, question, sample) for sample in range(largest)]
     votes, found = Counter[str](), []
     for n, answer in enumerate(taken, 1):
@@ -117,7 +118,7 @@ def self_consistency(models: Models, question: str, largest: int = LARGEST) -> l
 
 
 def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
-    """For 1 to `largest` rounds: the critic reads the whole answer, which is written anew, until it has no remark."""
+    """The answers after 1 to `largest` rounds of critique and rewriting, which end when the critic has no remark."""
     prompt, taken = models.start, [models.solve(models.start, question)]
     found: list[Answer] = []
     for sample in range(1, largest + 1):
@@ -132,7 +133,7 @@ def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[A
 
 
 def refined(seed: int, kind: str, rows: Sequence[Mapping[str, Any]], blind: bool, **settings: Any) -> list[Answer]:
-    """Algorithm 1 with its verifier; a `blind` critic says one of the remarks without looking, for nothing."""
+    """The answers of Algorithm 1 with its verifier; a `blind` critic makes random remarks, at no cost."""
     from agentic_prompting.llm import ScriptedChat
     from agentic_prompting.refine import START_PROMPTS, ProRefiner
     from agentic_prompting.sandbox.puzzles import FAULTS, TOO_LONG, puzzle_models
@@ -164,7 +165,7 @@ def smallest(sizes: Sequence[Sequence[Answer]], budget: str, least: float) -> in
 
 
 def measure(seed: int, kind: str, n: int) -> list[dict[str, Any]]:
-    """A record for each row of a seed and kind."""
+    """The records of a seed and kind, one for each row."""
     from agentic_prompting.sandbox.puzzles import make_puzzles, score_puzzle
 
     rows = make_puzzles(n, seed, (kind,))
@@ -205,12 +206,6 @@ def by_seed(records: Sequence[Mapping[str, Any]], **wanted: Any) -> dict[int, fl
     return {seed: statistics.fmean(values) for seed, values in scores.items()}
 
 
-def shown(values: Sequence[float], sign: str = "") -> str:
-    row = t_interval(values)
-    ends = "one seed" if row["low"] is None else f"{row['low']:{sign}.3f}, {row['high']:{sign}.3f}"
-    return f"{row['mean']:{sign}.3f} [{ends}]"
-
-
 def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for each method, budget and task model: `values` by seed, `minus` ProRefine's, mean calls and tokens."""
     ours, found = by_seed(records, method=OURS), []
@@ -228,20 +223,20 @@ def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
     """All rows as a Markdown table."""
-    lines = ["| equal | it slips anew | method | accuracy [95 %] | minus ProRefine [95 %] | calls | tokens |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    rows = []
     for row in rows_of(records):
-        cells = [row.get("budget", ""), ANEW[row["anew"]] if "anew" in row else "", row["method"], shown(row["values"])]
+        case = row.get("budget", ""), ANEW[row["anew"]] if "anew" in row else "", row["method"]
         minus = "" if row["method"] == OURS else shown(row["minus"], "+")
-        lines.append(f"| {' | '.join([*cells, minus])} | {row['mean']['calls']:.1f} | {row['mean']['tokens']:.0f} |")
-    return "\n".join(lines)
+        rows.append([*case, shown(row["values"]), minus, f"{row['mean']['calls']:.1f}", f"{row['mean']['tokens']:.0f}"])
+    titles = "equal", "it slips anew", "method", "accuracy [95 %]", "minus ProRefine [95 %]", "calls", "tokens"
+    return markdown(titles, rows)
 
 
 def against(records: Sequence[Mapping[str, Any]]) -> str:
-    """What counts against ProRefine: the rows that it is not above with an interval that excludes 0, in a sentence."""
+    """A sentence on the comparisons in which ProRefine is above, below, or not clearly different."""
     rows = [row for row in rows_of(records) if "budget" in row]
-    not_below = [row for row in rows if (high := t_interval(row["minus"])["high"]) is None or high >= 0]
-    above = [row for row in not_below if (low := t_interval(row["minus"])["low"]) is not None and low > 0]
+    not_below = [row for row in rows if (high := interval(row["minus"])["high"]) is None or high >= 0]
+    above = [row for row in not_below if (low := interval(row["minus"])["low"]) is not None and low > 0]
     names = Counter(row["method"] for row in not_below)
     listed = ", ".join(f"{name} in {count} of {len(BUDGETS) * len(ANEW)}" for name, count in names.items())
     return (
@@ -251,7 +246,7 @@ def against(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def lift(records: Sequence[Mapping[str, Any]]) -> str:
-    """What refining adds to the first answer, paired by seed."""
+    """The gain of refining over the first answer, paired by seed."""
     ours, first = by_seed(records, method=OURS), by_seed(records, method=FIRST)
     return shown([ours[seed] - first[seed] for seed in ours])
 
@@ -262,19 +257,16 @@ def each_seed(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What ProRefine's calls buy otherwise, in the sandbox.")
+    parser = argparse.ArgumentParser(description="ProRefine against other uses of its calls, in the sandbox.")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help=f"default: {SEEDS}")
     parser.add_argument("--n", type=int, default=PUZZLES, help=f"puzzles of each kind; default: {PUZZLES}")
     parser.add_argument("--records", type=Path, help="default: records/..., for other seeds or numbers runs/...")
     options = parser.parse_args()
     reported = tuple(options.seeds) == SEEDS and options.n == PUZZLES
-    records = options.records or (RECORDS if reported else Path("runs")) / "prorefine_budget.jsonl.gz"
-    known = {(one["seed"], one["kind"]) for one in read_records(records)}
-    for seed in options.seeds:
-        for kind in KINDS:
-            if (seed, kind) not in known:
-                record(records, *measure(seed, kind, options.n))
-    found = read_records(records)
+    records = Records(options.records or (RECORDS if reported else Path("runs")) / "prorefine_budget.jsonl.gz")
+    for seed, kind in records.missing(("seed", "kind"), product(options.seeds, KINDS)):
+        records.add(*measure(seed, kind, options.n))
+    found = records.read()
     print(
         "ProRefine in the sandbox (scripted models; says nothing about real ones)\n\n"
         f"{table(found)}\n\n{against(found)}"

@@ -1,4 +1,7 @@
-"""Part (a) of `prorefine.py`: ProRefine's loop with and without lossless drafting. On what: `prorefine_reciter.py`."""
+"""Part (a) of `prorefine.py`: ProRefine's loop with and without lossless drafting.
+
+The models and the cases are in `prorefine_reciter.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from agentic_prompting.local import TransformersChat
 from agentic_prompting.refine import ProRefiner, RefinementResult
 
 TOKENS_PER_STEP = 10  # k
-TIE = 1e-4  # two logits closer than this may change places with the shape of a pass
+TIE = 1e-4  # two logits closer than this may change their order with the shape of a forward pass
 
 
 @dataclass(frozen=True)
 class Run:
-    """Some cases refined together.
+    """The results of some cases that were refined together.
 
     Args:
-        results (`list[RefinementResult]`): One for each.
-        passes (`float`): Forward passes that a case needed for itself, mean.
+        results (`list[RefinementResult]`): One for each case.
+        passes (`float`): The mean number of forward passes that a case needed for itself.
         wall (`float`), cpu (`float`): Seconds for all of them; CPU time counts this process alone, so other work on the
             machine disturbs it less.
-        done_after (`dict[str, int]`): By question, passes of the whole batch until it was all but done.
+        done_after (`dict[str, int]`): For each question, the batch's passes until its last prompt was requested.
     """
 
     results: list[RefinementResult]
@@ -91,7 +94,7 @@ def outputs(result: RefinementResult) -> list[str]:
 
 
 def kept_share(results: Sequence[RefinementResult]) -> float:
-    """Share of an output that is found again in the next one, in order, over all steps: what a draft may save."""
+    """The share of an output that the next output repeats in order, the most that a draft can save; mean over steps."""
     shares = []
     for result in results:
         texts = [text.split() for text in outputs(result)]
@@ -104,7 +107,7 @@ def kept_share(results: Sequence[RefinementResult]) -> float:
 def differences(
     model: Any, tokens: PreTrainedTokenizerFast, plain: Sequence[RefinementResult], drafted: Sequence[RefinementResult]
 ) -> dict[str, int]:
-    """Cases that are equal in every step; others are counted as ties or as mismatches."""
+    """The counts of cases that are equal in every step, and of ties and mismatches among the others."""
     counts = {"cases": len(plain), "identical": 0, "ties": 0, "mismatches": 0}
     for ours, theirs in zip(drafted, plain, strict=True):
         if outputs(ours) == outputs(theirs):
@@ -116,7 +119,7 @@ def differences(
 
 @torch.no_grad()
 def _first_gap(model: Any, tokens: PreTrainedTokenizerFast, ours: RefinementResult, theirs: RefinementResult) -> float:
-    """The distance of the two best logits where two refinements part."""
+    """The distance of the two best logits at the first token in which two refinements differ."""
     prompts = [*(step.prompt for step in theirs.steps), theirs.prompt]
     for prompt, a, b in zip(prompts, outputs(ours), outputs(theirs), strict=True):
         if a != b:
@@ -131,7 +134,7 @@ def _first_gap(model: Any, tokens: PreTrainedTokenizerFast, ours: RefinementResu
 
 
 def speed(plain: Run, drafted: Run) -> dict[str, float]:
-    """Plain / drafted, and how much of an output was found again in the next."""
+    """The ratios plain / drafted, and the share of an output that the next one repeats."""
     return {
         "speedup_passes": round(plain.passes / drafted.passes, 2),
         "speedup_wall": round(plain.wall / drafted.wall, 2),
@@ -141,9 +144,9 @@ def speed(plain: Run, drafted: Run) -> dict[str, float]:
 
 
 def mixed_batch(model: Any, tokens: PreTrainedTokenizerFast, steps: int) -> dict[str, Any]:
-    """One case of each scenario in one batch: does one that needs few passes wait for one that needs many?
+    """One case of each scenario in one batch, to see whether a case that needs few passes waits for the others.
 
-    Returns, by scenario, the passes of the whole batch until it was done, beside the passes it takes alone.
+    Returns the passes of the whole batch until each scenario was done, beside the passes that it takes alone.
     """
     cases = {scenario: make_case(scenario, steps, random.Random(scenario)) for scenario in SCENARIOS}
     together = play(model, tokens, list(cases.values()))
@@ -155,9 +158,9 @@ def mixed_batch(model: Any, tokens: PreTrainedTokenizerFast, steps: int) -> dict
 
 
 def lower_precision(model: Any, tokens: PreTrainedTokenizerFast, cases: Sequence[Case]) -> dict[str, Any]:
-    """How many cases come out differently in bfloat16: drafted against plain, and plain in a batch against plain alone.
+    """The number of cases that differ in bfloat16: drafted from plain, and plain in a batch from plain alone.
 
-    The second is what one accepts without any drafting, by choosing a batch size.
+    The second difference comes from the choice of a batch size, without any drafting.
     """
     half = copy.deepcopy(model).to(torch.bfloat16)
     plain, drafted = (play(half, tokens, cases, draft=draft).results for draft in (False, True))

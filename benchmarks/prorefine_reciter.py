@@ -1,13 +1,13 @@
-"""What `prorefine_drafting.py` measures on: tiny transformers models, and prompts that change by rule.
+"""The models and cases of `prorefine_drafting.py`: tiny transformers models, and prompts that change by rule.
 
-What drafting saves depends on how much of the output survives a change of the prompt, so the model matters:
+The gain of drafting depends on the share of the output that survives a change of the prompt, so the model matters:
 
 - *Random weights.* Any change of the prompt changes everything: hard cases for the equality, no measure of speed.
 - *The reciter*, trained here in seconds. It recites a list from the word that the question names, in the style that the
-  prompt names, and says "carefully" after the words that the prompt warns of. So what it says depends mostly on the
+  prompt names, and adds "carefully" after the words that the prompt warns of. So its output depends mostly on the
   question, and advice that comes or goes changes some places of the output: where the draft has `w7 ,` there is now
-  `w7 carefully ,`. That is what advice is meant to do to a model; how far real models behave so is not measured here,
-  which is why the share of the output that did change stands beside each figure.
+  `w7 carefully ,`. Advice should change a model in this way. How far real models do is not measured here, so the share
+  of the output that stayed is given with each figure.
 
 Prompt sequences: *unchanged*; *slight*: a sentence of advice comes or goes in each step; *half*: in every second step;
 *strong*: a new style and new advice in each step, after which no two tokens in a row stay.
@@ -34,7 +34,7 @@ SCENARIOS = ("unchanged", "half", "slight", "strong")
 
 @dataclass(frozen=True)
 class Case:
-    """A question, and the prompts that the scripted optimizer gives out one after another."""
+    """A question, and the prompts that the scripted optimizer returns one after another."""
 
     question: str
     prompts: tuple[str, ...]
@@ -49,12 +49,12 @@ FIRST_PROMPT = prompt_text(*_FIRST)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each word there is."""
+    """A tokenizer with one token for each word."""
     return build_tokenizer([*WORDS, *CLASSES, *STYLES, *STYLES.values(), "recite", "from", "mind", ".", "carefully"])
 
 
 def recital(style: str, minded: Sequence[str], start: int, length: int) -> str:
-    """What the reciter is taught to say: `length` words from number `start` on."""
+    """The text that the reciter learns: `length` words from number `start` on."""
     words = [WORDS[(start + i) % len(WORDS)] for i in range(length)]
     return " ".join(
         f"{w} carefully {STYLES[style]}" if _CLASS_OF[w] in minded else f"{w} {STYLES[style]}" for w in words
@@ -98,7 +98,7 @@ def mixed_cases(n: int, steps: int) -> list[Case]:
 
 
 def random_model(tokens: PreTrainedTokenizerFast, seed: int = 0, spread: float = 0.3) -> Qwen3ForCausalLM:
-    """105,000 random weights, grouped-query attention; `spread` as wide as to make outputs differ between contexts."""
+    """A model of 105,000 random weights; a wide `spread` makes outputs differ between contexts."""
     config = Qwen3Config(
         vocab_size=len(tokens),
         hidden_size=64,
@@ -120,7 +120,7 @@ def random_model(tokens: PreTrainedTokenizerFast, seed: int = 0, spread: float =
 
 
 def reciter(tokens: PreTrainedTokenizerFast, steps: int = 400, seed: int = 0) -> Qwen3ForCausalLM:
-    """The same model, taught to recite; about ten seconds. Long recitals in the last part only: they cost most."""
+    """The same model, trained to recite in about ten seconds. Long recitals come last, because they cost most."""
     model, rng = random_model(tokens, seed, spread=0.06).train(), random.Random(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(

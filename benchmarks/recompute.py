@@ -1,13 +1,13 @@
-"""Recompute the figures of README and docs from the records that are shipped, offline and without a run.
+"""Recompute the figures of README and docs from the shipped records, offline and without a run.
 
-    python benchmarks/recompute.py            # ends with an error if a page says something else
+    python benchmarks/recompute.py            # ends with an error if a page has other figures
     python benchmarks/recompute.py --write    # put the figures into the pages
 
-A page holds recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or
-within one. For each NAME there is a function in `TEXTS` that makes text of records: of the file in `records/` that the
-name begins with (`speed.engine`: of `speed.jsonl.gz`). Figures of which there are no records stand between
-`<!-- not recomputed: COMMAND -->` and `<!-- /not recomputed -->`, and are listed at the end with what makes them.
-A score with an interval anywhere else is an error.
+A page has recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or within
+a line. For each NAME a function in `TEXTS` makes the text from the records of one file, whose name NAME begins with
+(`speed.engine` is made from `speed.jsonl.gz`). Figures without records are between `<!-- not recomputed: COMMAND -->`
+and `<!-- /not recomputed -->`; they are listed at the end with their command. A score with an interval anywhere else is
+an error.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import async_training
+import calls
 import espl_sandbox
 import prompt_r1_tables
 import prorefine
 import prorefine_budget
-from league import read_records, summarise, t_interval, table, verdicts
+from lab import REPOSITORY, Records, markdown
+from league import summarise, table, verdicts
 
 from agentic_prompting.evaluation import Estimate, wilson_interval
 from agentic_prompting.report.plots import accuracy_table
 
-REPOSITORY = Path(__file__).parents[1]
 BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->)(.*?)(<!-- /recomputed -->)", re.DOTALL)
 BY_HAND = re.compile(r"<!-- not recomputed: (.+?) -->(.*?)<!-- /not recomputed -->", re.DOTALL)
 INTERVAL = re.compile(r"\d*\.\d+\W*\s\[[-+]?\d*\.\d+,\s+[-+]?\d*\.\d+\]|interval\s+\d*\.\d+\s+to\s+\d*\.\d+")
 NUMBER = re.compile(r"\d*\.?\d+")
-Records = Sequence[Mapping[str, Any]]
+Entries = Sequence[Mapping[str, Any]]
 STEP = (
     "the loss {head_ratio:.2f} × faster with the GPU's branch forced on a CPU, which no user of a CPU takes; "
     "{memory_ratio:.2f} × less memory for the loss and its gradients; the largest difference of a gradient "
@@ -45,35 +44,35 @@ STEP = (
 )
 
 
-# --- texts: of records, one function each --------------------------------------------------------------------------
+# --- texts made from records, one function each ----------------------------------------------------------------------
 
 
-def speed(records: Records) -> str:
-    """The table of all.py, of the latest run of each script."""
+def speed(records: Entries) -> str:
+    """The table of all.py, from the latest run of each script."""
     import all as every
 
     latest = {record["script"]: record for record in records}
     return every.table([figure.row(latest.get(figure.script)) for figure in every.FIGURES])
 
 
-def rollout_grid(records: Records) -> str:
-    """Four loops over turns of different length, of the latest full run."""
+def rollout_grid(records: Entries) -> str:
+    """The table of four loops over turns of different length, from the latest full run."""
     full = latest_full(records, "rollout.py")
     titles = "rollouts,tokens a turn,replies,limit,ours,lock-step,TRL's async loop,TRL's tool loop"
     titles += ",ours / limit,lock-step / ours,async loop / ours"
-    lines = [titles.replace(",", " | "), " | ".join("---" for _ in titles.split(","))]
+    rows = []
     for row in full["settings"]:
         seconds = [row[f"{name}_s"] for name in ("limit", "ours", "lockstep", "async_loop", "trl")]
         others = [one / row["ours_s"] for one in (row["lockstep_s"], row["async_loop_s"])]
         ratios = [row["ours_s"] / row["limit_s"], *others]
         cells = [str(row["n"]), row["tokens"], row["replies"]]
         cells += ["" if one is None else f"{one:.2f} s" for one in seconds]
-        lines.append(" | ".join([*cells, *(f"{ratio:.2f}" for ratio in ratios)]))
-    return "\n".join(f"| {line} |" for line in lines)
+        rows.append([*cells, *(f"{ratio:.2f}" for ratio in ratios)])
+    return markdown(titles.split(","), rows)
 
 
-def growth(records: Records) -> str:
-    """What grows with the number of rollouts, turns, prompts and recorded replies, of the latest full run."""
+def growth(records: Entries) -> str:
+    """Sentences on the costs that grow with rollouts, turns, prompts and cached replies, from the latest full run."""
     full = latest_full(records, "growth.py")
     cost, memory, turns = full["rollouts"], full["memory_kb"], full["turns"]
     first, *_, last = cost
@@ -90,18 +89,18 @@ def growth(records: Records) -> str:
     return " ".join(sentences).format(**full)
 
 
-def engine(records: Records) -> str:
-    """The engine against batches, of the latest full run."""
+def engine(records: Entries) -> str:
+    """The table of the engine against batches, from the latest full run."""
     full = latest_full(records, "engine.py")
-    lines = ["| setting | engine, tokens/s | batches, tokens/s | ratio | identical |", "|---|---|---|---|---|"]
+    rows = []
     for name, row in full["settings"].items():
-        cells = [name, *(str(row[key]) for key in ("engine_tokens_per_s", "batches_tokens_per_s"))]
-        lines.append(f"| {' | '.join(cells)} | {row['speedup']:.2f} | {row['identical']:.2f} |")
-    return "\n".join(lines)
+        speeds = [row[key] for key in ("engine_tokens_per_s", "batches_tokens_per_s")]
+        rows.append([name, *speeds, f"{row['speedup']:.2f}", f"{row['identical']:.2f}"])
+    return markdown(("setting", "engine, tokens/s", "batches, tokens/s", "ratio", "identical"), rows)
 
 
-def demo(records: Records) -> str:
-    """What `make demo` printed: the latest, its intervals made anew."""
+def demo(records: Entries) -> str:
+    """The latest output of `make demo`, with recomputed intervals."""
     summary, examples = records[-1]["summary"], records[-1]["trajectories"]
     n = summary["questions"]
     lines = ["Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)", ""]
@@ -117,9 +116,9 @@ def demo(records: Records) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
-def broken(records: Records) -> str:
-    """What learning.py found in runs with one thing broken; the latest run of each."""
-    lines = ["| broken | Prompt-R1 | E-SPL | its first prompt | ratings agree | noticed |", "|---|---|---|---|---|---|"]
+def broken(records: Entries) -> str:
+    """The table of problems that learning.py found in the latest runs with one part broken."""
+    rows = []
     for what, one in {record["what"]: record for record in records}.items():
         demo, espl = one["demo"], one["espl"]["exact_match"]
         start, first, end = (
@@ -128,12 +127,12 @@ def broken(records: Records) -> str:
         cells = [what.partition("-")[0], f"{demo['exact_match_before']:.3f} → {demo['exact_match_after']:.3f}"]
         cells += [f"{start:.3f} → {end:.3f}", f"{first:.3f}", f"{one['agreement']:.2f}"]
         cells.append(f"yes, in {len(one['found'])} ways" if one["found"] else "nothing found")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown(("broken", "Prompt-R1", "E-SPL", "its first prompt", "ratings agree", "noticed"), rows)
 
 
-def prorefine_accuracy(records: Records) -> str:
-    """ProRefine's verifier settings on the sandbox's puzzles, Wilson's intervals over the puzzles."""
+def prorefine_accuracy(records: Entries) -> str:
+    """The table of ProRefine's verifier settings on the sandbox's puzzles, with Wilson's intervals over the puzzles."""
     sets = latest_full(records, "prorefine.py")["correct"]
     return accuracy_table(
         {
@@ -147,108 +146,39 @@ def _wilson(correct: str) -> Estimate:
     return wilson_interval(correct.count("1"), len(correct))
 
 
-def printed(script: str, form: str) -> Callable[[Records], str]:
-    """What a script printed in its latest full run, in words."""
+def printed(script: str, form: str) -> Callable[[Entries], str]:
+    """A function that fills `form` with the results of a script's latest full run."""
     return lambda records: form.format(**latest_full(records, script))
 
 
-def latest_full(records: Records, script: str) -> Mapping[str, Any]:
-    """What a script printed when it last ran in full.
+def latest_full(records: Entries, script: str) -> Mapping[str, Any]:
+    """The results of a script's latest full run.
 
     Raises:
-        `IndexError`: No full run of it is recorded.
+        `IndexError`: No full run of the script is recorded.
     """
     return [record for record in records if record["script"] == script and not record["quick"]][-1]["printed"]
 
 
-def of_settings(records: Records) -> dict[tuple[str, str], dict[str, Any]]:
-    """Each world and setting of benchmarks/calls.py against today's, paired by seed."""
-    runs = {(one["world"], one["setting"], one["seed"]): one for one in records}
-    rows = {}
-    for world, name in dict.fromkeys((one["world"], one["setting"]) for one in records):
-        of_seed = {seed: one for (w, n, seed), one in runs.items() if (w, n) == (world, name)}
-        pairs = [(one, runs[world, "today", seed]) for seed, one in of_seed.items() if (world, "today", seed) in runs]
-        seeds = sorted(one["seed"] for one, _ in pairs)
-        if not pairs:
-            continue
-        score, today = (t_interval([one["exact_match"] for one in of]) for of in zip(*pairs, strict=True))
-        ends = score["low"], score["high"], today["low"], today["high"]
-        rows[world, name] = {
-            "steps": fmean(one["step"] for one, _ in pairs),
-            "calls": round(fmean(one["calls"] for one, _ in pairs)),
-            "different": fmean(one["curve"][-1]["different"] / one["calls"] for one, _ in pairs),
-            "calls_ratio": t_interval([one["calls"] / old["calls"] for one, old in pairs]),
-            "usd_ratio": t_interval([one["usd"] / old["usd"] for one, old in pairs]),
-            "reached": sum(one["reached"] for one, _ in pairs),
-            "exact_match": score,
-            "overlap": None not in ends and ends[0] <= ends[3] and ends[2] <= ends[1],
-            "paid_twice": None if pairs[0][0]["paid_twice"] is None else sum(one["paid_twice"] for one, _ in pairs),
-            "seeds": seeds,
-        }
-    return rows
+def hopeless_bias(records: Entries) -> str:
+    """The relative bias of the gradient when hopeless episodes are ended and advantages divided by the deviation."""
+    row = records[-1]["rules"]["hopeless ended, divided by the deviation"]
+    return f"{row['bias']:.4f} [{row['low']:.4f}, {row['high']:.4f}]"
 
 
-def calls_table(records: Records) -> str:
-    """Calls of the large LLM until the agent is good, by setting."""
-    lines = [
-        "| world | setting | steps | calls | different in their step | of today's [95 %] | dollars of it | reached "
-        "| exact match [95 %] | paid twice |",
-        "|" + "---|" * 10,
-    ]
-    for (world, name), row in of_settings(records).items():
-        ratio, dollars = _shown(row["calls_ratio"], 2), f"{row['usd_ratio']['mean']:.2f}"
-        reached, twice = (
-            f"{row['reached']} of {len(row['seeds'])}",
-            "–" if row["paid_twice"] is None else row["paid_twice"],
-        )
-        cells = (
-            f"{row['steps']:.1f}",
-            f"{row['calls']:,}",
-            f"{row['different']:.0%}",
-            ratio,
-            dollars,
-            reached,
-            _shown(row["exact_match"]),
-            twice,
-        )
-        lines.append(f"| {world} | {name} | {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def bias_table(records: Records) -> str:
-    """How far the gradient of the rules that leave rollouts out is off, and how noisy, of the problem in calls.py."""
-    rules, ends = records[-1]["rules"], ("not divided", "divided by the deviation")
-    lines = ["| rule | bias, not divided | noise | bias, divided by the deviation | noise |", "|---|---|---|---|---|"]
-    for name in dict.fromkeys(name.rpartition(", ")[0] for name in rules):
-        cells = [name]
-        for end in ends:
-            row = rules[f"{name}, {end}"]
-            shown = f"{row['bias']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-            cells += [shown if row["free"] else f"**{shown}**", f"{row['noise']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _shown(row: Mapping[str, Any], digits: int = 3) -> str:
-    ends = "one seed" if row["low"] is None else f"{row['low']:.{digits}f}, {row['high']:.{digits}f}"
-    return f"{row['mean']:.{digits}f} [{ends}]"
-
-
-def tools_table(records: Records) -> str:
-    """The demo trained through native tool calls: of each seed and way, held-out questions answered right."""
-    lines = ["| seed | through | before [95 %] | after [95 %] |", "|---|---|---|---|"]
+def tools_table(records: Entries) -> str:
+    """The table of the demo trained through native tool calls, by seed and kind of tool."""
+    rows = []
     for row in records:
-        shown = []
-        for when in ("before", "after"):
-            share = wilson_interval(row[when]["right"], row[when]["n"])
-            shown.append(f"{share.mean:.3f} [{share.low:.3f}, {share.high:.3f}]")
-        lines.append(f"| {row['seed']} | {row['through']} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+        shares = [wilson_interval(row[when]["right"], row[when]["n"]) for when in ("before", "after")]
+        cells = [f"{share.mean:.3f} [{share.low:.3f}, {share.high:.3f}]" for share in shares]
+        rows.append([row["seed"], row["through"], *cells])
+    return markdown(("seed", "through", "before [95 %]", "after [95 %]"), rows)
 
 
-TEXTS: dict[str, Callable[[Records], str]] = {
-    "bias": bias_table,
-    "calls": calls_table,
+TEXTS: dict[str, Callable[[Entries], str]] = {
+    "bias": hopeless_bias,
+    "calls": calls.finding,
     "lead": async_training.table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
@@ -287,14 +217,14 @@ TEXTS: dict[str, Callable[[Records], str]] = {
 
 
 def recompute(page: str) -> tuple[str, list[str]]:
-    """A page with its blocks made anew, and their names.
+    """A page with recomputed blocks, and the names of its blocks.
 
     Raises:
-        `KeyError`: A block is of records that nothing is made of.
+        `KeyError`: No function makes the text of a block.
     """
     texts = {}
     for name in dict.fromkeys(found[2] for found in BLOCK.finditer(page)):
-        records = read_records(REPOSITORY / "records" / f"{name.partition('.')[0]}.jsonl.gz")
+        records = Records(REPOSITORY / "records" / f"{name.partition('.')[0]}.jsonl.gz").read()
         texts[name] = TEXTS[name](records) if records else "No run of it has been recorded yet."
 
     def anew(found: re.Match[str]) -> str:
@@ -305,7 +235,7 @@ def recompute(page: str) -> tuple[str, list[str]]:
 
 
 def unmarked(page: str) -> list[str]:
-    """Scores with intervals that stand outside of all marks."""
+    """The scores with intervals that are outside all marks."""
     return INTERVAL.findall(BY_HAND.sub("", BLOCK.sub("", page)))
 
 

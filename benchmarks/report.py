@@ -1,4 +1,4 @@
-"""How long a report of many trajectories takes to write, to open, to filter and to search, in headless Chromium.
+"""The time to write, open, filter and search a report of many trajectories, in headless Chromium.
 
 python benchmarks/report.py --trajectories 20000 --words 60
 """

@@ -1,8 +1,8 @@
-"""The arithmetic of docs/scale.md: memory, tokens, calls and money, from shapes and a handful of assumptions.
+"""The arithmetic of docs/scale.md: memory, tokens, calls and money, from shapes and a few assumptions.
 
     python benchmarks/scale.py
 
-Nothing here is measured. What is assumed stands in `Assumptions`; change it and run again.
+Nothing here is measured. The assumptions are the fields of `Assumptions`; change them and run again.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def speed_rows(a: Assumptions) -> list[list[str]]:
     """Sampling on `servers` GPUs with vLLM, as many rollouts at once as fit; training on `gpus`."""
     rows = []
     for model in MODELS:
-        held = model.kv_bytes * a.context / 2  # on average half of a rollout's context is there
-        ways = max(1, -(-int(2 * model.parameters) // int(40e9)))  # GPUs that one copy is spread over
+        held = model.kv_bytes * a.context / 2  # on average half of a rollout's context is filled
+        ways = max(1, -(-int(2 * model.parameters) // int(40e9)))  # GPUs that one copy of the model is spread over
         room = (20e9 + a.kv_memory) * ways - 2 * model.parameters - 10e9
         batch = min(a.rollouts * ways / a.servers, room / held)
         seconds = (2 * model.parameters + batch * held) / (a.bandwidth * ways * a.decode_share)
@@ -101,7 +101,7 @@ def speed_rows(a: Assumptions) -> list[list[str]]:
         sampling = decoding + a.calls * a.call_seconds
         # 6 FLOPs per parameter and token, 2 more for the recomputed forward pass, 2 for the reference model.
         training = a.rollouts * a.context / 2 * 10 * model.parameters / (a.gpus * a.flops * a.train_share)
-        # With a lead of 1 the two overlap, and two steps are on their way at once.
+        # With a lead of 1 the two overlap, and two steps are in flight at once.
         ahead = max(decoding, training, (sampling + training) / 2)
         rows.append([
             model.name, f"{batch:.0f}", f"{tokens:,.0f}", f"{sampling:.0f}", f"{training:.0f}",
@@ -116,7 +116,7 @@ def dollars_per_call(a: Assumptions) -> float:
 
 
 def crowd_rows(a: Assumptions) -> list[list[str]]:
-    """What so many rollouts at once take of each part, for a 4B policy."""
+    """The memory and load of many rollouts at once in each part, for a 4B policy."""
     model = MODELS[0]
     rows = []
     for crowd in (100, 1_000, 10_000):

@@ -1,8 +1,8 @@
-"""How long it takes to score 10,000 trajectories: exact match, token F1 and form.
+"""The time to score 10,000 trajectories: exact match, token F1 and form.
 
     python benchmarks/scoring.py
 
-Prints one line. Trajectories are made up: three turns each, answers of one to six words.
+Prints one line. The trajectories are generated: three turns each, answers of one to six words.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TRAJECTORIES = 10_000
 
 
 def make_records(n: int, seed: int = 0) -> list[dict]:
-    """Records as the harness keeps them, with an agent's turns."""
+    """Records in the form of the evaluation harness, with an agent's turns."""
     rng = random.Random(seed)
     words = ["the", "a", "Nairobi", "castle", "river", "of", "king", "1975", "Seoul", "north"]
 

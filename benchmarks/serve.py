@@ -1,8 +1,8 @@
-"""How many requests share the served agent's batches: requests a second, one after another and all at once.
+"""The throughput of a served agent: requests a second, one after another and all at once.
 
     python benchmarks/serve.py http://127.0.0.1:8080/v1 --requests 200
 
-Against a running `agentic-prompting serve RUN --sandbox`. The questions are the sandbox's.
+It needs a running `agentic-prompting serve RUN --sandbox`. The questions are the sandbox's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentic_prompting.sandbox import as_rows, make_split
 
 
 async def seconds_for(client: openai.AsyncOpenAI, model: str, questions: list[str], at_once: int) -> float:
-    """Wall time to have every question answered, `at_once` on their way at any moment."""
+    """Wall time until every question is answered, with `at_once` requests in flight at any moment."""
     slots = asyncio.Semaphore(at_once)
 
     async def ask(question: str) -> None:

@@ -1,17 +1,16 @@
-"""The training step: what leaving observations out of the head saves, and what our trainer costs beside plain GRPO.
+"""The training step: the gain of leaving observations out of the head, and our trainer's cost beside plain GRPO.
 
     OMP_NUM_THREADS=1 python benchmarks/training_step.py --json            # about 3 minutes on a CPU
     OMP_NUM_THREADS=1 python benchmarks/training_step.py --json --quick    # under 50 s
 
-On a model of random weights whose head is to its body as Qwen3-0.6B's is, and on conversations that are 70 %
-observation:
+The model has random weights and Qwen3-0.6B's ratio of head to body; the conversations are 70 % observation.
 
-- *head*: the loss and its gradients with observation tokens labelled as TRL labels them, and as we do; the same batch,
-  in turns. TRL's head skips unlabelled positions only where Triton is, on a GPU. On a CPU that branch is forced here
-  (its kernels fall back to torch) and also measured as it is. Memory is what a fresh process
-  grows by at most, on a GPU the peak that torch counts.
-- *overhead*: whole training steps of `MultiTurnGRPOTrainer`, whose sampler and environment answer at once, against
-  `trl.GRPOTrainer` given the same tokens by a `rollout_func`; turns about, medians. The head's saving is left out.
+- *head*: the loss and its gradients with observation tokens labelled as TRL labels them, and as we do, on the same
+  batch in turns. TRL's head skips unlabelled positions only where Triton is installed, on a GPU. On a CPU that branch
+  is forced here (its kernels fall back to torch), and the CPU's own branch is measured as well. Memory is the largest
+  growth of a fresh process, on a GPU the peak that torch counts.
+- *overhead*: medians of whole training steps of `MultiTurnGRPOTrainer`, whose sampler and environment answer at once,
+  and of `trl.GRPOTrainer` with the same tokens from a `rollout_func`, in turns. The head's gain is left out.
 
 The last line of `--json` holds `head_ratio, head_ratio_cpu, memory_ratio, loss_difference, gradient_difference,
 overhead, observed`.
@@ -61,7 +60,7 @@ def build_model(tokenizer: Any, layers: int) -> Qwen3ForCausalLM:
 
 
 def settings(folder: Path, steps: int) -> dict[str, Any]:
-    """Of both trainers."""
+    """The settings of both trainers."""
     on_cpu = not torch.cuda.is_available()
     return {
         "output_dir": str(folder), "num_generations": GROUP, "per_device_train_batch_size": 2 * GROUP,
@@ -80,7 +79,10 @@ def reward(completions: Any, **columns: Any) -> list[float]:
 
 
 class Script:
-    """Asks three times, then answers, at once; each conversation in words of its own, or gradients would cancel out."""
+    """A sampler that asks three times and then answers, without delay.
+
+    Each conversation has words of its own, because equal ones would cancel each other's gradients.
+    """
 
     def __init__(self, trainer: MultiTurnGRPOTrainer):
         self.chat_format = trainer.chat_format
@@ -134,7 +136,7 @@ def make_batch(trainer: MultiTurnGRPOTrainer) -> dict[str, Any]:
 
 
 def loss_as_trl_does(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
-    """With every token of the conversation labelled."""
+    """The loss with every token of the conversation labelled."""
     compute, trainer_kind = GRPOTrainer._compute_loss, type(trainer)
     ours = trainer_kind._get_per_token_logps_and_entropies
     trainer_kind._get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
@@ -168,12 +170,12 @@ def _wait() -> None:
 
 
 def skip_unlabelled(skip: bool) -> None:
-    """Force, or not, the branch of TRL's head that a GPU takes."""
+    """Choose whether TRL's head takes the branch for GPUs."""
     trl_utils._use_triton = lambda device: skip
 
 
 class ResidentPeak:
-    """The largest size of this process while the context lasts, looked up every millisecond, in bytes."""
+    """The largest size of this process in bytes while the context lasts, sampled every millisecond."""
 
     def __enter__(self) -> ResidentPeak:
         self.before = self.largest = self._now()
@@ -196,7 +198,7 @@ class ResidentPeak:
 
 
 def peak_mb(name: str, layers: int, queue: Any) -> None:
-    """How much the loss and gradients of one batch need at most, beyond what was there."""
+    """The peak memory of one batch's loss and gradients, in addition to the memory used before."""
     torch.set_num_threads(1)
     skip_unlabelled(True)
     with tempfile.TemporaryDirectory() as folder:
@@ -253,7 +255,7 @@ def measure_head(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
 
 
 def plain_trainer(folder: Path, layers: int, steps: int, handed_over: dict[str, Any]) -> GRPOTrainer:
-    """TRL's own, given the tokens of our rollouts."""
+    """TRL's own trainer with the tokens of our rollouts."""
     tokenizer = world_tokenizer()
     prompts = [{"prompt": [{"role": "user", "content": row["question"]}]} for row in rows()]
     return GRPOTrainer(

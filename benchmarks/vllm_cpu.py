@@ -5,12 +5,13 @@
     OMP_NUM_THREADS=1 .venv-vllm/bin/python benchmarks/vllm_cpu.py --json --quick    # without restarts: 8 minutes
 
 - *rollouts*: conversations of three or four turns of 64 tokens each, played by our loop and by TRL's asynchronous one
-  over the same server, alternating. Both ask it for real; what comes back is replaced by a request or an answer, so
-  that both play on. No reply is waited for: what is compared is what each loop costs beside a server that is busy.
-- *swaps*: before each, turns of the version before are begun that outlast it; after it, turns of the new version with
-  contexts over the block size that begin like theirs. Each token's log-probability is compared with peft's for the
-  version that it was asked of.
-- *checks*: the tests against a real vLLM, and what the swaps have to show.
+  over the same server, alternating. Both send real requests; the sampled text is replaced by a request or an answer, so
+  that the episodes continue. The environment replies at once, so that the figures compare the cost of each loop beside
+  a busy server.
+- *swaps*: before each swap, turns of the old version start that outlast it. After it, turns of the new version start
+  with the same beginning, longer than a cache block. Each token's log-probability is compared with peft's for the
+  version that was requested.
+- *checks*: the tests against a real vLLM, and the conditions that the swaps have to fulfil.
 
 A policy of 0.4 M parameters with random weights, float32. The last line of `--json` holds `checks`, `failed`,
 `adapter_swaps`, `wrong_version_tokens`, `largest_difference`, `seconds_a_swap`, `rollouts_ratio` (ours over TRL's) and
@@ -54,7 +55,7 @@ from support.vllm_server import LORA, VLLMServer  # noqa: E402
 
 SWAPS = 100
 ROLLOUTS, TURN_TOKENS, ROUNDS = 64, 64, 7
-CLOSE = 1e-4  # of log-probabilities; two versions are far more apart
+CLOSE = 1e-4  # difference of log-probabilities; two versions differ far more
 TESTS = ("tests/trainers/test_vllm_real.py", "tests/trainers/test_vllm_weights.py")
 RESTARTS = "killed or comes_back or takes_over or colocated or from_a_disk"
 
@@ -108,7 +109,7 @@ def play_trl(workload: Workload, url: str) -> float:
     async def play() -> float:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1024)) as loop.session:
             began = time.perf_counter()
-            # Without the tool's description, which our prompts have no counterpart for.
+            # Without the tool's description, which our prompts do not have.
             await gather(loop._generate_one(prompt, {"ask": tool}, []) for prompt in prompts)
             return time.perf_counter() - began
 
@@ -118,7 +119,7 @@ def play_trl(workload: Workload, url: str) -> float:
 
 
 def rollouts(url: str, folder: Path) -> dict[str, float]:
-    """Rollouts/s, medians; the ratio is that of the pairs."""
+    """Median rollouts/s; the ratio is the median of the pairs' ratios."""
     seconds: dict[str, list[float]] = {"ours": [], "trl": []}
     for number in range(ROUNDS + 1):
         workload = Workload.draw(ROLLOUTS, TURN_TOKENS, 0.0, 0.0, 0.0, seed=number)
@@ -137,7 +138,7 @@ def rollouts(url: str, folder: Path) -> dict[str, float]:
 
 
 class Versions:
-    """Random adapters of the policy, and what each makes of a token."""
+    """Random adapters of the policy, and the log-probability that each gives a token."""
 
     def __init__(self, policy: Path, folder: Path):
         torch.manual_seed(0)
@@ -155,7 +156,7 @@ class Versions:
 
     @torch.no_grad()
     def differences(self, version: int, request: SampleRequest, sample: Sample) -> torch.Tensor:
-        """Of each token's log-probability, from what this version gives it."""
+        """The difference of each token's log-probability from the one of this version."""
         self.model.load_state_dict(self.kept[version], strict=False)
         logprobs = self.model(torch.tensor([[*request.context, *sample.ids]])).logits[0].log_softmax(-1)
         at = range(len(request.context) - 1, len(request.context) + len(sample.ids) - 1)
@@ -185,7 +186,7 @@ def swaps(url: str, policy: Path, folder: Path, n: int) -> dict[str, Any]:
             if number:
                 for request in requests(number, 40):
                     turns.create_task(ask(request))
-                await asking(SampleRequest([9], 1, seed=0))  # now they are at work
+                await asking(SampleRequest([9], 1, seed=0))  # now the turns are being sampled
             began = time.perf_counter()
             await adapters.load(server, adapters.coming)
             in_use = await adapters.begin_with_the_next()

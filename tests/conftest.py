@@ -9,12 +9,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# The papers' released files are not ours to pass on. They are where this variable leads, or beside the checkout; else
-# the tests on them skip.
+# The papers' released files are not ours to distribute. They are in the folder of this variable, or beside the
+# checkout; otherwise the tests on them are skipped.
 if (released := next(Path(__file__).resolve().parents[2].glob("*/data/prompt_r1"), None)) is not None:
     os.environ.setdefault("AGENTIC_PROMPTING_DATA", str(released.parent))
 
-# A shell that runs the tests in the background lets them ignore Ctrl-C, and with them all that they start.
+# A shell that runs the tests in the background makes them, and all processes that they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -41,7 +41,7 @@ def rows():
 
 @pytest.fixture(scope="session")
 def asking_policy(tiny_policy, tmp_path_factory):
-    """A policy that asks once and answers what it is told, most of the time."""
+    """A policy that usually asks once and answers with the reply."""
     return make_asking_policy(tiny_policy, tmp_path_factory.mktemp("asking"))
 
 

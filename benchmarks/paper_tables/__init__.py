@@ -1,6 +1,6 @@
-"""The papers' tables from configurations: which systems, on which tasks, with which models; or all in the sandbox.
+"""The papers' tables from configurations that name systems, tasks and models; or all of them in the sandbox.
 
-Everything that is asked and measured is in `evaluation/`; here names become objects.
+The package's `evaluation/` asks and measures; here the names become objects.
 """
 
 from .config import SystemConfig, TableConfig, load_config

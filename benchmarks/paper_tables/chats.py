@@ -36,8 +36,8 @@ class JudgedSystem(System):
     """A system whose answers a judge compares with the accepted ones, as they come: the metric `judged`.
 
     Args:
-        system ([`System`]): Whose answers.
-        judge ([`AccuracyJudge`]): Who judges them; a question without a verdict is ungraded.
+        system ([`System`]): The system that answers.
+        judge ([`AccuracyJudge`]): The judge of the answers; a question without a verdict stays ungraded.
     """
 
     def __init__(self, system: System, judge: AccuracyJudge):
@@ -56,10 +56,10 @@ class JudgedSystem(System):
 
 
 class CallCount:
-    """Calls made, and how many there may be. Several models can share one: an optimiser's budget is of all its calls.
+    """A counter of calls with a limit. Models can share one, because an optimiser's budget is for all its calls.
 
     Args:
-        most (`int`, *optional*): No end by default.
+        most (`int`, *optional*): The limit; none by default.
     """
 
     def __init__(self, most: int | None = None):
@@ -67,7 +67,7 @@ class CallCount:
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Count one call more, if it may be made."""
+        """Count one more call and return whether it may be made."""
         with self._lock:
             if self.most is not None and self.calls >= self.most:
                 return False
@@ -75,7 +75,7 @@ class CallCount:
             return True
 
     def affords(self, calls: int) -> bool:
-        """Whether so many more may be made."""
+        """Whether `calls` more may be made."""
         return self.most is None or self.calls + calls <= self.most
 
 

@@ -1,4 +1,4 @@
-"""A table as a YAML file: what stands in it, checked when it is read."""
+"""A table's configuration: its fields, and their checks when the YAML file is read."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class SystemConfig:
     """One system of a table.
 
     Args:
-        name (`str`): What it is called there.
-        kind (`str`): Of [`KINDS`].
-        settings (`dict`): As its kind has them.
+        name (`str`): Its name in the table.
+        kind (`str`): One of [`KINDS`].
+        settings (`dict`): The settings of its kind.
         group (`str`, *optional*, defaults to `""`): The model of `each_of` that it is made with.
     """
 
@@ -47,38 +47,39 @@ class TableConfig:
     """A table.
 
     Args:
-        title (`str`): What it shows.
+        title (`str`): The table's title.
         systems (`list[SystemConfig]`): Its rows.
         tasks (`list[str]`): Names that [`load_task`] knows, with a split behind a slash where it matters.
         data_files (`dict`, *optional*): Local files, such as the released ones, by the task whose rows they hold
             (those of `train_task`, `validation_task` and `fit_task` too); other sets come from the hub.
-        models (`dict`): By the names that systems use: `name` at its endpoint, `base_url`, `budget_usd`, `sampling`.
+        models (`dict`): For each name that systems use: `name` at its endpoint, `base_url`, `budget_usd`, `sampling`.
         each_of (`list[str]`, *optional*): Models; every system that names none of its own (`model`, for an agent its
             `environment`) is made with each of them.
         metrics (`list[str]` or `dict`, *optional*): As [`find_metrics`] takes them, for all tasks or by task, `default`
-            for those not named; each task's own by default. `judged`: what the model `judge` says.
-        judge (`str`, *optional*): Of `models`: compares answers with the accepted ones, for the metric `judged`.
+            for those not named; each task's own by default. `judged` is the verdict of the model `judge`.
+        judge (`str`, *optional*): The one of `models` that compares answers with the accepted ones, for `judged`.
         averages (`dict`, *optional*): Name of a row to the tasks whose means it is the mean of.
         n (`int`, *optional*, defaults to `128`), runs (`int`, *optional*, defaults to `3`), seed (`int`, *optional*,
             defaults to `0`): See [`evaluate_agent`].
         baseline (`str`, *optional*): The system that the others are compared with; under `each_of`, the one of the same
             model.
         marks (`list[str]`, *optional*): Baselines that earn a system a star each where its Wald interval lies above.
-        train_task (`str` or `dict`, *optional*): What optimisers learn from, as in `tasks`; or by task.
+        train_task (`str` or `dict`, *optional*): The optimisers' training set, as in `tasks`; or by task.
         train_rows (`int`, *optional*, defaults to `50`): How many rows of it.
-        validation_task (`str` or `dict`, *optional*), validation_rows (`int`, *optional*): What GEPA and TextGrad
-            choose by; half of the training rows by default.
-        fit_task (`str`, *optional*), fit_rows (`int`, *optional*): What trained systems learn from, by default all rows
-            of it; without a task, the optimisers' rows.
+        validation_task (`str` or `dict`, *optional*), validation_rows (`int`, *optional*): The rows by which GEPA and
+            TextGrad choose; half of the training rows by default.
+        fit_task (`str`, *optional*), fit_rows (`int`, *optional*): The training set of trained systems, by default all
+            its rows; without a task, the optimisers' rows.
         calls_budget (`int`, *optional*, defaults to `500`): Calls that each optimiser may make.
         budget_usd (`float`, *optional*), budget_tokens (`int`, *optional*): What all models together may spend,
             restarts included; what was spent is kept in the folder's `spending.sqlite`. A model's own limit holds too.
-        encoder (`str`, *optional*): For `semantic_similarity`.
+        encoder (`str`, *optional*): The sentence encoder for `semantic_similarity`.
         output (`str`, *optional*): Folder for answers and tables.
         figures (`dict`, *optional*): Name of a picture to its `metric` (or `metrics`, by task), `systems` and `tasks`.
-        case (`str`, *optional*): The system whose success others are put beside, question by question, in `case.md`.
-        left_out (`dict`, *optional*): What the paper's table has and this one has not, and why; said with the table.
-        sandbox (`dict`, *optional*): Values of the above that `--sandbox` puts in their place.
+        case (`str`, *optional*): The system whose right answers `case.md` compares with the other systems' answers.
+        left_out (`dict`, *optional*): The parts of the paper's table that are missing here, with the reasons; printed
+            below the table.
+        sandbox (`dict`, *optional*): The values of these fields under `--sandbox`.
     """
 
     title: str
@@ -112,7 +113,7 @@ class TableConfig:
     sandbox: Mapping[str, Any] = field(default_factory=dict)
 
     def in_sandbox(self) -> TableConfig:
-        """The same table with the sandbox's sizes; its systems and the names of its tasks stay."""
+        """The same table with the sandbox's values; systems and task names stay."""
         size = max(6, min(self.n or 32, 96 // len(self.tasks)))
         sizes: dict[str, Any] = {"n": size, "runs": 1, "train_rows": 16, "calls_budget": 300}
         sizes["judge"] = self.judge and "editor"
@@ -120,7 +121,7 @@ class TableConfig:
         return replace(self, **{name: value for name, value in values.items() if name != "systems"})
 
     def metrics_of(self, task: str) -> list[str] | None:
-        """What a task is reported in; `None`: the task's own."""
+        """The metrics of a task; `None` for the task's own."""
         if self.metrics is None or not isinstance(self.metrics, Mapping):
             return None if self.metrics is None else list(self.metrics)
         found = self.metrics.get(task, self.metrics.get("default"))
@@ -137,7 +138,7 @@ def load_config(path: str | Path) -> TableConfig:
 
     Raises:
         `FileNotFoundError`: It does not exist.
-        `ValueError`: Something in it is not known or missing; the nearest name is offered.
+        `ValueError`: A field is unknown or missing; the message suggests the nearest name.
     """
     import yaml
 

@@ -1,5 +1,5 @@
-"""What the papers' tables have beside means and intervals: averages over sets, several trainings, Wald's interval and
-the stars that go with it."""
+"""The statistics of the papers' tables beside means and intervals: averages over sets, several trainings, Wald's
+interval and its stars."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def average_results(results: Sequence[Result], task: str) -> Result:
     Intervals as in [`mean_of_means`]; `values` are empty. A metric is averaged over the tasks that report it.
 
     Args:
-        results (`Sequence[Result]`): One system's, on different tasks.
-        task (`str`): What the row is called.
+        results (`Sequence[Result]`): One system's results on different tasks.
+        task (`str`): The row's name.
     """
     values: dict[str, list[list[float]]] = defaultdict(list)
     for result in results:
@@ -36,7 +36,7 @@ def over_seeds(results: Sequence[Result]) -> Result:
     """One system on one task, trained (or run) with several seeds, as one result: means with [`seed_interval`].
 
     Args:
-        results (`Sequence[Result]`): Of the same questions, one for each seed.
+        results (`Sequence[Result]`): One result for each seed, on the same questions.
     """
     names = results[0].estimates
     means = {name: [mean.mean for one in results if (mean := one.estimates.get(name)) is not None] for name in names}
@@ -68,9 +68,9 @@ def _joined(
 
 
 def wald_interval(successes: int, n: int, level: float = 0.95) -> Estimate:
-    """The textbook interval for a share, mean ± z standard errors: what ProRefine's Table 1 prints.
+    """The textbook interval for a share, mean ± z standard errors, as in ProRefine's Table 1.
 
-    It shrinks to nothing at 0 and n successes, and covers less than it says near them; ours is [`wilson_interval`].
+    It has no width at 0 and n successes and covers too little near them; our own is [`wilson_interval`].
 
     Args:
         successes (`int`), n (`int`), level (`float`, *optional*, defaults to `0.95`): As in [`wilson_interval`].
@@ -97,7 +97,7 @@ def mean_of_means(groups: Sequence[Sequence[float]], level: float = 0.95, n_resa
 
 
 def seed_interval(means: Sequence[float], level: float = 0.95) -> Estimate:
-    """Student's interval for the mean over seeds: what another training would give, and wide for three.
+    """Student's interval for the mean over seeds, which covers the spread of trainings and is wide for three.
 
     Args:
         means (`Sequence[float]`): One figure for each seed, at least two.
@@ -122,7 +122,7 @@ def stars(share: Estimate, baselines: Sequence[Estimate]) -> str:
 
 
 def wald_of(result: Result) -> Estimate | None:
-    """The first metric with its Wald interval; `None` where it is no share of right answers, or there is none."""
+    """The first metric with its Wald interval; `None` if it is no share of right answers, or missing."""
     metric = next(iter(result.values), "")
     scores = result.values.get(metric, {}).values()
     return wald_interval(round(sum(scores)), len(scores)) if scores and metric in BINARY else None

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 CURVES = {"reward": "mean reward", "rollout/turns": "turns per rollout"}
 """What a training's log is drawn by: key and label."""
-_HATCHES = ("", "//", "..", "xx")  # when the colours have been through
+_HATCHES = ("", "//", "..", "xx")  # after all colours have been used
 
 
 def draw_figures(run: TableRun, config: TableConfig, folder: Path) -> None:
-    """Draw a configuration's `figures` into `folder`; what cannot be drawn is said in `left_out`.
+    """Draw a configuration's `figures` into `folder`; `left_out` gets the reason for each figure that is not drawn.
 
     Each has the `metric` of its bars: a name, `first` (each task's first one), `wald` (the same with Wald's interval),
     or a `dict` by task; and where not all of them are shown `tasks` and `systems`.
@@ -145,7 +145,7 @@ def write_case(evaluation: Evaluation, system: str, path: Path) -> Path:
 
 
 def _said(record: Mapping[str, Any]) -> str:
-    """The whole of what came back: an agent's conversation, or the reply."""
+    """The whole answer as text: an agent's conversation, or a model's reply."""
     trajectory = record.get("trajectory")
     if isinstance(trajectory, Mapping) and "turns" in trajectory:
         said = [turn["text"] for turn in trajectory["turns"]]

@@ -1,4 +1,4 @@
-"""A table, run: systems made one after another, asked, and put side by side."""
+"""Running a table: each system is made and asked in turn, then all are compared."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class TableRun:
 
     Args:
         evaluation ([`Evaluation`]): Results and answers.
-        comparisons (`list[Comparison]`): With the baseline.
-        skipped (`dict[str, str]`): Systems that could not be made, and why.
-        left_out (`dict[str, str]`): What else of the paper's table is not there, and why.
-        not_asked (`dict[tuple[str, str], str]`): System and task that it has no way to answer, and why: a row without
-            figures.
+        comparisons (`list[Comparison]`): The comparisons with the baseline.
+        skipped (`dict[str, str]`): The reason for each system that could not be made.
+        left_out (`dict[str, str]`): The reason for each other part of the paper's table that is missing.
+        not_asked (`dict[tuple[str, str], str]`): The reason for each system and task that it cannot answer: a row
+            without figures.
         files (`dict[str, Path]`): The tables by kind, the pictures by name.
     """
 
@@ -61,20 +61,20 @@ def run_table(
     progress: bool = True,
     seeds: Sequence[int] = (),
 ) -> TableRun:
-    """Fill a table. What is in its folder already is not asked for again.
+    """Fill a table. Answers that are in its folder are not requested again.
 
     Args:
         config ([`TableConfig`]): The table.
-        sandbox (`bool`, *optional*, defaults to `False`): Stand-ins for models and tasks; see `sandbox.py`.
-        output (`str` or `Path`, *optional*): Instead of the configuration's.
+        sandbox (`bool`, *optional*, defaults to `False`): Use stand-ins for models and tasks; see `sandbox.py`.
+        output (`str` or `Path`, *optional*): A folder in place of the configuration's.
         progress (`bool`, *optional*, defaults to `True`): Show progress bars, or in a file or a pipe a line a minute.
-        seeds (`list[int]`, *optional*): Everything is done once for each: an agent trained with it is taken (`{seed}`
-            in its folder, else `-seed<N>` behind it), baselines are trained and prompts optimised with it, and each
-            question is asked once. The table has the means over seeds, with Student's interval over them.
+        seeds (`list[int]`, *optional*): Run everything once for each seed, with the agent trained with it (`{seed}` in
+            its folder, else `-seed<N>` behind it), baselines trained and prompts optimised with it, and each question
+            asked once. The table has the means over seeds, with Student's interval over them.
 
     Raises:
-        `ValueError`: A task, model or metric does not exist, or there is one seed alone.
-        [`EvaluationStopped`]: A system cannot go on. Run again to go on.
+        `ValueError`: A task, model or metric does not exist, or `seeds` has only one.
+        [`EvaluationStopped`]: A system cannot continue. The same call resumes the table.
     """
     if len(set(seeds)) != len(seeds) or len(seeds) == 1:
         raise ValueError(f"give at least two different seeds for an interval over them, not {list(seeds)}")
@@ -148,7 +148,7 @@ def _evaluated(
 
 
 def _averages(config: TableConfig, tasks: Sequence[str], evaluation: Evaluation) -> list[Any]:
-    """The rows of means over tasks: of systems that have a result on each of them."""
+    """The rows of means over tasks, for systems that have a result on each task."""
     named = dict(zip(config.tasks, tasks, strict=True))
     rows = []
     for name, of in config.averages.items():
@@ -160,7 +160,7 @@ def _averages(config: TableConfig, tasks: Sequence[str], evaluation: Evaluation)
 
 
 def _together(parts: Sequence[Evaluation]) -> Evaluation:
-    """The evaluations of several seeds as one; systems that are not there for every seed are left out."""
+    """The evaluations of several seeds as one; systems without a result for every seed are left out."""
     found = [{(result.system, result.task): result for result in part.results} for part in parts]
     whole = [key for key in found[0] if all(key in one for one in found)]
     records = [record for part in parts for record in part.records]
@@ -176,7 +176,7 @@ def _finish(run: TableRun, config: TableConfig, folder: Path, sandbox: bool, see
     marks = {
         one.name: [config.baseline_of(one, name) for name in config.marks if config.baseline_of(one, name) != one.name]
         for one in config.systems
-        if config.marks and not seeds  # over seeds the interval is another one
+        if config.marks and not seeds  # the interval over seeds differs
     }
     title = f"{config.title}{' (sandbox: says nothing about real models)' if sandbox else ''}"
     if seeds:
@@ -199,7 +199,7 @@ Parts = tuple[list[EvaluationTask], Mapping[str, Lessons], Mapping[str, Any]]
 
 
 def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitStack) -> Parts:
-    """Tasks, what is learned from for each, and connected models, as the configuration has them."""
+    """The configuration's tasks, the training rows of each, and the connected models."""
     tasks, lessons, models = [], {}, connect(config.models, cache_of_replies, stack)
     for name, (chat, _) in models.items():
         if chat.needs_key and not chat.find_key():
@@ -211,7 +211,7 @@ def _real_parts(config: TableConfig, cache_of_replies: ReplayCache, stack: ExitS
         files = {"data_files": config.data_files[name]} if name in config.data_files else {}
         try:
             return load_evaluation_task(name, n, seed, **files)
-        except RuntimeError as error:  # no source of it could be loaded
+        except RuntimeError as error:  # none of its sources could be loaded
             raise ValueError(" ".join(str(error).split())) from error
 
     for name in config.tasks:

@@ -1,8 +1,8 @@
-"""What stands in for models and data sets when a table is run with `--sandbox`: real code, small world.
+"""The stand-ins for models and data sets when a table runs with `--sandbox`: real code, small world.
 
-Three tasks: sorting words, counting things, and questions about countries that take two or three facts. One stand-in
-model answers all of them, heeding its system prompt; another one writes prompts, with advice of which some is bad. They
-show that every system runs and is counted rightly. They say nothing about real models.
+There are three tasks: sorting words, counting things, and questions about countries that take two or three facts. One
+stand-in model answers all of them and follows its system prompt; another one writes prompts, and some of its advice is
+bad. They show that every system runs and that its figures are right. They say nothing about real models.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentic_prompting.sandbox.world import Oracle, as_rows, make_split, value_o
 from .config import KINDS, SystemConfig, TableConfig
 
 SANDBOX_TASKS = ("sandbox_sorting", "sandbox_counting", "sandbox_countries")
-_STANDS_FOR = {  # what of a data set's name says which task takes its place; the rest are countries
+_STANDS_FOR = {  # the part of a data set's name that chooses its stand-in; all others become countries
     "sandbox_counting": re.compile("gsm8k|dapo|math|count|svamp", re.IGNORECASE),
     "sandbox_sorting": re.compile("sorting|book|writing|xsum|aqua", re.IGNORECASE),
 }
@@ -52,10 +52,10 @@ def sandbox_task(name: str, n: int, seed: int = 0, split: str = "test") -> Evalu
     """One of the three tasks.
 
     Args:
-        name (`str`): Of [`SANDBOX_TASKS`].
-        n (`int`): Rows.
-        seed (`int`, *optional*, defaults to `0`): Of the questions.
-        split (`str`, *optional*, defaults to `"test"`): `train` has no question of `test`.
+        name (`str`): One of [`SANDBOX_TASKS`].
+        n (`int`): The number of rows.
+        seed (`int`, *optional*, defaults to `0`): The seed of the questions.
+        split (`str`, *optional*, defaults to `"test"`): `train` and `test` share no question.
 
     Raises:
         `ValueError`: There is no such task.
@@ -74,14 +74,14 @@ def sandbox_task(name: str, n: int, seed: int = 0, split: str = "test") -> Evalu
 
 
 def sandbox_task_for(name: str) -> str:
-    """Which of the three tasks stands in for a data set."""
+    """The task that stands in for a data set."""
     return next((task for task, names in _STANDS_FOR.items() if names.search(name)), "sandbox_countries")
 
 
 def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
-    """For each data set of a table different questions of the task that stands in for it, under both names.
+    """For each data set of a table different questions of its stand-in, under both names.
 
-    In the task's own metric, which optimisers maximise, and the table's, without those that need a sentence encoder.
+    The metrics are the task's own, which optimisers maximise, and the table's, except those with a sentence encoder.
     """
     n, tasks = config.n or 32, []
     left = {name: sandbox_task(name, 256, config.seed).rows for name in SANDBOX_TASKS}
@@ -97,14 +97,13 @@ def stand_in_tasks(config: TableConfig) -> list[EvaluationTask]:
 
 
 class SandboxModel:
-    """The stand-in for a large LLM: puzzles as its system prompt has it, facts it knows, guesses where it would have to
-    combine them.
+    """The stand-in for a large LLM: it solves puzzles as its system prompt says, knows facts, and guesses combinations.
 
-    Asked to go over its answer it says that nothing is wrong, and asked again it answers the same: it is no better at
-    finding its own mistakes than at not making them.
+    It finds no mistake when it is asked to check its answer, and answers the same when it is asked again: it is no
+    better at finding its own mistakes than at avoiding them.
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): Its slips and guesses.
+        seed (`int`, *optional*, defaults to `0`): The seed of its slips and guesses.
     """
 
     def __init__(self, seed: int = 0):
@@ -125,12 +124,12 @@ class SandboxModel:
 class SandboxEditor(ScriptedChat):
     """The stand-in for a model that criticises, judges and writes prompts.
 
-    OPRO's, GEPA's, TextGrad's and E-SPL's requests are read in their own form, and the prompt comes back with one more
-    piece of advice, at random. ProRefine's three roles are those of its own sandbox. Whatever else it is asked, it
-    finds that the prompt says too little.
+    It recognises the requests of OPRO, GEPA, TextGrad and E-SPL by their form and returns the prompt with one more
+    piece of advice, chosen at random. ProRefine's three roles are those of its own sandbox. To any other request it
+    replies that the prompt is not specific enough.
 
     Args:
-        seed (`int`, *optional*, defaults to `0`): Its choices and its mistakes.
+        seed (`int`, *optional*, defaults to `0`): The seed of its choices and its mistakes.
     """
 
     def __init__(self, seed: int = 0):
@@ -147,12 +146,12 @@ class SandboxEditor(ScriptedChat):
 
 
 def sandbox_models(seed: int = 0) -> dict[str, ChatModel]:
-    """All stand-ins, by what the systems of a table call them."""
+    """All stand-ins, under the names that a table's systems use."""
     return {"model": SandboxModel(seed), "editor": SandboxEditor(seed), "oracle": Oracle(seed=seed)}
 
 
 def no_way_to_answer(system: SystemConfig, task: EvaluationTask) -> str:
-    """Why a stand-in is not asked: a zero there would say nothing. `""`: it is."""
+    """The reason not to ask a stand-in, where a score of zero would mean nothing; `""` if it is asked."""
     trained = {"base", "folder"} & KINDS[system.kind]
     return (
         "" if not trained or "sandbox_countries" in task.name else "not asked: its policy reads countries' words alone"
@@ -160,12 +159,12 @@ def no_way_to_answer(system: SystemConfig, task: EvaluationTask) -> str:
 
 
 def stand_in(system: SystemConfig, folder: Path, seed: int = 0) -> SystemConfig:
-    """A system of a table with the sandbox's models and policies in the place of real ones.
+    """A system of a table with the sandbox's models and policies in place of real ones.
 
     Args:
-        system ([`SystemConfig`]): As the table has it.
-        folder (`Path`): The table's; policies are trained into it, once for each seed.
-        seed (`int`, *optional*, defaults to `0`): Of the training.
+        system ([`SystemConfig`]): The table's system.
+        folder (`Path`): The table's folder; policies are trained into it, once for each seed.
+        seed (`int`, *optional*, defaults to `0`): The seed of the training.
     """
     settings = dict(system.settings)
     settings |= {role: name for role, name in _ROLES.items() if role in KINDS[system.kind]}
@@ -180,7 +179,7 @@ def stand_in(system: SystemConfig, folder: Path, seed: int = 0) -> SystemConfig:
 
 
 def _with_answer_line(reply: Reply, max_tokens: int | None) -> Reply:
-    """The oracle's fact in the form that prompted systems are read in."""
+    """The oracle's fact in the form in which answers of prompted systems are read."""
     value = value_of(reply.text)
     text = reply.text if value is None else f"Answer: {value}"
     words = text.split(" ")
@@ -190,11 +189,11 @@ def _with_answer_line(reply: Reply, max_tokens: int | None) -> Reply:
     )
 
 
-# How each optimiser shows the prompt, and between what it wants the new one.
+# How each optimiser shows the prompt, and the marks between which it expects the new one.
 _FORMS = (
     (re.compile(r"<INS>(.*?)</INS>\nscore: \d+\n\nHere are examples", re.DOTALL), "<INS>{}</INS>"),
     (re.compile(r"instructions to perform a task for me:\n```\n(.*?)\n```", re.DOTALL), "```\n{}\n```"),
-    # TextGrad names the variable by its first and last words only; the whole of it is in the context.
+    # TextGrad quotes only the first and last words of the variable; the context has all of it.
     (
         re.compile(r"<LM_SYSTEM_PROMPT> (.*?) </LM_SYSTEM_PROMPT>.*<IMPROVED_VARIABLE>", re.DOTALL),
         "<IMPROVED_VARIABLE>{}</IMPROVED_VARIABLE>",

@@ -1,4 +1,4 @@
-"""What prompted systems, optimisers and those they ask are told. The wording is ours."""
+"""The prompts of prompted systems and optimisers. The wording is ours."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The baselines that are trained: on question and answer alone (SFT), or by reward in a single turn (GRPO).
 
-Both are TRL's trainers, without an environment. What was trained once is used again.
+Both are TRL's trainers, without an environment. A model that is in its folder is not trained again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentic_prompting.trainers import MultiTurnGRPOTrainer, PromptR1Config, war
 
 
 def plain_spec(template: str = "{question}", max_tokens: int = 1024) -> AgentSpec:
-    """How a model is asked that answers in one turn, in free text."""
+    """The spec of a model that answers in one turn, in free text."""
     return AgentSpec(template, grammar=FreeText(), limits=Limits(1, max_tokens, max_tokens), stop_at_tags=False)
 
 
@@ -50,13 +50,11 @@ def train_sft(
     """Imitate the first accepted answer to each question, without seeing how it is found.
 
     Args:
-        base (`str` or `Path`): The model to begin with.
-        rows (`Sequence[Mapping]`): `question`, `answers`.
-        folder (`str` or `Path`): Where the model goes; one that is there is used as it is.
-        spec ([`AgentSpec`]): How it is asked; saved with it.
-        lora_rank (`int`, *optional*, defaults to `8`): Of the adapter on all linear layers, merged when trained (Table
-            7; alpha is twice the rank, LLaMA-Factory's default); `None` trains all weights.
-        **arguments: Of [`~trl.SFTConfig`], over [`TABLE_7`].
+        base (`str` or `Path`): The model to begin with. rows (`Sequence[Mapping]`): `question`, `answers`. folder
+        (`str` or `Path`): The folder for the model; a model that is there is used as it is. spec ([`AgentSpec`]): The
+        agent's spec, saved with the model. lora_rank (`int`, *optional*, defaults to `8`): The rank of the adapter on
+        all linear layers, which is merged after training (Table 7; alpha is twice the rank, LLaMA-Factory's default);
+        `None` trains all weights. **arguments: Arguments of [`~trl.SFTConfig`] that differ from [`TABLE_7`].
     """
     folder = Path(folder)
     if (folder / SPEC_FILE).exists():
@@ -80,12 +78,11 @@ def train_sft(
 def train_single_turn(
     base: str | Path, rows: Sequence[Row], folder: str | Path, spec: AgentSpec, **arguments: Any
 ) -> Path:
-    """GRPO on the answer's token F1, one turn, nobody to ask.
+    """Train with GRPO on the answer's token F1, in one turn and without an environment.
 
     Args:
-        base, rows, folder, spec: As in [`train_sft`].
-        **arguments: Of [`PromptR1Config`]; `config`, a YAML file of a Prompt-R1 training, gives its hyper-parameters
-            ("the same as Prompt-R1", Appendix G).
+        base, rows, folder, spec: As in [`train_sft`]. **arguments: Arguments of [`PromptR1Config`]; `config`, a YAML
+        file of a Prompt-R1 training, gives its hyper-parameters ("the same as Prompt-R1", Appendix G).
     """
     folder = Path(folder)
     if (folder / SPEC_FILE).exists():

@@ -1,4 +1,4 @@
-"""Whether an index would take what `python -m build` left: what `twine check --strict` looks at, and a little more.
+"""Whether an index would accept the files of `python -m build`: the checks of `twine check --strict` and a few more.
 
 python docs/tools/check_dist.py dist
 """
@@ -17,7 +17,7 @@ FENCE = re.compile(r"^```", re.M)
 
 
 def check(folder: Path) -> str:
-    """Returns the version. Raises `ValueError` for what an index would refuse, or would show wrongly."""
+    """The version. Raises `ValueError` for files that an index would refuse or display wrongly."""
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]

@@ -1,9 +1,10 @@
 """Draws the rooms and the imports between them, read from the source: `docs/images/rooms.svg`.
 
     python docs/tools/draw_rooms.py            # write the picture again
-    python docs/tools/draw_rooms.py --check    # exit status 1 if the picture is not what the source says
+    python docs/tools/draw_rooms.py --check    # exit status 1 if the picture differs from the source
 
-How imports are read is `tests/whole/test_architecture.py`'s, which also holds the order of the rooms.
+`tests/support/rooms.py` reads the imports and has the order of the rooms; `tests/whole/test_architecture.py` checks
+both.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from support.rooms import ABOVE_THE_TORCH_LINE, MODULES, PACKAGE, ROOMS, imports
 
 PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, ROW, BOX, HEIGHT = 900, 92, 118, 44
-# Where a room stands from left to right; which floor it is on follows from its imports.
+# The place of a room from left to right; its floor follows from its imports.
 COLUMN = {
     **{"environments": 0, "local": 1, "trainers": 2.2, "sandbox": 1, "interop": 4, "agent": 1},
     **{"records": 1.5, "llm": 1.5, "rollout": 1.5, "refine": 1.5, "rewards": 1.5, "cli": 2, "serve": 2},
@@ -47,7 +48,7 @@ SAYS = {
 
 
 def read_imports() -> dict[str, set[str]]:
-    """Room -> the other rooms it imports from."""
+    """For each room the other rooms that it imports from."""
     found: dict[str, set[str]] = {name: set() for name in ROOMS}
     for path in MODULES:
         for name in imports_of(path):
@@ -58,7 +59,7 @@ def read_imports() -> dict[str, set[str]]:
 
 
 def without_detours(needs: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The same arrows without those that a longer way implies (the transitive reduction)."""
+    """The same arrows without those that follow from longer paths (the transitive reduction)."""
     reach: dict[str, set[str]] = {}
     for name in ROOMS:  # in order: what a room imports comes before it
         reach[name] = needs[name].union(*(reach[other] for other in needs[name]))

@@ -1,13 +1,12 @@
-"""Does what `docs/first-hour.md` says, line by line, and writes what came of it into the page.
+"""Runs the commands of `docs/first-hour.md` line by line and writes their results into the page.
 
     python docs/tools/first_hour.py --folder /tmp/first-hour     # an empty folder, outside of the clone
-    python docs/tools/first_hour.py --check                      # whether the page is as it was run, in under an hour
+    python docs/tools/first_hour.py --check                      # whether the page is unchanged since its run
 
-The wheel is built into the folder and nothing else is in it. Then, in the order of the page: a ```python block with
-`title="name.py"` becomes that file, a ```bash block is typed into one terminal that stays open, and what stands
-between `<!-- result: ... -->` and `<!-- end -->` behind it is replaced by what it printed (`last 5`, or `with
-PATTERN`: those lines; empty: none) and the seconds it took. Stopped, the same command goes on with the first block
-that is not done.
+The wheel is built into the folder, which is otherwise empty. Then the page's blocks are run in order. A ```python block
+with `title="name.py"` becomes that file. A ```bash block is typed into one terminal that stays open, and the text
+between `<!-- result: ... -->` and `<!-- end -->` after it is replaced by its output (only the lines of `last 5` or
+`with PATTERN`, none if it is empty) and its seconds. A stopped run continues with the first block that is not done.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Terminal:
         self.typed("trap 'failed=$?' ERR")
 
     def typed(self, commands: str) -> tuple[str, float]:
-        """What the commands print, and their seconds. Raises `RuntimeError` if one of them fails."""
+        """The output of the commands and their seconds. Raises `RuntimeError` if one of them fails."""
         assert self.shell.stdin is not None and self.shell.stdout is not None
         started, lines = time.perf_counter(), []
         self.shell.stdin.write(f"failed=0\n{commands}\necho; echo '{_DONE}' $failed\n")
@@ -73,7 +72,7 @@ class Terminal:
 
 
 def digest(text: str) -> str:
-    """Of all that is written and typed, in its order."""
+    """A hash of all files and commands of the page, in order."""
     blocks = [f"{block[1]}\n{block[2]}" for block in _BLOCK.finditer(text)]
     return hashlib.sha256("\n".join(blocks).encode()).hexdigest()[:12]
 
@@ -113,7 +112,7 @@ def run(text: str, folder: Path) -> str:
 
 
 def pick(said: str, wanted: str) -> str:
-    """The lines that are to be shown: without colours, and of a progress bar its last state."""
+    """The lines to show, without colours and with the last state of each progress bar."""
     plain = [_COLOURS.sub("", line).split("\r")[-1].rstrip()[:118] for line in said.rstrip().split("\n")]
     kind, _, what = wanted.partition(" ")
     if kind == "last":

@@ -1,7 +1,7 @@
 """Take the notebooks' pictures for `docs/gallery.md` out of the notebooks.
 
 python docs/tools/gallery.py             # after docs/tools/run_notebooks.py
-python docs/tools/gallery.py --check     # whether pictures and printed ends are those of the notebooks
+python docs/tools/gallery.py --check     # whether pictures and outputs are those of the notebooks
 """
 
 from __future__ import annotations

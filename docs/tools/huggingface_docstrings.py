@@ -25,7 +25,7 @@ _NAMED = re.compile(r"\[`~?([\w.]+)`\](?!\[|\()")
 
 
 class HuggingFaceDocstrings(griffe.Extension):
-    """Rewrites each docstring when the package is loaded, and links [`Name`] to where the reference has it."""
+    """Rewrites each docstring when the package is loaded, and links [`Name`] to its place in the reference."""
 
     def __init__(self) -> None:
         self.pages: dict[str, str] = {}
@@ -36,7 +36,7 @@ class HuggingFaceDocstrings(griffe.Extension):
 
 
 def _public_names(package: griffe.Module) -> dict[str, str]:
-    """Name -> the path under which its reference page shows it."""
+    """For each public name the path under which its reference page shows it."""
     paths = {}
     for room in ROOMS:
         module = package[room]

@@ -1,10 +1,10 @@
-"""Run the notebooks of `examples/` from top to bottom and keep their outputs, without what does not last or gives away.
+"""Run the notebooks of `examples/` from top to bottom and keep those outputs that do not change or reveal anything.
 
     python docs/tools/run_notebooks.py                       # all of them
     python docs/tools/run_notebooks.py examples/02_espl.ipynb
 
-Each runs in an empty temporary folder. Kept are printed text, pictures and Markdown; progress bars, warnings, widgets
-and metadata are not. `tests/whole/test_notebooks.py` compares what a run shows with what the file shows.
+Each runs in an empty temporary folder. Printed text, pictures and Markdown are kept; progress bars, warnings, widgets
+and metadata are not. `tests/whole/test_notebooks.py` compares the outputs of a run with those in the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-LOGGED = "[20"  # how a line of logging begins that a library prints to stdout: with the year
+LOGGED = "[20"  # a library's log line on stdout begins with the year
 
 
 def run(path: Path) -> float:
@@ -39,7 +39,7 @@ def run(path: Path) -> float:
 
 
 def _kept(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
-    """What of an output is kept: an output, or nothing."""
+    """The parts of an output that are kept: an output, or nothing."""
     if output.output_type == "stream":
         lines = [line for line in output.text.splitlines(keepends=True) if not line.startswith(LOGGED)]
         output.text = "".join(lines) if output.name == "stdout" else ""

@@ -1,6 +1,6 @@
-"""Tables of the settings of dataclasses, where a page says `<!-- settings: module:Class -->`: a hook of `mkdocs.yml`.
+"""A hook of `mkdocs.yml` that replaces `<!-- settings: module:Class -->` by a table of the dataclass's settings.
 
-Of each class only its own fields: what it has of another one of ours has a table of its own.
+A table has only the class's own fields; fields of a base class of ours are in that class's table.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def table(settings: type) -> str:
-    """The fields that a dataclass declares itself: name, type, default, and what its docstring or else its help says.
+    """A dataclass's own fields: name, type, default, and the text of its docstring, or else of its help.
 
     Raises:
-        `KeyError`: If neither says anything of one.
+        `KeyError`: A field is described in neither.
     """
     said = {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(cleandoc(settings.__doc__ or ""))}
     declared, hints = {one.name: one for one in fields(settings)}, get_type_hints(settings)

@@ -1,24 +1,12 @@
 """benchmarks/prompt_r1_sandbox.py without its trainings: what its tables say follows from the records."""
 
 import asyncio
-import importlib
-from pathlib import Path
 
+import prompt_r1_sandbox as sandbox
+import prompt_r1_tables as tables
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def tables(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("prompt_r1_tables")
-
-
-@pytest.fixture
-def sandbox(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("prompt_r1_sandbox")
+import yaml
+from lab import DEMO, Records
 
 
 def records(agent, *scores, environment="home", turns_allowed=None, by="country"):
@@ -37,7 +25,7 @@ def rows(table):
     return lines[2:]
 
 
-def test_the_bounds_of_proposition_3(tables):
+def test_the_bounds_of_proposition_3():
     assert tables.transfer_bounds(0.0, 4) == (0.0, 0.0)
     assert tables.transfer_bounds(0.1, 4) == pytest.approx((0.3439, 0.4))
     for noise in (0.01, 0.3, 1.0):  # eq 45: the product bound is never the looser one, and one reply is one ε
@@ -46,7 +34,7 @@ def test_the_bounds_of_proposition_3(tables):
         assert tables.transfer_bounds(noise, 1) == pytest.approx((noise, noise))
 
 
-def test_intervals_are_over_trainings_and_differences_are_paired_by_seed(tables):
+def test_intervals_are_over_trainings_and_differences_are_paired_by_seed():
     found = records("multi", 18, 20) + records("sft", 8, 6) + records("multi", 0, 0, environment="nobody")
     full, start, alone = rows(tables.results(found))
     assert full[:4] == ["multi-turn GRPO", "the oracle", "0.950 [0.315, 1.585]", "0.900, 1.000"]  # t of 1: 12.7
@@ -62,13 +50,13 @@ def test_intervals_are_over_trainings_and_differences_are_paired_by_seed(tables)
     assert rows(tables.results(found[:1]))[0][2] == "0.900 [one seed]"
 
 
-def test_fewer_turns_are_compared_with_all(tables):
+def test_fewer_turns_are_compared_with_all():
     found = records("multi", 18, 20) + records("multi", 10, 10, turns_allowed=3)
     five, three = rows(tables.turns(found))
     assert (five[0], three[0]) == ("5", "3") and three[2] == "0.500, 0.500" and three[4:6] == ["1.000", "0.000"]
 
 
-def test_transfer_is_judged_by_the_intervals_far_end(tables):
+def test_transfer_is_judged_by_the_intervals_far_end():
     home = records("multi", 18, 18, 18)
     near = records("multi", 16, 16, 16, environment="noise 0.1") + records(
         "multi", 18, 12, 18, environment="noise 0.05"
@@ -81,7 +69,7 @@ def test_transfer_is_judged_by_the_intervals_far_end(tables):
     assert words[3] == "-0.450 [-0.450, -0.450]" and words[4:] == ["", "", ""], "no bound where nothing is known of it"
 
 
-def test_the_old_split_stands_beside_the_new_one(tables):
+def test_the_old_split_stands_beside_the_new_one():
     found = records("sft", 7, 7) + records("multi", 18, 18)
     found += records("sft", 7, 7, by="question") + records("multi", 19, 19, by="question")
     lines = rows(tables.splits(found))
@@ -97,7 +85,7 @@ def test_the_old_split_stands_beside_the_new_one(tables):
         ((17, 19), "2 seed(s) do not decide whether that is less than .05"),
     ],
 )
-def test_the_first_paragraph_says_no_more_than_its_seeds_do(tables, old, said):
+def test_the_first_paragraph_says_no_more_than_its_seeds_do(old, said):
     found = records("multi", 18, 18) + records("multi", *old, by="question")
     assert tables.headline(found).endswith(f"higher: {said}.")
 
@@ -105,21 +93,21 @@ def test_the_first_paragraph_says_no_more_than_its_seeds_do(tables, old, said):
 # --- the script ------------------------------------------------------------------------------------------------------
 
 
-def test_every_changed_number_of_the_training_comes_from_the_sandbox_config(sandbox):
-    config = sandbox.yaml.safe_load(sandbox.CONFIG.read_text())
+def test_every_changed_number_of_the_training_comes_from_the_sandbox_config():
+    config = yaml.safe_load(DEMO.read_text())
     assert config.pop("sandbox") is True
     fields = set(sandbox.PromptR1Config.__dataclass_fields__)
     assert set(config) <= fields, "the script passes all of it to PromptR1Config"
     assert all(set(changes) - {"reward"} <= fields for changes in sandbox.TRAININGS.values())
 
 
-def test_the_protocols_seeds_are_not_those_for_tuning(sandbox):
+def test_the_protocols_seeds_are_not_those_for_tuning():
     assert sandbox.SEEDS == (601, 602, 603, 604, 605) and sandbox.TUNING_SEED not in sandbox.SEEDS
     settings = [*sandbox.FIRST, *sandbox.LAST]
     assert len(set(settings)) == len(settings) and {agent for agent, _, _ in settings} == set(sandbox.AGENTS)
 
 
-def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has(sandbox):
+def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has():
     from agentic_prompting.llm import complete
     from agentic_prompting.sandbox import Oracle
     from agentic_prompting.sandbox.policy import world_tokenizer
@@ -136,7 +124,7 @@ def test_the_reworded_oracle_says_the_same_in_words_that_the_policy_has(sandbox)
     assert sandbox.value_of(reply.text) is None and reply.text == complete(Oracle(), "hello").text
 
 
-def test_what_is_recorded_is_not_run_again(sandbox, monkeypatch, tmp_path):
+def test_what_is_recorded_is_not_run_again(monkeypatch, tmp_path):
     asked = []
 
     class Run:
@@ -149,16 +137,16 @@ def test_what_is_recorded_is_not_run_again(sandbox, monkeypatch, tmp_path):
 
     monkeypatch.setattr(sandbox, "Run", Run)
     for _ in range(2):
-        sandbox.run_all([1, 2], tmp_path, tmp_path / "records.jsonl.gz", None)
+        sandbox.run_all([1, 2], tmp_path, Records(tmp_path / "records.jsonl.gz"), None)
     assert len(asked) == len(set(asked)) == 2 * len([*sandbox.FIRST, *sandbox.OLD_SPLIT, *sandbox.LAST])
     assert [by for by, *_ in asked].index("question") == 2 * len(sandbox.FIRST), (
         "what the protocol asks for comes first"
     )
-    found = sandbox.read_records(tmp_path / "records.jsonl.gz")
+    found = Records(tmp_path / "records.jsonl.gz").read()
     assert {"commit", "date", "machine", "seconds"} <= set(found[0])
 
 
-def test_nothing_is_scored_where_a_rollout_failed(sandbox):
+def test_nothing_is_scored_where_a_rollout_failed():
     from agentic_prompting.rollout import Rollout
 
     rollout = Rollout([1], row={"answers": ["Kenya"]})

@@ -4,30 +4,25 @@ import json
 import math
 from pathlib import Path
 
+import async_training
+import calls
+import espl_figures
+import espl_sandbox as benchmark
+import lab
+import league
+import learning
 import pytest
+import recompute
 import yaml
 
-from support.scripts import loaded
 
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    loaded("league", monkeypatch)
-    return loaded("espl_sandbox", monkeypatch)
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    return loaded("espl_figures", monkeypatch)
-
-
-def test_intervals_are_students_over_seeds(benchmark):
-    interval = benchmark.t_interval([0.8, 0.9, 1.0])
+def test_intervals_are_students_over_seeds():
+    interval = lab.interval([0.8, 0.9, 1.0])
     assert interval == {"mean": 0.9, "low": pytest.approx(0.6516, abs=1e-4), "high": pytest.approx(1.1484, abs=1e-4)}
-    assert benchmark.t_interval([0.5]) == {"mean": 0.5, "low": None, "high": None}
+    assert lab.interval([0.5]) == {"mean": 0.5, "low": None, "high": None}
 
 
-def test_rank_correlations(benchmark):
+def test_rank_correlations():
     assert benchmark.spearman([1, 2, 3, 4], [10, 20, 30, 1000]) == pytest.approx(1.0)
     assert benchmark.spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1.0)
     assert benchmark.spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9487, abs=1e-4)  # ties at their mean rank
@@ -36,18 +31,18 @@ def test_rank_correlations(benchmark):
     assert benchmark.partial(0.6, 0.6, 1.0 - 1e-12) == pytest.approx(0.0, abs=1e-4)
 
 
-def test_what_ratings_are_worth_is_told_by_seed(benchmark):
+def test_what_ratings_are_worth_is_told_by_seed():
     rated = [(25.0, 0.1, 0), (30.0, 0.5, 1), (28.0, 0.4, 2), (35.0, 0.9, 3)]
     table = benchmark.table([{"seed": 1, "rated": rated}, {"seed": 2, "rated": rated}])
     assert "| rating | 1.00 [1.00, 1.00] | 1.00, 1.00 |" in table and "| birth order | 0.80 [" in table
     assert "one seed" in benchmark.table([{"seed": 1, "rated": rated}])
 
 
-def test_the_config_is_the_examples(benchmark):
+def test_the_config_is_the_examples():
     from agentic_prompting import ESPLConfig
     from agentic_prompting.sandbox.setup import SAMPLING
 
-    config = yaml.safe_load(benchmark.CONFIG.read_text())
+    config = yaml.safe_load(lab.ESPL.read_text())
     assert config.pop("task") == "sandbox"
     assert config["temperature"] == SAMPLING["temperature"], "the policy before training is sampled as in training"
     assert set(config) <= set(ESPLConfig.__dataclass_fields__), "the scripts pass all of it to ESPLConfig"
@@ -61,11 +56,11 @@ def test_the_config_is_the_examples(benchmark):
     [("hmmt", "joint"), ("hmmt", "mutation_only"), ("aime25", "rl_grpo"), ("aime25", "rl_cispo"),
      ("search", "evolution"), ("beyondaime", "joint"), ("beyondaime", "reflection"), ("sandbox", "policy_edits")],
 )  # fmt: skip
-def test_every_training_of_the_figures_is_one_that_the_program_takes(figures, pair, variant, tmp_path, monkeypatch):
+def test_every_training_of_the_figures_is_one_that_the_program_takes(pair, variant, tmp_path, monkeypatch):
     from agentic_prompting.cli import programs
 
     monkeypatch.setattr(programs.ESPLConfig, "bf16", False)
-    method, *options = figures.command(pair, variant, tmp_path, ["--use_cpu", "true", "--bf16", "false"])
+    method, *options = espl_figures.command(pair, variant, tmp_path, ["--use_cpu", "true", "--bf16", "false"])
     script, args, _ = programs.parse(programs.PROGRAMS[method], options)
     script.check(args)
     assert args.output_dir == str(tmp_path / pair / variant)
@@ -74,7 +69,7 @@ def test_every_training_of_the_figures_is_one_that_the_program_takes(figures, pa
     assert (args.loss_type == "cispo") == (variant == "rl_cispo")
 
 
-def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
+def test_figures_from_what_runs_leave(tmp_path, capsys):
     """A trainer's folder, the checkpoint of `evolve`, and a run that is not there."""
     from agentic_prompting.evolution import EvolveConfig, evolve
 
@@ -90,7 +85,7 @@ def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
     state = pair / "evolution" / "state.json"
     evolve(wise, teach, ["?", "??"], right, "Do.", config, checkpoint=state, eval_rows=["???"])
 
-    figures.main(["--pair", "hmmt", "--runs", str(tmp_path), "--draw", str(tmp_path / "png")])
+    espl_figures.main(["--pair", "hmmt", "--runs", str(tmp_path), "--draw", str(tmp_path / "png")])
     result = json.loads(capsys.readouterr().out)
     drawn = result["figures"]
     assert drawn["12"]["shown"]["joint"] == [[0, 0.2], [5, 0.6], [10, 0.7], [15, 0.8]]
@@ -99,11 +94,11 @@ def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
     assert set(result["to_train"]) == {"mutation_only", "policy_edits", "rl_cispo", "reflection"}
     assert "--loss_type cispo" in result["to_train"]["rl_cispo"]
     assert "population" not in drawn["8"] and "no prompt has a held-out score" in drawn["8"]["missing"]["joint"]
-    assert {one["held_out"] for one in figures.ratings_of(pair / "evolution")} == {0.0, 1.0}
+    assert {one["held_out"] for one in espl_figures.ratings_of(pair / "evolution")} == {0.0, 1.0}
     for name in ("1", "11", "12", "13", "14", "15"):
         assert Path(drawn[name]["picture"]).read_bytes().startswith(b"\x89PNG"), name
     state.rename(pair / "joint" / "population.json")
-    figures.main(["--pair", "hmmt", "--runs", str(tmp_path), "--draw", str(tmp_path / "png"), "--figures", "8"])
+    espl_figures.main(["--pair", "hmmt", "--runs", str(tmp_path), "--draw", str(tmp_path / "png"), "--figures", "8"])
     drawn = json.loads(capsys.readouterr().out)["figures"]["8"]
     assert Path(drawn["picture"]).exists() and drawn["spearman"]["joint"] > 0
 
@@ -124,7 +119,6 @@ def test_figures_from_what_runs_leave(figures, tmp_path, capsys):
     ],
 )
 def test_a_run_that_does_not_learn_fails(changes, complaint, monkeypatch):
-    learning = loaded("learning", monkeypatch)
     values = {"before": 0.35, "after": 0.9, "failed": 0, "end": [0.5, 0.44, 0.56], "agree": 0.8, **changes}
     demo = {f"exact_match_{when}": values[when] for when in ("before", "after")}
     espl = {"policy before, initial prompt": [0.2, 0.16, 0.26], "policy after, best prompt": values["end"]}
@@ -141,7 +135,6 @@ def record(method, seed, correct, world="rules"):
 
 
 def test_the_league_pairs_by_seed_and_names_what_was_not_run(monkeypatch):
-    league = loaded("league", monkeypatch)
     records = [record("joint", 1, "1111"), record("joint", 2, "1110"), record("rl", 1, "1100"), record("rl", 2, "1000")]
     rows = league.summarise(records)["rules"]
     assert rows["rl"]["mean"] == 0.375 and rows["rl"]["minus_joint"] == {"mean": -0.5, "low": -0.5, "high": -0.5}
@@ -157,7 +150,6 @@ def test_the_league_pairs_by_seed_and_names_what_was_not_run(monkeypatch):
 
 
 def test_what_would_count_against_us_is_said_first(monkeypatch):
-    league = loaded("league", monkeypatch)
     results = {"joint": "1111", "rl": "1100", "evolution": "1000"}
     records = [record(method, seed, correct) for method, correct in results.items() for seed in (1, 2)]
     told = league.verdicts(league.summarise(records))
@@ -176,7 +168,6 @@ def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path
     pytest.importorskip("gepa", reason="needs the extra optimizers")
     from agentic_prompting.sandbox.setup import prepare_guarded
 
-    league = loaded("league", monkeypatch)
     sandbox = prepare_guarded(tmp_path, 1, n_test=8, warm_start_steps=2, copying_steps=2)
     monkeypatch.setattr(league, "prepare", lambda *where: sandbox)
     phases = [("gepa", 0.5, {}), ("joint", 0.5, {"evolution_lag": 0}), ("distill", 0.5, {})]
@@ -191,31 +182,29 @@ def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path
 
 
 def test_leads_are_paired_by_seed(monkeypatch):
-    bench = loaded("async_training", monkeypatch)
     scored = [(0, 0, True, "1110"), (1, 0, True, "1111"), (0, 2, True, "1100"), (1, 2, True, "1110"), (1, 2, False, "")]
     records = [
         {"seed": seed, "lead": lead, "corrected": corrected, "correct": correct or "0001", "age": lead}
         for seed, lead, corrected, correct in scored[::-1]
     ]
-    found = bench.summarise(records)
+    found = async_training.summarise(records)
     assert list(found) == ["0", "2", "2, uncorrected"] and found["2"]["seeds"] == [0, 1]
     assert found["2"]["minus_lead_0"] == {"mean": -0.25, "low": -0.25, "high": -0.25}
     assert found["2, uncorrected"]["minus_lead_0"]["mean"] == -0.75
-    table = bench.table(records)
+    table = async_training.table(records)
     assert "| 2 | 0.625 [" in table and "| 2, uncorrected | 0.250 [one seed] | -0.750 [one seed] | 2.0 | 1 |" in table
 
 
 def test_calls_beyond_the_budget_are_refused(monkeypatch):
     from agentic_prompting.llm import ScriptedChat, complete
 
-    chat = loaded("league", monkeypatch).Counted(ScriptedChat(lambda messages: "yes"), 1)
+    chat = league.Counted(ScriptedChat(lambda messages: "yes"), 1)
     assert complete(chat, "may I?").text == "yes" and complete(chat, "again?").error is not None and chat.calls == 2
 
 
 def test_a_page_that_says_something_else_than_the_records_is_noticed(monkeypatch, tmp_path):
     import gzip
 
-    recompute = loaded("recompute", monkeypatch)
     monkeypatch.setattr(recompute, "REPOSITORY", tmp_path)
     (tmp_path / "records").mkdir()
     setting = {"by": "country", "seed": 601, "environment": "home", "turns_allowed": None}
@@ -229,7 +218,6 @@ def test_a_page_that_says_something_else_than_the_records_is_noticed(monkeypatch
 
 
 def test_calls_are_compared_seed_by_seed(monkeypatch):
-    recompute = loaded("recompute", monkeypatch)
 
     def run(setting, seed, calls, score, twice=None):
         about = {"world": "plain", "setting": setting, "seed": seed, "step": 6, "reached": score >= 0.85}
@@ -238,8 +226,8 @@ def test_calls_are_compared_seed_by_seed(monkeypatch):
 
     records = [run("today", 1, 1000, 0.86), run("today", 2, 2000, 0.88), run("all", 2, 1000, 0.87, 0)]
     records += [run("all", 1, 250, 0.8, 0), run("all", 3, 1, 1.0, 0)]  # the third has no run to compare with
-    row = recompute.of_settings(records)["plain", "all"]
+    row = calls.of_settings(records)["plain", "all"]
     assert (row["calls_ratio"]["mean"], row["calls"], row["reached"]) == (0.375, 625, 1)
     assert row["overlap"] and row["paid_twice"] == 0 and row["seeds"] == [1, 2]
-    assert "| plain | all | 6.0 | 625 | 25% | 0.38 [" in recompute.calls_table(records)
-    assert not recompute.of_settings(records[1:])["plain", "all"]["overlap"], "one seed has no interval"
+    assert "| plain | all | 6.0 | 625 | 25% | 0.38 [" in calls.table(records)
+    assert not calls.of_settings(records[1:])["plain", "all"]["overlap"], "one seed has no interval"

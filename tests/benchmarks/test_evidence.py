@@ -4,23 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import learning
+import learning_broken as broken
+import prorefine_budget as budget
 import pytest
+import recompute
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    """A script of `benchmarks/` as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-
-    def imported(name):
-        __import__(name)
-        return sys.modules[name]
-
-    yield imported
-    for name in [name for name, module in sys.modules.items() if str(ROOT / "benchmarks") in str(module)]:
-        del sys.modules[name]
 
 
 # --- recompute.py ----------------------------------------------------------------------------------------------------
@@ -47,22 +37,21 @@ def test_the_pages_say_what_the_records_say():
         ("read it in [the guide](guide.md), `[0.1, 0.2]`; version 0.31.0 [1, 2]", 0),
     ],
 )
-def test_a_score_with_an_interval_outside_of_marks_is_found(benchmark, text, found):
-    assert len(benchmark("recompute").unmarked(text)) == found
+def test_a_score_with_an_interval_outside_of_marks_is_found(text, found):
+    assert len(recompute.unmarked(text)) == found
 
 
-def test_a_figure_within_a_line_is_recomputed(benchmark, monkeypatch):
-    recompute = benchmark("recompute")
-    monkeypatch.setattr(recompute, "read_records", lambda path: [{"of": path.name}])
+def test_a_figure_within_a_line_is_recomputed(monkeypatch):
+    monkeypatch.setattr(recompute.Records, "read", lambda self: [{"of": self.path.name}])
     monkeypatch.setitem(recompute.TEXTS, "speed.one", lambda records: records[0]["of"])
     page = "made of <!-- recomputed: speed.one -->old<!-- /recomputed -->, it says"
     assert recompute.recompute(page) == (page.replace("old", "speed.jsonl.gz"), ["speed.one"])
 
 
-def test_the_table_of_speeds_names_what_misses_its_target_and_what_is_not_recorded(benchmark):
+def test_the_table_of_speeds_names_what_misses_its_target_and_what_is_not_recorded():
     printed = {"population_ms": 1.5, "population_worst_ms": 7.3}
     record = {"script": "growth.py", "quick": False, "date": "2026-11-22", "printed": printed}
-    table = benchmark("recompute").speed([{**record, "printed": {}}, record])
+    table = recompute.speed([{**record, "printed": {}}, record])
     assert "| 1.5 | <= 5 | yes | full, 11-22 |" in table and "| 7.3 | <= 5 | no: it weighs each" in table
     assert "(`rollout.py`) |  | <= 1.25 | no record |  |" in table
 
@@ -79,8 +68,7 @@ def batch(step, mode="train", **rewards):
     ]
 
 
-def test_ratings_that_do_not_follow_from_rewards_are_noticed(benchmark):
-    learning = benchmark("learning")
+def test_ratings_that_do_not_follow_from_rewards_are_noticed():
     rollouts = [*batch(0, p0=0.1), *batch(1, p0=0.1, p1=0.5), *batch(2, p0=0.2, p1=0.6, p2=0.605)]
     rollouts += [*batch(3, mode="eval", p0=0.9, p1=0.0), {**batch(3, p2=0)[0], "reward": None}]
     good = {0: 20.0, 1: 26.0, 2: 25.0}
@@ -89,12 +77,11 @@ def test_ratings_that_do_not_follow_from_rewards_are_noticed(benchmark):
     assert learning.agreement({0: 25.0}, batch(0, p0=0.1)) == 0.0, "where no prompts met nothing is known"
 
 
-def test_what_is_broken_on_purpose_is_broken(benchmark, monkeypatch):
+def test_what_is_broken_on_purpose_is_broken(monkeypatch):
     from agentic_prompting.evolution import Population, SystemPrompt
     from agentic_prompting.rewards import PromptR1Reward
     from agentic_prompting.trainers.batch import Batch
 
-    broken = benchmark("learning_broken")
     for owner, name in ((PromptR1Reward, "__call__"), (Batch, "for_trl"), (Population, "record")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # put back at the end
     monkeypatch.setattr(PromptR1Reward, "__call__", lambda self, **columns: [0.5, None])
@@ -118,18 +105,13 @@ def test_what_is_broken_on_purpose_is_broken(benchmark, monkeypatch):
 
 
 @pytest.fixture
-def budget(benchmark):
-    return benchmark("prorefine_budget")
-
-
-@pytest.fixture
 def question():
     from agentic_prompting.sandbox.puzzles import make_puzzles
 
     return make_puzzles(1, 3, ("bbh_word_sorting",))[0]["question"]
 
 
-def test_every_call_and_word_of_a_method_is_counted(budget, question):
+def test_every_call_and_word_of_a_method_is_counted(question):
     from agentic_prompting.llm import complete
     from agentic_prompting.sandbox.puzzles import PuzzleSolver
 
@@ -146,7 +128,7 @@ def test_every_call_and_word_of_a_method_is_counted(budget, question):
     assert budget.best_of(models, question, 5)[0].calls == 2 and budget.self_refine(models, question, 5)[0].calls >= 2
 
 
-def test_a_sample_slips_anew_only_where_it_may(budget, question):
+def test_a_sample_slips_anew_only_where_it_may(question):
     def texts(anew):
         models = budget.Models(3, "bbh_word_sorting", anew)
         return {models.solve(models.start, question, sample).text for sample in range(30)}
@@ -154,7 +136,7 @@ def test_a_sample_slips_anew_only_where_it_may(budget, question):
     assert len(texts(0.0)) == 1 < len(texts(1.0)) and texts(0.0) <= texts(1.0), "the first sample is ProRefine's"
 
 
-def test_nobody_gets_less_than_prorefine(budget):
+def test_nobody_gets_less_than_prorefine():
     answers = [[budget.Answer("", calls, 10 * calls)] * 2 for calls in (1, 3, 5)]
     assert [budget.smallest(answers, "calls", least) for least in (1, 3.2, 9)] == [0, 2, 2]
     assert budget.smallest(answers, "tokens", 30) == 1
@@ -168,7 +150,7 @@ def test_nobody_gets_less_than_prorefine(budget):
     assert len(found) == 2 + len(budget.ANEW) * len(budget.BUDGETS) * len(budget.OTHERS)
 
 
-def test_a_blind_critic_is_not_paid_for(budget):
+def test_a_blind_critic_is_not_paid_for():
     from agentic_prompting.sandbox.puzzles import make_puzzles
 
     rows = make_puzzles(6, 3, ("bbh_word_sorting",))
@@ -176,7 +158,7 @@ def test_a_blind_critic_is_not_paid_for(budget):
     assert sum(one.calls for one in blind) < sum(one.calls for one in seeing)
 
 
-def test_what_counts_against_us_is_counted(budget):
+def test_what_counts_against_us_is_counted():
     def rows(method, *scores, **more):
         return [
             {"method": method, "seed": seed, "kind": "k", "correct": "1" * score + "0" * (10 - score)}

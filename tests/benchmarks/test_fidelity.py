@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fidelity_prompt_r1
 import pytest
+from fidelity_check import rows_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
@@ -33,10 +35,6 @@ def test_no_row_is_there_twice(printed):
 
 def test_a_wrong_number_is_a_false_row(monkeypatch):
     """The script can fail: a reward with another coefficient is found."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import fidelity_prompt_r1
-    from fidelity_check import rows_of
-
     assert all(row["holds"] for row in rows_of("Prompt-R1", [fidelity_prompt_r1.rewards]))
     monkeypatch.setitem(fidelity_prompt_r1.WEIGHTS, "gamma", "0.2")
     assert sum(not row["holds"] for row in rows_of("Prompt-R1", [fidelity_prompt_r1.rewards])) >= 4

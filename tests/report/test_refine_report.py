@@ -1,11 +1,11 @@
 """The accuracy table and the picture of iterations, and the benchmark that makes them."""
 
-import importlib
-import sys
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
+import prorefine
+import prorefine_drafting as drafting
+import prorefine_reciter as reciter
 import pytest
 
 from agentic_prompting.evaluation import wilson_interval
@@ -13,16 +13,6 @@ from agentic_prompting.refine import ProRefiner
 from agentic_prompting.report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
 from agentic_prompting.rewards import exact_match
 from support.refine_models import PROMPT, Log, answer, models
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield lambda name: importlib.import_module(name)
-    for name in [name for name in sys.modules if name.startswith("prorefine")]:
-        del sys.modules[name]
 
 
 def results(log=None, n=4):
@@ -64,8 +54,7 @@ def test_the_picture_of_iterations(tmp_path):
 # The benchmark -------------------------------------------------------------------------------------------------------
 
 
-def test_prompts_change_as_the_scenarios_say(benchmark):
-    reciter = benchmark("prorefine_reciter")
+def test_prompts_change_as_the_scenarios_say():
     changes = {}
     for scenario in reciter.SCENARIOS:
         (case,) = reciter.make_cases(scenario, 1, 20)
@@ -75,8 +64,7 @@ def test_prompts_change_as_the_scenarios_say(benchmark):
     assert reciter.recital("briefly", [], 159, 3) == "w159 ; w0 ; w1 ;"
 
 
-def test_drafted_and_plain_runs_are_compared_and_counted(benchmark):
-    reciter, drafting = benchmark("prorefine_reciter"), benchmark("prorefine_drafting")
+def test_drafted_and_plain_runs_are_compared_and_counted():
     tokens = reciter.tokenizer()
     model, cases = reciter.random_model(tokens), reciter.mixed_cases(8, 3)
     plain, drafted = (drafting.play(model, tokens, cases, draft=draft) for draft in (False, True))
@@ -93,16 +81,15 @@ def test_drafted_and_plain_runs_are_compared_and_counted(benchmark):
     assert drafting.speed(plain, drafted)["speedup_passes"] > 1
 
 
-def test_the_order_of_accuracies(benchmark, tmp_path):
+def test_the_order_of_accuracies(tmp_path):
     pytest.importorskip("matplotlib")
-    main = benchmark("prorefine")
-    found, table = main.accuracy(replace(main.QUICK, queries=100), tmp_path / "iterations.png")
+    found, table = prorefine.accuracy(replace(prorefine.QUICK, queries=100), tmp_path / "iterations.png")
     means = {name: value["mean"] for name, value in found["accuracy"].items()}
     assert means["none"] + 0.2 < means["verifier"] < means["optimal"]
     assert all(value["low"] < value["mean"] < value["high"] for value in found["accuracy"].values())
     assert table.count("\n") == 1 + 8 and (tmp_path / "iterations.png").exists()
 
 
-def test_many_queries_at_once(benchmark):
-    found = benchmark("prorefine").batch_speed(n=16, latency=0.05)
+def test_many_queries_at_once():
+    found = prorefine.batch_speed(n=16, latency=0.05)
     assert found["speedup"] > 4 and found["queries"] == 16

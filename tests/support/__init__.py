@@ -1,1 +1,1 @@
-"""What tests and benchmarks share: servers, models, small runs. Nothing here is a test."""
+"""The code that tests and benchmarks share: servers, models, small runs. It has no tests."""

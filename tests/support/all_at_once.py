@@ -1,4 +1,4 @@
-"""Whether calls are made together, told without a clock: who makes them one by one waits for ever."""
+"""A check without a clock that calls are made together: a caller that makes them one by one never gets a reply."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from agentic_prompting.llm import ChatModel, Reply
 
 
 class AllAtOnce:
-    """A [`ChatModel`] that answers nobody before `n` calls are waiting, on one event loop.
+    """A [`ChatModel`] that replies only when `n` calls wait at the same time, on one event loop.
 
     Args:
-        chat ([`ChatModel`]): What it says then.
-        n (`int`): How many calls have to wait at the same time.
+        chat ([`ChatModel`]): The model that replies then.
+        n (`int`): The number of calls that have to wait.
     """
 
     def __init__(self, chat: ChatModel, n: int):

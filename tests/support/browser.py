@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# No sandbox: tests run as root in containers. The others keep it from talking to anybody.
+# No sandbox, because tests run as root in containers. The other flags keep it off the network.
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
@@ -21,7 +21,7 @@ FLAGS = [
 
 
 def why_not() -> str | None:
-    """Why no browser can be started here; `None` if one can."""
+    """The reason why no browser can be started here; `None` if one can."""
     if CHROMIUM is None:
         return "no Chromium is installed (Debian: apt-get install chromium)"
     try:
@@ -43,7 +43,7 @@ def chromium() -> Iterator[Any]:
 
 
 def opened(browser: Any, page_file: Path) -> Any:
-    """A new page of a browser (or of its context) with the report in it, drawn.
+    """A new page of a browser (or of its context) that shows the drawn report.
 
     Waits by locators: the page's policy forbids evaluating strings.
     """
@@ -76,7 +76,7 @@ def shows(page: Any, count: int) -> None:
 
 
 def record(number: int, rng: random.Random, words: int = 60, **changes: Any) -> dict[str, Any]:
-    """A recorded trajectory as training leaves it, with `words` words in each turn."""
+    """A rollout's record as training writes it, with `words` words in each turn."""
 
     def text() -> str:
         return " ".join(rng.choice(("Kenya", "capital", "which", "language", "because")) for _ in range(words))
@@ -105,7 +105,7 @@ def record(number: int, rng: random.Random, words: int = 60, **changes: Any) -> 
 
 
 def training(folder: Path, steps: int = 24, seed: int = 0, rising: float = 0.06) -> Path:
-    """A run as the sandbox leaves it, whose agent learns to decompose questions: rollouts, log, held-out result."""
+    """A run like the sandbox's, whose agent learns to decompose questions: rollouts, log, held-out result."""
     from agentic_prompting.records import RecordFile
     from agentic_prompting.rollout import TagGrammar
     from agentic_prompting.sandbox import Oracle, make_split
@@ -149,7 +149,7 @@ def _played(trace: Any, step: int, rng: random.Random) -> dict[str, Any]:
 
 
 def write_run(folder: Path, records: list[dict[str, Any]]) -> Path:
-    """A run's folder with these records."""
+    """Write a run's folder with these records."""
     from agentic_prompting.rollout import RolloutLog
 
     log = RolloutLog(folder / "rollouts")

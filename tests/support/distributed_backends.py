@@ -1,7 +1,7 @@
-"""How a job of several processes is set up on a CPU, started under a time limit, and left.
+"""Set up a job of several processes on a CPU, start it with a time limit, and end it.
 
-Three ways to get this wrong run as one process or as plain DDP with exit code 0, so every run states what it was
-(`stated`), and the tests compare.
+Three mistakes here would run one process, or plain DDP, with exit code 0. So every run reports its type (`stated`), and
+the tests compare it.
 """
 
 import functools
@@ -18,11 +18,11 @@ TYPES = {"ddp": "MULTI_CPU", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2"
 
 
 def prepare(backend, folder):
-    """In a process just started, before anything of accelerate: make the back end what `accelerate launch` would."""
+    """Set up the back end as `accelerate launch` would; call it in a new process, before accelerate is used."""
     if backend.startswith("zero"):
         import deepspeed
 
-        # Else compiled at the first launch, 47 s; without it gloo does the same sums.
+        # Otherwise compiled at the first launch, which takes 47 s; without it gloo computes the same sums.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         config = Path(folder) / f"deepspeed-{os.getpid()}.json"
         config.write_text(json.dumps(_deepspeed(stage=int(backend[-1]))))
@@ -37,10 +37,10 @@ def prepare(backend, folder):
 
 
 def _deepspeed(stage):
-    # Buffers for small models: by default gigabytes, which 4 trainers in 2 processes would fill the machine with.
+    # Buffers for small models; the default of gigabytes would fill the machine with 4 trainers in 2 processes.
     optimization = {"stage": stage, "reduce_bucket_size": 500_000, "allgather_bucket_size": 500_000}
     if stage == 3:
-        # By default a tiny model is kept whole, and gathers that do not happen cannot go wrong.
+        # By default a tiny model is not sharded, and gathers that do not happen cannot fail.
         optimization |= {"stage3_param_persistence_threshold": 0, "stage3_gather_16bit_weights_on_model_save": True}
     batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
     return {"zero_optimization": optimization, **dict.fromkeys(batch, "auto")}
@@ -65,7 +65,7 @@ def _fsdp_on_a_cpu():
 
 
 def stated(trainer):
-    """What the run really was: type, size, and whether the parameters are sharded."""
+    """The run's actual type and size, and whether the parameters are sharded."""
     from torch.distributed.tensor import DTensor
 
     accelerator = trainer.accelerator
@@ -78,10 +78,10 @@ def stated(trainer):
 
 
 def launch(script, processes, settings, timeout=280, check=True, torchrun=False):
-    """Run a script of this folder, with `settings` as JSON, in so many processes. Returns the finished launcher."""
+    """Run a script of this folder in `processes` processes, with `settings` as JSON; returns the finished launcher."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
     command = [sys.executable, str(HERE / script), json.dumps(settings)]
-    if processes > 1 or torchrun:  # of one process torchrun makes a group, too, which only DeepSpeed wants
+    if processes > 1 or torchrun:  # torchrun makes a group of one process, too, which only DeepSpeed needs
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0 or not check, done.stderr[-5000:]
@@ -89,14 +89,14 @@ def launch(script, processes, settings, timeout=280, check=True, torchrun=False)
 
 
 def leave(folder, seen):
-    """Write what this process saw, and end it."""
+    """Write this process's observations to a file, and end the process."""
     from accelerate import PartialState
 
     state = PartialState()
     (Path(folder) / f"seen-{state.process_index}.json").write_text(json.dumps(seen))
     state.destroy_process_group()
     # Without the interpreter's teardown, in which 1 of 8 launches aborted after all work was done: a native thread of
-    # torch 2.13 asking for the GIL when it was gone. What is tested is what was written.
+    # torch 2.13 requested the GIL after it was gone. The tests read only the file.
     os._exit(0)
 
 

@@ -1,5 +1,5 @@
 """Run by test_distributed_fire.py under torchrun: a job of two processes whose environment fails, and one whose budget
-is spent. What each process saw."""
+runs out. Each process writes its observations."""
 
 import json
 import os
@@ -21,7 +21,7 @@ def rows():
 
 
 def sums(trainer):
-    """Of the weights after each step, exactly."""
+    """The exact sums of the weights after each step."""
     return [sum(float(t.double().abs().sum()) for t in weights.values()) for weights in trainer]
 
 
@@ -38,7 +38,7 @@ def failing(settings):
 
 
 def spending(settings):
-    """15 tokens a call, 2 calls a step on each process: whoever calls last in the second step finds 90 spent."""
+    """15 tokens a call, 2 calls a step on each process: the last call of the second step finds 90 tokens spent."""
     with OpenAIChat("m", settings["url"], price=(1e6, 1e6), max_concurrency=1) as chat:
         trainer = trainer_for(
             settings["policy"], Path(settings["folder"]) / "spending", rows(), chat, budget_tokens=90, max_steps=9,

@@ -1,6 +1,6 @@
-"""Run by test_distributed.py under torchrun: steps of Prompt-R1 and E-SPL on one back end, and what each process saw.
+"""Run by test_distributed.py under torchrun: steps of Prompt-R1 and E-SPL on one back end.
 
-All parts of a back end in one launch: imports take longer than the steps.
+Each process writes its observations. One launch runs all parts of a back end, because imports take longer than steps.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from support.training import arguments as prompt_r1_arguments
 def uneven(trainer):
     """Make the trainer's own policy, whichever it is, play turns of uneven number.
 
-    The real policy's words in the form of a turn. Rows with an even number answer at once, the others ask twice before:
-    rows of a batch lie on different processes, so one process plays one turn and the other three.
+    The real policy's words get the form of a turn. Rows with an even number answer at once, the others ask twice
+    before. The rows of a batch are on different processes, so one process plays one turn and the other three.
     """
     chat_format, rows = trainer.chat_format, list(trainer.train_dataset)
     asked = []
@@ -129,7 +129,7 @@ def resumed(settings, method, lora):
 
 
 class Slow(LLMEnvironment):
-    """Replies that take their time."""
+    """An environment whose replies are slow."""
 
     async def step(self, rollout):
         await asyncio.sleep(0.1)

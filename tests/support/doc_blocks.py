@@ -1,7 +1,7 @@
-"""Code blocks of the documentation and of docstrings, and what they run against instead of what costs money.
+"""Code blocks of the documentation and of docstrings, and the stand-ins with which they run free of charge.
 
-In a page, `<!-- python, not shown:` ... `-->` holds lines that a reader of the page has, or knows, and a test has not:
-they run in their place among the blocks. A block that cannot run here says why in its fence: ```python no-run: reason.
+In a page, `<!-- python, not shown:` ... `-->` has lines that a reader knows and a test needs; they run in their place
+among the blocks. A block that cannot run here gives the reason in its fence: ```python no-run: reason.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Block:
 
     Args:
         where (`str`): The file, from the repository's root.
-        line (`int`): Of the first line of code in it.
-        language (`str`): As the fence says; `""` if it says none.
-        note (`str`): What else the fence says.
-        code (`str`): Without the fence's indentation.
+        line (`int`): The number of its first line of code.
+        language (`str`): The fence's language; `""` if it has none.
+        note (`str`): The rest of the fence's first line.
+        code (`str`): The code without the fence's indentation.
         shown (`bool`): Whether readers see it.
     """
 
@@ -55,7 +55,7 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        """Here; a file that a page lets its reader write is run by whoever runs that page as a whole."""
+        """Whether it runs here; a file that the reader writes is run with its page as a whole."""
         return self.language == "python" and not self.note.startswith(("no-run:", "title="))
 
     def run(self, names: dict[str, Any], addresses: dict[str, str]) -> None:
@@ -100,7 +100,7 @@ def docstring_blocks() -> Iterator[Block]:
 
 
 def docstring_names(block: Block) -> dict[str, Any]:
-    """What the example in a docstring may take for granted: all public names, its module's, and some objects."""
+    """The names that a docstring's example may use: all public names, its module's, and some objects."""
     import agentic_prompting
     from agentic_prompting import OpenAIChat
 
@@ -119,10 +119,10 @@ def docstring_names(block: Block) -> dict[str, Any]:
 
 
 def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) -> dict[str, str]:
-    """What a page's code meets in `folder`: endpoints on loopback, tiny models under large names, sandbox questions.
+    """Stand-ins for a page's code in `folder`: endpoints on loopback, tiny models under large names, sandbox questions.
 
     Returns:
-        `dict[str, str]`: For [`Block.run`].
+        `dict[str, str]`: The addresses for [`Block.run`].
     """
     from huggingface_hub import HfApi
     from trl import GRPOConfig
@@ -150,7 +150,7 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
     monkeypatch.setattr(loading, "_load_hub", lambda name, task, split, revision: _checked(questions, task, split))
     monkeypatch.setattr(loading, "sample_rows", lambda name, records, n, seed: records[:n])
 
-    # The last step before the network: what would be uploaded has been looked for by then.
+    # The last step before the network, after the files for the upload have been collected.
     done: Future[None] = Future()
     done.set_result(None)
     monkeypatch.setattr(HfApi, "create_repo", lambda self, repo_id, **options: SimpleNamespace(repo_id=repo_id))

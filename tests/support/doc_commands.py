@@ -1,4 +1,4 @@
-"""What is wrong with a shell line of the documentation, found without running it: files, sub-commands, options."""
+"""The mistakes in a shell line of the documentation, found without running it: files, sub-commands, options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 ROOT = Path(__file__).parents[2]
-# Programs that are not ours: taken as they are.
+# Programs that are not ours and are not checked.
 OTHERS = {"git", "cd", "export", "curl", "source", "jupyter", "vllm", "ollama", "sbatch", "ssh", "rm", "kill"}
 _KEPT_HERE = re.compile(r"(examples|benchmarks|docs|tests|src)/[\w./-]+\.\w+")
 _NOT_A_PATH = re.compile(r"^(\w+=\S*|\.\.\.)$")
@@ -39,7 +39,7 @@ def commands_in(code: str) -> Iterator[list[str]]:
 
 
 def faults(command: Sequence[str]) -> list[str]:
-    """What does not exist of what a command names; empty: it could be run as it stands."""
+    """The names in a command that do not exist; an empty list if it could be run."""
     name, *rest = command
     name = Path(name).name
     missing = [f"no file {word}" for word in rest if _KEPT_HERE.fullmatch(word) and not (ROOT / word).exists()]
@@ -69,7 +69,7 @@ def _agentic_prompting(words: Sequence[str]) -> list[str]:
     for parameter in command.params:
         known.update([*parameter.opts, *parameter.secondary_opts])
     settings = getattr(command, "context_settings", {})
-    if settings.get("ignore_unknown_options"):  # it hands them on
+    if settings.get("ignore_unknown_options"):  # it passes them on
         return []
     return [f"agentic-prompting {command.name} has no option {one}" for one in _options(rest) if one not in known]
 
@@ -84,7 +84,7 @@ def _accelerate(words: Sequence[str]) -> list[str]:
             parsed = launch_command_parser().parse_args(words[1:])
         except SystemExit:
             return [said.getvalue()]
-    # argparse.REMAINDER takes what it does not know for the script.
+    # argparse.REMAINDER passes unknown options to the script.
     return _python([parsed.training_script, *parsed.training_script_args])
 
 
@@ -100,7 +100,7 @@ def _python(words: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _help_of(program: str, module: bool) -> frozenset[str]:
-    """The options in what a program prints for `--help`; it ends there, so nothing else of it runs."""
+    """The options in a program's `--help`, after which it ends."""
     source = "" if module else (ROOT / program).read_text(encoding="utf-8")
     if not module and not re.search(r"Parser|import main|argv", source):
         return frozenset()  # takes no options, and would run
@@ -118,7 +118,7 @@ def _help_of(program: str, module: bool) -> frozenset[str]:
             sys.path[:] = path
     assert "--help" in said.getvalue(), f"{program} ran instead of printing its help"
     known = set(re.findall(r"--?[A-Za-z][\w-]*", said.getvalue()))
-    # TRL's parser takes the file out before argparse sees the rest, so its help does not say so.
+    # TRL's parser removes this option before argparse sees the rest, so that the help does not list it.
     return frozenset(known | {"--config"} if "--output_dir" in known else known)
 
 

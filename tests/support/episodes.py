@@ -1,4 +1,4 @@
-"""A sampler that follows a script, and what holds for every finished rollout."""
+"""A sampler that follows a script, and a check of finished rollouts."""
 
 from agentic_prompting.rollout import (
     BatchEngine,
@@ -10,7 +10,7 @@ from agentic_prompting.rollout import (
 
 
 class ScriptedSampler(BatchEngine):
-    """Plays the given turns: the n-th turn of every rollout is `turns[n]`. Counts calls and rows."""
+    """A sampler whose n-th turn of every rollout is `turns[n]`; it logs its batches."""
 
     def __init__(self, chat_format: ChatFormat, turns: list[str], cut: bool = False, ended: bool = True):
         super().__init__(self.sample, on_callers_thread=True)
@@ -35,7 +35,7 @@ class ScriptedSampler(BatchEngine):
 
 
 def assert_whole(rollout):
-    """What always holds of a finished rollout."""
+    """Check the properties of every finished rollout."""
     assert rollout.done
     assert len(rollout.ids) == len(rollout.mask)
     if rollout.logprobs is not None:

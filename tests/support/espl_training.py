@@ -30,7 +30,7 @@ def arguments(folder, **changes):
 
 
 class Reference(ScriptedChat):
-    """Adds a principle with a number of its own at every reflection; counts what it is asked."""
+    """A reference LLM that adds a principle with a new number at every reflection."""
 
     def __init__(self, **options):
         self.children = 0
@@ -45,7 +45,7 @@ class Reference(ScriptedChat):
 
 
 class Writes:
-    """A sampler that writes the number of its row: each rollout is another, and a reward can tell them apart."""
+    """A sampler that writes one of five words in turn, so that a reward can tell the rollouts apart."""
 
     def __init__(self, trainer):
         self.trainer, self.written = trainer, 0
@@ -60,7 +60,7 @@ class Writes:
 
 
 class WritesBySeed(Writes):
-    """Writes by the seed of the request: what is written does not depend on how often it was asked."""
+    """A sampler whose word depends on the request's seed alone."""
 
     def __call__(self, requests):
         words = ("Kenya", "Nairobi", "shilling", "Africa", "euro")

@@ -25,9 +25,9 @@ SETTINGS = EvolveConfig(
 
 
 class Policy:
-    """Knows an answer when its prompt holds the word for this kind of question, and one time in five without it.
+    """A model that answers right if its prompt has the word for this kind of question, and one time in five without it.
 
-    A refusal names the word. The reply depends on nothing but the conversation and the number of the sample.
+    A refusal names the word. The reply depends only on the conversation and the number of the sample.
     """
 
     def __init__(self, fail=None):
@@ -45,7 +45,7 @@ class Policy:
 
 
 def reflect(messages):
-    """A reference LLM that learns the word from a refusal it is shown, and merges what is the same."""
+    """A reference LLM's script that learns the word from a refusal, and merges equal advice."""
     said = messages[0]["content"]
     words = re.findall(r"say (\w+)", said)
     if said.startswith("Task: retell"):

@@ -1,4 +1,4 @@
-"""Training runs whose environment fails at chosen batches, and what is compared of them."""
+"""Training runs whose environment fails at chosen batches, and callbacks to compare them."""
 
 import pickle
 
@@ -11,7 +11,7 @@ from support.training import Acts, trainer_for
 
 
 class Watch(TrainerCallback):
-    """Keeps weights and optimizer state as they were after every step, and the learning rate of the next one."""
+    """Keeps the weights and optimizer state after every step, and the next step's learning rate."""
 
     def __init__(self):
         self.weights, self.optimizer, self.rates = [], [], []
@@ -27,7 +27,7 @@ def same(one, other):
 
 
 class Flaky(ScriptedChat):
-    """Fails while `down`."""
+    """A large LLM that fails while `down`."""
 
     def __init__(self):
         super().__init__(lambda messages: "the answer is Kenya .", fail_on=lambda number: self.down)
@@ -35,8 +35,10 @@ class Flaky(ScriptedChat):
 
 
 def watched_run(policy, folder, rows, failing_batches, chat=None, scaled=False, **changes):
-    """A run whose environment is down while the given batches are played; with a gradient scaler, as fp16 has, where
-    `scaled` (accelerate itself makes one on a GPU only)."""
+    """A run whose environment fails in the given batches, and what [`Watch`] kept of it.
+
+    With `scaled` it has a gradient scaler, as in fp16; accelerate creates one on a GPU only.
+    """
     chat = chat or Flaky()
     trainer = trainer_for(policy, folder, rows, chat, max_failed_share=1.0, **changes)
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if scaled else None

@@ -1,5 +1,7 @@
-"""Text that tries to be more than text, and what must not change because of it. For test_hostile_text.py and
-`benchmarks/reliability.py`."""
+"""Text that imitates tags and special tokens, and the parts of an episode that it must not change.
+
+For test_hostile_text.py and `benchmarks/reliability.py`.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +62,13 @@ END = "<think> done </think> <answer> shilling </answer>"
 
 
 def split_by(text: str, inserted: str, rng: random.Random) -> str:
-    """`text` with something invisible inside: not the tag any more, but a tokenizer's normaliser may think so."""
+    """`text` with an invisible character inside: no tag any more, but a tokenizer's normaliser may restore it."""
     place = rng.randint(1, max(1, len(text) - 1))
     return text[:place] + inserted + text[place:]
 
 
 def hostile_texts(count: int, seed: int = 0) -> Iterator[str]:
-    """So many hostile replies, the same ones for the same seed."""
+    """`n` hostile replies, the same ones for the same seed."""
     rng = random.Random(seed)
     for number in range(count):
         if number % 1000 == 999:
@@ -83,7 +85,7 @@ def hostile_texts(count: int, seed: int = 0) -> Iterator[str]:
 
 
 def json_bombs() -> dict[str, str]:
-    """Tool calls that a careless parser dies of."""
+    """Tool calls that crash a careless parser."""
     query = '{"name": "search", "arguments": {"query_list": %s}}'
     deep = 100_000
     return {
@@ -105,7 +107,7 @@ def json_bombs() -> dict[str, str]:
 
 
 class Scripted:
-    """A sampler that asks once and then answers, whatever it is told."""
+    """A sampler that asks once and then answers, whatever the reply."""
 
     def __init__(self, chat_format: ChatFormat):
         self.turns = [chat_format.turn_ids(ASK), chat_format.turn_ids(END)]
@@ -133,7 +135,7 @@ def episode(chat_format: ChatFormat, reply: str) -> Rollout:
 
 
 def what_counts(chat_format: ChatFormat, rollout: Rollout) -> dict[str, Any]:
-    """All of an episode that a reply must not change: its structure in tokens, the agent's own part, its reward."""
+    """The parts of an episode that a reply must not change: token structure, the agent's own tokens, reward."""
     added = set(chat_format.tokenizer.get_added_vocab().values())
     own = [token for token, mask in zip(rollout.ids, rollout.mask, strict=True) if mask]
     return {

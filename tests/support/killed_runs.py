@@ -1,8 +1,8 @@
-"""Training runs killed with SIGKILL at random moments, resumed, and compared with one that nobody disturbed.
+"""Training runs killed with SIGKILL at random moments, resumed, and compared with an undisturbed run.
 
-Used by test_under_fire.py and `benchmarks/reliability.py`. Importing torch takes longer than such a run, so a process
-of its own, which is this file as a script, imports once and forks a child for each life of a run; this side keeps the
-server, counts what was paid for, and does the killing.
+Used by test_under_fire.py and `benchmarks/reliability.py`. Importing torch takes longer than such a run, so this file
+as a script imports once and forks a child for each start of a run. The calling process has the server, counts the
+replies that were paid for, and kills.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LATENCY = 0.02
 
 
 def oracle() -> Callable[[dict[str, Any]], str]:
-    """What the sandbox's oracle says, for [`MisbehavingServer`]."""
+    """A function that replies as the sandbox's oracle, for [`MisbehavingServer`]."""
     from agentic_prompting.sandbox import Oracle
 
     knows = Oracle()
@@ -40,7 +40,7 @@ def oracle() -> Callable[[dict[str, Any]], str]:
 
 
 class Lives:
-    """A process that has everything imported and gives birth to training runs."""
+    """A process that has imported everything and forks training runs."""
 
     def __init__(self, policy: Path, steps: int):
         command = [sys.executable, str(HERE / "killed_runs.py"), str(policy), str(steps)]
@@ -56,7 +56,7 @@ class Lives:
         assert self._said() == "ready"
 
     def live(self, folder: Path, url: str, seconds: float | None = None) -> int:
-        """One life of the run in `folder`: to its end, or killed after so many seconds. Returns its exit code."""
+        """Start or resume the run in `folder`, and kill it after `seconds`. Returns its exit code."""
         print(json.dumps([[str(folder), url], seconds]), file=self._process.stdin, flush=True)
         return int(self._said())
 
@@ -87,7 +87,7 @@ def killed_and_resumed(policy: Path, folder: Path, kills: int, seed: int = 0, st
         seen: list[dict[str, Any]] = []
         while len(seen) < kills:
             one = _one_kill(lives, server, folder / f"killed-{rng.random()}", rng.uniform(0, seconds), whole)
-            seen += [one] if one else []  # else it had come to its end before
+            seen += [one] if one else []  # otherwise it had ended before the kill
     lives.close()
     totals = {name: sum(one[name] for one in seen) for name in ("resumed", "paid_twice", "paid_in_vain")}
     lost = max(one["lost_in_flight"] for one in seen)
@@ -99,7 +99,7 @@ def _one_kill(lives: Lives, server: MisbehavingServer, folder: Path, moment: flo
     before = server.answered.total()
     if lives.live(folder, server.base_url, moment) == 0:
         return {}
-    time.sleep(2 * LATENCY)  # what was on its way is answered to nobody
+    time.sleep(2 * LATENCY)  # replies in flight are lost
     paid, kept = server.answered.total() - before, _replies(folder)
     resumed = lives.live(folder, server.base_url) == 0
     now = _result(folder) if resumed else {"replies": 0, "losses": None, "weights": None}
@@ -131,7 +131,7 @@ def _result(folder: Path) -> dict[str, Any]:
 
 
 def live(policy: str, folder: str, url: str, steps: int) -> None:
-    """One life of a run: from its last checkpoint, if there is one, to its end."""
+    """Run from the last checkpoint, if there is one, to the end."""
     from datasets import Dataset
 
     from agentic_prompting import OpenAIChat, ReplayCache
@@ -153,7 +153,7 @@ def live(policy: str, folder: str, url: str, steps: int) -> None:
 
 def give_birth(policy: str, steps: int) -> None:
     """Fork a child for each line of the input."""
-    for module in ("agentic_prompting.llm.openai_http", "support.training"):  # all that takes long
+    for module in ("agentic_prompting.llm.openai_http", "support.training"):  # the slow imports
         importlib.import_module(module)
 
     print("ready", flush=True)
@@ -166,7 +166,7 @@ def give_birth(policy: str, steps: int) -> None:
 
 
 def _live_and_die(*arguments: Any) -> None:
-    os.dup2(2, 1)  # what it prints is not for the other side
+    os.dup2(2, 1)  # the calling process must not read the run's output
     try:
         live(*arguments)
     except BaseException:
@@ -176,7 +176,7 @@ def _live_and_die(*arguments: Any) -> None:
 
 
 def _exit_code(child: int, seconds: float | None) -> int:
-    """Wait for `child`, killing it when its time is up. Here, where its number cannot have become another process's."""
+    """Wait for `child` and kill it when its time is up; the parent knows that the process id is still the child's."""
     deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""What a sandbox shows a policy about the countries it is held to afterwards, its names in copying exercises aside."""
+"""The facts that a sandbox shows a policy about its held-out countries, apart from names in copying exercises."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-OWN = ("name", "capital", "airport", "domain", "letters")  # what belongs to one country alone
+OWN = ("name", "capital", "airport", "domain", "letters")  # the facts that belong to one country alone
 
 
 def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
     """Names of held-out countries in training questions, warm-start traces and principles; those asked about, too.
 
     Args:
-        name (`str`): `prompt-r1` or a guarded world.
-        seed (`int`): Of the split.
-        warm_start_steps (`int`, *optional*, defaults to `450`): As many as there are traces for.
+        name (`str`): `prompt-r1` or a guarded world. seed (`int`): The seed of the split. warm_start_steps (`int`,
+        *optional*, defaults to `450`): The steps of the warm start, which set the number of traces.
     """
     from agentic_prompting.sandbox import load_guarded_world, load_world, parse_question, setup
 

@@ -1,9 +1,8 @@
 """An endpoint in OpenAI's format that misbehaves on purpose, one way at a time or at random: every fault by name.
 
-A real HTTP server on the loopback interface, written on bare asyncio streams, since most of what it does no server
-library would let it do. For tests, which run it on a thread, and for `benchmarks/reliability.py`, which runs it as a
-process of its own (`python -m support.misbehaving --help` in tests/), so that what is measured of the client is the
-client's alone.
+A real HTTP server on the loopback interface, written on plain asyncio streams, because a server library would prevent
+most of its faults. Tests run it on a thread. `benchmarks/reliability.py` runs it as a process of its own (`python -m
+support.misbehaving --help` in tests/), so that it measures the client alone.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from support.servers import completion
 
 
 class Exchange:
-    """One request and the connection it came on, with what a fault needs to answer it badly."""
+    """One request, its connection, and the means for a fault to answer it badly."""
 
     def __init__(self, server: MisbehavingServer, writer: asyncio.StreamWriter, request: dict[str, Any], text: str):
         self.server, self.writer, self.request, self.text = server, writer, request, text
@@ -53,7 +52,7 @@ class Exchange:
         return json.dumps(completion(self.text)).encode()
 
     def reset(self) -> None:
-        """End the connection with RST: what was sent before may be lost on the way."""
+        """End the connection with RST: earlier bytes may be lost."""
         self.keep_alive = False
         connection = self.writer.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -73,8 +72,8 @@ class Fault:
 
     Args:
         send (`Callable[[Exchange], Awaitable | None]`): Answers the request in this way.
-        error (`str`, *optional*): The kind of error that it ends in when it does not stop; `None` if it gives a reply.
-        passes (`bool`, *optional*, defaults to `True`): Whether asking again may help, so that it is to be retried.
+        error (`str`, *optional*): The kind of error if the fault persists; `None` if it gives a reply.
+        passes (`bool`, *optional*, defaults to `True`): Whether a retry may help, so that the client has to retry.
     """
 
     send: Callable[[Exchange], Awaitable[None] | None]
@@ -91,7 +90,7 @@ async def _drip(exchange: Exchange) -> None:
     exchange.send(body[:1], content_length=str(len(body)))
     for i in range(1, len(body)):
         await asyncio.sleep(exchange.server.hang_seconds / len(body))
-        if exchange.writer.transport.is_closing():  # the client has had enough
+        if exchange.writer.transport.is_closing():  # the client has hung up
             return
         exchange.writer.write(body[i : i + 1])
 
@@ -110,7 +109,7 @@ async def _half_a_head(exchange: Exchange) -> None:
 
 
 async def _stale(exchange: Exchange) -> None:
-    """A good reply that promises to keep the connection, which is then closed: the next request on it finds nobody."""
+    """A good reply that promises to keep the connection, which is then closed: the next request on it fails."""
     exchange.send(exchange.good(), connection="keep-alive")
     await exchange.writer.drain()
     exchange.close()
@@ -144,7 +143,7 @@ def _with_text(body: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 FAULTS = {
-    # Busy or broken: the status says so.
+    # Busy or broken, with a status that tells.
     "429": Fault(lambda x: x.fail(429), "RateLimited"),
     "429 retry-after in seconds": Fault(lambda x: x.fail(429, retry_after="0.05"), "RateLimited"),
     "429 retry-after as a date": Fault(lambda x: x.fail(429, retry_after=_date(1)), "RateLimited"),
@@ -167,7 +166,7 @@ FAULTS = {
     "no HTTP": Fault(lambda x: (x.writer.write(b"\x16\x03\x01 hello\r\n\r\n"), x.close())[0], "Unreachable"),
     "hangs": Fault(_hang, "TimedOut"),
     "slow drip": Fault(_drip, "TimedOut"),
-    # 200, and nothing that can be used.
+    # 200 without a usable reply.
     "empty body": Fault(lambda x: x.send(b""), "BadReply"),
     "malformed JSON": Fault(lambda x: x.send(b'{"choices": [{"mess'), "BadReply"),
     "not UTF-8": Fault(lambda x: x.send(b'{"choices": "\xff\xfe\xfa"}'), "BadReply"),
@@ -181,7 +180,7 @@ FAULTS = {
     "content of another kind": Fault(lambda x: x.say([{"type": "image_url", "image_url": "a"}]), "BadReply"),
     "an error in a 200": Fault(lambda x: x.send({"error": {"message": "no upstream", "code": 502}}), "BadReply"),
     "broken compression": Fault(lambda x: x.send(b"{}", content_encoding="gzip"), "BadReply"),
-    # Final: asking again cannot help.
+    # Final: a retry cannot help.
     "endless body": Fault(_endless, "BadReply", passes=False),
     "compression bomb": Fault(lambda x: x.send(_BOMB, content_encoding="gzip"), "BadReply", passes=False),
     "307": Fault(lambda x: x.send(b"", 307, location="http://127.0.0.1:1/v1"), "Misconfigured", passes=False),
@@ -197,7 +196,7 @@ FAULTS = {
     "refusal": Fault(lambda x: x.say(None, refusal="I will not"), "Refused", passes=False),
     "content filter": Fault(lambda x: x.say("half", finish_reason="content_filter"), "Refused", passes=False),
     "length without text": Fault(lambda x: x.say("", finish_reason="length"), "BadReply", passes=False),
-    # Odd, and a reply all the same.
+    # Unusual, but a reply.
     "content in parts": Fault(lambda x: x.say([{"type": "text", "text": part} for part in x.text]), None),
     "length with text": Fault(lambda x: x.say(x.text, finish_reason="length"), None),
     "wrong content type": Fault(lambda x: x.send(x.good(), content_type="text/html; charset=latin-1"), None),
@@ -227,7 +226,7 @@ def in_turn(*faults: str | None) -> Plan:
 
 
 def echo(request: dict[str, Any]) -> str:
-    """What a good reply says: enough to tell whose reply it is."""
+    """The text of a good reply, which identifies its request."""
     return f"reply to {request['messages'][-1]['content']}"
 
 
@@ -293,7 +292,7 @@ class MisbehavingServer:
         self._do(self._listen())
 
     def outage(self, seconds: float) -> threading.Timer:
-        """Be down for so long, beginning now. Returns at once."""
+        """Go down for `seconds` from now on. Returns at once."""
         self.go_down()
         timer = threading.Timer(seconds, self.come_back)
         timer.daemon = True
@@ -356,7 +355,7 @@ class MisbehavingServer:
 
 
 def main() -> None:
-    """Run one in the foreground. It says its address, then its counts as JSON when its input ends."""
+    """Run a server in the foreground. It prints its address, and its counts as JSON when its input ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--share", type=float, default=0.0, help="of requests that meet a fault")

@@ -44,7 +44,7 @@ def edits(*items):
 
 
 def reference(critique=None, plan=None, cross=None, **options):
-    """Answers by stage; `critique` may be a function of the prompt."""
+    """A reference LLM that replies by stage; `critique` may be a function of the prompt."""
     critique = critique or edits({"op": "add", "text": "Verify the result."})
 
     def script(messages):

@@ -16,7 +16,7 @@ def make_tiny_policy(folder: Path) -> Path:
 
 
 def make_asking_policy(tiny: Path, folder: Path) -> Path:
-    """`tiny` after a warm start of two seconds: it asks once and answers what it is told, most of the time."""
+    """`tiny` after a warm start of two seconds: it usually asks once and answers with the reply."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from agentic_prompting.rollout import AgentSpec, ChatFormat, rollout_from_trace

@@ -1,4 +1,4 @@
-"""Models that follow simple rules, for the tests of `refine/`: what each was asked is written into one common log."""
+"""Models that follow simple rules, for the tests of `refine/`; one common log has all their requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def words(count: int, tag: str = "w") -> str:
 
 
 def version(prompt: str) -> int:
-    """How often a prompt was improved by [`improve`]."""
+    """The number of times that [`improve`] improved a prompt."""
     return len(re.findall(r"\+", prompt))
 
 
@@ -66,7 +66,7 @@ def critic(system: str, user: str) -> str:
 
 
 def improve(system: str, user: str) -> str:
-    """An optimizer's rule: the prompt that it is shown, with a plus sign."""
+    """An optimizer's rule: the prompt in its request, with a plus sign."""
     prompt = user.removeprefix("Prompt:\n").split("\n\nFeedback:\n")[0]
     return f"Here it is. <IMPROVED_PROMPT>{prompt}+</IMPROVED_PROMPT>"
 

@@ -35,10 +35,10 @@ def dotted(path: Path) -> str:
 
 
 def imports(source: str, package: str) -> Iterator[str]:
-    """Absolute names of all that a module imports, names under `TYPE_CHECKING` left out.
+    """The absolute names that a module imports, except those under `TYPE_CHECKING`.
 
-    `from .. import llm` gives `agentic_prompting.llm`, and `from torch import nn` gives `torch.nn`: one name too deep
-    does no harm, one too shallow would hide the room.
+    `from .. import llm` gives `agentic_prompting.llm`, and `from torch import nn` gives `torch.nn`: a name one level
+    too deep does no harm, one too shallow would hide the room.
     """
     skipped: set[ast.AST] = set()
     for node in ast.walk(ast.parse(source)):  # parents come before their children

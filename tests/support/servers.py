@@ -14,17 +14,17 @@ from typing import Any, Literal
 
 @dataclass
 class Answer:
-    """What the server does with one request.
+    """The server's response to one request.
 
     Args:
         text (`str`): The message of a well-formed completion.
         status (`int`): The HTTP status; from 400 on the body is an error of OpenAI's shape.
         headers (`dict`): Added to the response.
         delay (`float`): Seconds before anything is sent.
-        body (`bytes` or `dict`): Sent as it is, in place of the completion.
+        body (`bytes` or `dict`): A body in place of the completion, sent unchanged.
         drop (`str`): `"before"` cuts the connection without a byte, `"mid"` in the middle of the body.
         trickle (`float`): Seconds between single bytes of the body.
-        finish_reason (`str`): Of the completion.
+        finish_reason (`str`): The completion's reason.
         usage (`tuple[int, int]`): Prompt and completion tokens.
     """
 
@@ -117,7 +117,7 @@ class LoopbackServer:
             answer = self.script(request, number)
             answer = Answer(answer) if isinstance(answer, str) else answer
             self._stopping.wait(answer.delay)
-            # Before the reply is out: the client's next request may arrive while this thread still winds up.
+            # Before the reply is sent, because the client's next request may arrive while this thread is still ending.
             with self._lock:
                 self._at_once -= 1
             self._send(handler, answer)
@@ -146,7 +146,7 @@ class LoopbackServer:
 
 
 def unused_url() -> str:
-    """An address on this machine where nobody listens."""
+    """An address on this machine without a server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"

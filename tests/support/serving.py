@@ -22,7 +22,7 @@ END = "<think> done </think> <answer> Nairobi </answer>"
 
 
 class Scripted:
-    """A sampler: asks, and answers when a reply has come; `turns` replaces both. Notes the sizes of its batches."""
+    """A sampler that asks, and answers after the reply; `turns` replaces both. It logs the sizes of its batches."""
 
     def __init__(self, agent, turns=None, seconds=0.0):
         self.format, self.turns, self.seconds = agent.chat_format, turns, seconds
@@ -40,7 +40,7 @@ class Scripted:
 
 
 def scripted_agent(policy, chat, turns=None, seconds=0.0) -> PromptAgent:
-    """An agent whose every episode is: ask `chat` once, answer Nairobi."""
+    """An agent that asks `chat` once in every episode and answers Nairobi."""
     agent = PromptAgent.from_pretrained(policy, LLMEnvironment(chat))
     agent.policy = BatchEngine(Scripted(agent, turns, seconds))
     return agent

@@ -54,7 +54,7 @@ _CORPUS = [
 
 @cache
 def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with a few hundred merges, so that seams can go wrong."""
+    """A byte-level BPE tokenizer with a few hundred merges, so that mistakes at the seams of turns show."""
     template, special, ordinary = FAMILIES[family]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

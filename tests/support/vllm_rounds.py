@@ -1,5 +1,7 @@
-"""An environment in which whatever a random policy writes goes on for some rounds, and a trainer in it whose weights
-move. For vllm_runs.py and test_vllm_weights.py."""
+"""An environment in which any text of a random policy continues for some rounds, and a trainer whose weights change.
+
+For vllm_runs.py and test_vllm_weights.py.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +16,14 @@ from support.training import arguments
 
 @dataclass(frozen=True)
 class Asks(TagGrammar):
-    """Whatever is written is a request: what a random model samples is played on as it is."""
+    """A grammar in which every turn is a request, so that a random model's episodes continue."""
 
     def parse(self, text):
         return Turn(text, "act", True, request=text)
 
 
 class Rounds:
-    """Replies as often as the row says, with texts of uneven length."""
+    """An environment with the row's number of replies, of uneven length."""
 
     grammar = Asks()
 

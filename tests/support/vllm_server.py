@@ -31,12 +31,12 @@ _START_SECONDS = 280
 
 
 class VLLMServer:
-    """A context manager; what it says is in `folder/vllm.log`.
+    """A context manager; its log is `folder/vllm.log`.
 
     Args:
-        model (`Path`): What it serves, under the name `policy`.
-        folder (`Path`): For its log.
-        *flags (`str`): More of `vllm serve`.
+        model (`Path`): The model that it serves under the name `policy`.
+        folder (`Path`): The folder for its log.
+        *flags (`str`): Further flags of `vllm serve`.
     """
 
     def __init__(self, model, folder, *flags):
@@ -72,7 +72,7 @@ class VLLMServer:
             time.sleep(0.2)
 
     def kill(self):
-        """At once, with its engine, as the kernel does when memory runs out."""
+        """Kill it at once with its engine, as the kernel does when memory runs out."""
         with suppress(ProcessLookupError):  # killed before
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -93,5 +93,5 @@ class VLLMServer:
             return answer.read().decode()
 
     def counted(self, name):
-        """One of its metrics."""
+        """The value of one of its metrics."""
         return sum(float(line.split()[-1]) for line in self.get("/metrics").splitlines() if line.startswith(name))

@@ -1,8 +1,8 @@
-"""A vLLM for a CPU: what TRL and we use of it, with real sampling and real log-probabilities from a small model.
+"""A stand-in for vLLM on a CPU: the parts that TRL and we use, with a small model's samples and log-probabilities.
 
-Three parts: the engine; a server that speaks vLLM's HTTP protocol; and `install`, which puts a module named `vllm` in
-place for TRL to import. Weights come through a folder where vLLM has NCCL. Not vLLM: no batching, no speed, no memory
-to run out of. What is tested with it is our side and the protocol.
+It has three parts: the engine; a server with vLLM's HTTP protocol; and `install`, which adds a module named `vllm` for
+TRL to import. Weights are sent through a folder in place of NCCL. It has no batching, no speed and no memory limit: it
+tests our side and the protocol.
 """
 
 import itertools
@@ -36,14 +36,14 @@ class Engine:
         self.seeds = itertools.count()  # of requests that bring none
 
     def load_weights(self, named):
-        """All of the model, or some of it."""
+        """Load all or some of the model's weights."""
         with self.lock:
             unexpected = self.model.load_state_dict(dict(named), strict=False).unexpected_keys
         assert not unexpected, unexpected
 
     @torch.no_grad()
     def sample(self, context, max_tokens, temperature=1.0, seed=None, stop=(), **ignored):
-        """Token ids, their log-probabilities, and why it ended."""
+        """Token ids, their log-probabilities, and the reason for the end."""
         generator = torch.Generator().manual_seed(next(self.seeds) if seed is None else seed % 2**63)
         ids, logprobs = [], []
         with self.lock:
@@ -63,10 +63,10 @@ class Server(ThreadingHTTPServer):
     """`vllm serve` on a free port of loopback, with the flags TRL asks for; a context manager.
 
     Args:
-        model (`Path`): What it serves.
+        model (`Path`): The model that it serves.
         weights (`Path`): The folder that stands for NCCL.
         max_model_len (`int`): Longer requests are refused, as vLLM does.
-        slow_update (`float`): Seconds a weight update takes, so that who does not wait for it is found out.
+        slow_update (`float`): Seconds of a weight update, so that a caller that does not wait for it is noticed.
     """
 
     daemon_threads = True
@@ -89,7 +89,7 @@ class Server(ThreadingHTTPServer):
         self.vanish()
 
     def vanish(self):
-        """From now on nobody answers here, and what was asked stays without an answer."""
+        """Stop answering; open requests stay without a reply."""
         self.gone = True
         self.shutdown()
         self.server_close()
@@ -184,7 +184,7 @@ def _receive(folder, names):
 
 
 class _LLM:
-    """The colocated engine: a step works off the oldest request."""
+    """The colocated engine: a step answers the oldest request."""
 
     def __init__(self, model, **ignored):
         self.engine, self.asked = Engine(model), {}
@@ -226,7 +226,7 @@ class _LLM:
 
 
 def install(weights):
-    """Before anything imports trl: a `vllm` to import, whose weights travel through the folder `weights`."""
+    """Add the module `vllm`, whose weights are sent through the folder `weights`; call it before trl is imported."""
     contents = {
         "vllm": {"__version__": VERSION, "LLM": _LLM, "SamplingParams": dict, "RequestOutput": object},
         "vllm.sampling_params": {"StructuredOutputsParams": dict},
@@ -244,7 +244,7 @@ def install(weights):
         sys.modules[name] = module
     from trl.generation.vllm_client import VLLMClient
 
-    def through_the_folder(self, device=0):  # TRL's own refuses every device but CUDA
+    def through_the_folder(self, device=0):  # TRL's own function refuses every device but CUDA
         self.communicator = Path(weights)
 
     VLLMClient.init_communicator = through_the_folder

@@ -7,6 +7,7 @@ import asyncio
 import threading
 from collections import Counter
 
+import async_training
 import pytest
 import torch
 from filelock import FileLock
@@ -18,7 +19,6 @@ from agentic_prompting.rollout import BatchEngine, Sample
 from agentic_prompting.trainers.ahead import Ahead
 from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
-from support.scripts import loaded
 from support.training import arguments, trainer_for, vars_for
 
 LEAD = {
@@ -190,7 +190,7 @@ def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
     as_if = compute(trainer.model, {**inputs, "importance_sampling_ratio": torch.ones(inputs["tool_mask"].shape)})
     with_ratio = compute(trainer.model, inputs)
     monkeypatch.undo()
-    loaded("async_training", monkeypatch).uncorrect(trainer)
+    async_training.uncorrect(trainer)
     assert trainer._compute_loss(trainer.model, inputs) == as_if and abs(with_ratio - as_if) > 1e-3
 
 

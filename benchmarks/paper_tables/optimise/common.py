@@ -1,4 +1,4 @@
-"""What all optimisers are given: rows to try prompts on, a model to try them with, one to write them, and an end."""
+"""The task of all optimisers: rows to try prompts on, a model that answers, one that writes prompts, and a budget."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..templates import CRITIQUE_FEEDBACK
 
 @dataclass(frozen=True)
 class Found:
-    """What an optimiser found.
+    """The result of an optimiser.
 
     Args:
         prompt (`str`): The best prompt.
-        score (`float`): Its mean score on the rows it was chosen by: too good, as chosen scores are.
-        calls (`int`): Calls made for it, of both models.
+        score (`float`): Its mean score on the rows by which it was chosen, hence too high.
+        calls (`int`): The calls of both models.
     """
 
     prompt: str
@@ -35,7 +35,7 @@ class Trial:
 
     Args:
         row (`Mapping`): The question.
-        answer ([`Answer`]): What came back.
+        answer ([`Answer`]): The answer.
         score (`float`): Its score.
     """
 
@@ -51,15 +51,15 @@ class Trial:
 
 
 class Objective:
-    """The score of a prompt, and what it costs to know.
+    """The score of a prompt, and the calls spent on it.
 
     Args:
         chat ([`ChatModel`]): The model that answers.
         editor ([`ChatModel`]): The model that writes prompts.
         rows (`Sequence[Mapping]`): Training rows: `question`, `answers`.
-        metric (`str`): Of [`METRICS`].
-        max_calls (`int`): Calls of both models together.
-        seed (`int`, *optional*, defaults to `0`): Of whatever the optimiser draws.
+        metric (`str`): One of [`METRICS`].
+        max_calls (`int`): The limit for the calls of both models together.
+        seed (`int`, *optional*, defaults to `0`): The seed of the optimiser's random choices.
         cache ([`ReplayCache`], *optional*): See [`MeteredChat`].
         validation (`Sequence[Mapping]`, *optional*): Rows to choose by, for optimisers that look at others than they
             learn from; by default they keep half of `rows` for it.
@@ -96,13 +96,13 @@ class Objective:
         """Answer rows (all by default) under a prompt.
 
         Raises:
-            [`LLMError`]: A call failed: a prompt is not judged by an outage.
+            [`LLMError`]: A call failed; an outage is no score of a prompt.
         """
         rows = self.rows if rows is None else rows
         return self.judged(rows, PromptedSystem(self.chat, prompt, **self.sampling)(rows, self.seed))
 
     def judged(self, rows: Sequence[Row], answers: Sequence[Answer]) -> list[Trial]:
-        """Answers with their scores; what a grader cannot tell counts as wrong here, and only here."""
+        """Answers with their scores; an answer that the grader cannot decide counts as wrong, only here."""
         failed = next((answer.error for answer in answers if answer.error is not None), None)
         if failed is not None:
             raise LLMError(failed)
@@ -114,7 +114,7 @@ class Objective:
         return [Trial(row, answer, score or 0.0) for row, answer, score in zip(rows, answers, scores, strict=True)]
 
     def ask_editor(self, request: str, system: str | None = None, repeat: int = 0) -> str:
-        """What the editor replies.
+        """The editor's reply.
 
         Raises:
             [`LLMError`]: The call failed.

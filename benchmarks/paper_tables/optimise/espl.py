@@ -12,11 +12,11 @@ from agentic_prompting.rollout import FreeText, Rollout
 
 from .common import Found, Objective
 
-_MANY_STEPS = 10_000  # the calls end it, not the steps
+_MANY_STEPS = 10_000  # the calls run out first, not the steps
 
 
 def optimise_espl(objective: Objective, prompt: str, config: EvolveConfig | None = None) -> Found:
-    """Evolve a prompt until the calls are used up; the best by conservative rating (μ - λσ) is found.
+    """Evolve a prompt until the calls are used up; the result is the best by conservative rating (μ - λσ).
 
     Args:
         objective ([`Objective`]): What to optimise, and its budget.

@@ -1,4 +1,4 @@
-"""GEPA by its authors' package `gepa`, with our models as its engines. Of the algorithm only the adapter is here."""
+"""GEPA by its authors' package `gepa`, with our models as its engines. Only the adapter is ours."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def optimise_gepa(objective: Objective, prompt: str, minibatch: int = 3) -> Foun
     if not objective.learned:
         raise ValueError("GEPA needs at least two training rows: one to reflect on, one to choose by")
     adapter = _Adapter(objective)
-    optimize: Any = gepa.optimize  # its generics do not know a callable as a language model
+    optimize: Any = gepa.optimize  # its type hints do not allow a callable as a language model
     # A step scores a minibatch twice, reflects once and may score the whole validation half.
     step = 2 * minibatch + 1 + len(objective.chosen_by)
     result = optimize(
@@ -69,7 +69,7 @@ class _Adapter:
     def evaluate(self, batch: list[Row], candidate: dict[str, str], capture_traces: bool = False) -> Any:
         from gepa.core.adapter import EvaluationBatch
 
-        trials = self.objective.try_prompt(candidate[_PART], batch)  # raises for failed calls: GEPA goes on without
+        trials = self.objective.try_prompt(candidate[_PART], batch)  # raises for failed calls; GEPA skips those
         return EvaluationBatch(
             outputs=[trial.answer.whole for trial in trials],
             scores=[trial.score for trial in trials],

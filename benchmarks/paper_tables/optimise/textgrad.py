@@ -87,7 +87,7 @@ def _step(textgrad: Any, objective: Objective, prompt: str, rows: Sequence[Row])
 
 def _engines(textgrad: Any, objective: Objective) -> tuple[Any, Any]:
     class Engine(textgrad.EngineLM):
-        """A [`ChatModel`] as TextGrad's engine. A failed call raises: no text stands for it."""
+        """A [`ChatModel`] as TextGrad's engine. A failed call raises instead of returning text."""
 
         def __init__(self, chat: ChatModel, **sampling: Any):
             self.chat, self.sampling, self.model_string = chat, sampling, "agentic-prompting"
@@ -106,25 +106,28 @@ def _engines(textgrad: Any, objective: Objective) -> tuple[Any, Any]:
 
 
 def _number_variables(textgrad: Any) -> None:
-    """The package keeps variables in sets, whose order is that of their addresses: another prompt at each start, and a
-    killed run that pays again. Numbered as they come, the same seed asks the same."""
+    """Give the package's variables numbers as hashes, so that the same seed sends the same requests.
+
+    The package keeps variables in sets, whose order is otherwise that of their addresses: each start would send other
+    prompts, and a resumed run would pay again.
+    """
     counter = count()
     textgrad.Variable.__hash__ = lambda variable: variable.__dict__.setdefault("number", next(counter))
 
 
 @cache
 def _private_folder() -> str:
-    """One that only this user can read, under a name nobody can know before; gone with the process."""
+    """A folder with an unpredictable name that only this user can read, removed when the process ends."""
     folder = tempfile.mkdtemp(prefix="textgrad-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def _library() -> Any:
-    # The package opens a log of all that is asked and said when it is imported, in the working directory by default.
+    # When it is imported, the package opens a log of all requests and replies, by default in the working directory.
     if "TEXTGRAD_LOG_DIR" not in os.environ:
         os.environ["TEXTGRAD_LOG_DIR"] = _private_folder()
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch a price list at import
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise it fetches a price list at import
     try:
         import textgrad
     except ImportError as error:

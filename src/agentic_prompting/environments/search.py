@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..llm import ServerFailed
+from ..llm.guard import call_guarded_now, describe
 from ..rollout import Observation, Rollout, Turn
 
 _CALL = re.compile(r"<(tool_call|function_call)>(.*?)</\1>", re.DOTALL)
@@ -110,9 +111,9 @@ class SearchEnvironment:
         with self._places:
             started = time.perf_counter()
             try:
-                text = render_documents(queries, self.retriever(queries, self.k))
+                text = render_documents(queries, call_guarded_now(self.retriever, queries, self.k))
             except Exception as error:  # the retriever's failure, not the agent's
-                failed = ServerFailed(f"the retriever raised {type(error).__name__}: {str(error)[:200]}", "search")
+                failed = ServerFailed(f"the retriever raised {describe(error)}", "search")
                 return Observation(error=failed, seconds=time.perf_counter() - started)
             return Observation(text[: self.max_chars], seconds=time.perf_counter() - started)
 

@@ -6,8 +6,6 @@ it had not been interrupted.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import logging
 import random
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..llm import Budget, BudgetExceeded, ChatModel, Reply, Usage, as_chat, charge
+from ..llm.guard import call_guarded
 from ..llm.loop import in_parallel
 from ..records import atomic_write
 from ..rollout import AgentSpec, Grammar, Rollout, Sample, TagGrammar, gather
@@ -472,10 +471,7 @@ async def _score(
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
         "rollout": [_rollout(row, text, grammar) for row, text in zip(shown, texts, strict=True)],
     }
-    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None)):  # noqa: B004
-        given = await reward(**columns)
-    else:
-        given = await asyncio.to_thread(reward, **columns)
+    given = await call_guarded(reward, **columns)
     try:
         for number, score in zip(answered, given, strict=True):
             scores[number] = None if score is None else float(score)

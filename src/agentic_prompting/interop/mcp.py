@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ..llm import ServerFailed, TimedOut, Unreachable
+from ..llm.guard import describe
 from ..llm.loop import background_loop, run
 from ..rollout import Observation, Rollout
 from .tools import Tool
@@ -114,4 +115,4 @@ class MCPTools:
                 await asyncio.Event().wait()
         except Exception as error:
             if not opened.done():
-                opened.set_exception(Unreachable(f"no MCP server: {type(error).__name__}: {str(error)[:200]}"))
+                opened.set_exception(Unreachable(f"no MCP server: {describe(error)}"))

@@ -5,7 +5,6 @@ may try again; an outage is not: it fails the rollout, as everywhere.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,7 +13,8 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from ..llm import Budget, ChatModel, LLMError, Message, TimedOut, Unreachable, as_chat, charge
+from ..llm import Budget, ChatModel, LLMError, Message, ServerFailed, TimedOut, Unreachable, as_chat, charge
+from ..llm.guard import Escaped, call_guarded, describe
 from ..rollout import Observation, Rollout
 from .tool_grammar import ToolGrammar
 
@@ -123,21 +123,21 @@ class ToolEnvironment:
         if not isinstance(name, str) or name not in self.tools:
             return Observation(f"Error: there is no tool {str(name)[:40]!r}, only: {', '.join(self.tools)}")
         try:
-            return await self.tools[name].call(arguments, rollout)
+            return await call_guarded(self.tools[name].call, arguments, rollout)
         except LLMError as error:
             return Observation(error=error)
         except self.outages as error:
             kind = TimedOut if isinstance(error, TimeoutError) else Unreachable
-            return Observation(error=kind(f"the tool {name} raised {type(error).__name__}: {str(error)[:200]}"))
-        except Exception as error:  # the tool's own word on what it was asked
-            return Observation(f"Error: {type(error).__name__}: {str(error)[:500]}")
+            return Observation(error=kind(f"the tool {name} raised {describe(error)}"))
+        except Exception as error:
+            if isinstance(error, Escaped) and not isinstance(error.original, Exception):  # `exit()` and the like
+                return Observation(error=ServerFailed(f"the tool {name} raised {describe(error)}"))
+            return Observation(f"Error: {describe(error, 500)}")  # the tool's own word on what it was asked
 
 
 async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """What a function gives, awaited if need be; a plain one runs in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
-    return await asyncio.to_thread(function, **arguments)
+    """The result of a function, plain or `async`."""
+    return await call_guarded(function, **arguments)
 
 
 def text_of(value: Any) -> str:

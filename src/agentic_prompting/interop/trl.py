@@ -10,6 +10,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..llm import LLMError, ServerFailed
+from ..llm.guard import call_guarded_now, describe
 from ..rollout import Observation, Rollout
 from .tools import Tool, ToolEnvironment, called, text_of
 
@@ -53,10 +54,10 @@ class TRLEnvironment(ToolEnvironment):
         `reset` said. Never raises."""
         messages = list(row["prompt"])
         try:
-            instance = self.factory()
+            instance = call_guarded_now(self.factory)
             said = await called(instance.reset, row)
         except Exception as error:
-            failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {error!r}"[:300])
+            failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {describe(error)}")
             return {**row, "environments": failed}
         if said is not None:
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + said}

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .budget import Budget, charge
+from .guard import call_guarded, call_guarded_now, describe, text_of
 from .loop import run
 from .types import BadReply, ChatModel, LLMError, Message, Misconfigured, Reply, ServerFailed, Usage
 
@@ -58,7 +59,6 @@ class _Adapted:
 
     def __init__(self, model: Any):
         self._model = model
-        self._async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(type(model).__call__)
         try:
             parameters = inspect.signature(model).parameters.values()
             open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
@@ -75,24 +75,16 @@ class _Adapted:
             keywords = {name: value for name, value in keywords.items() if name in self._names}
         error: LLMError
         try:
-            if self._async:
-                said = await self._model(messages, **keywords)
-            else:
-                said = await asyncio.to_thread(self._model, messages, **keywords)
-                said = await said if inspect.isawaitable(said) else said
-            if isinstance(said, Reply):
-                return said
-            if isinstance(said, str) and said.strip():
-                return Reply(text=said, seconds=time.perf_counter() - started)
-            error = BadReply(f"neither a text nor a Reply came back, but {said!r:.80}")
+            returned = await call_guarded(self._model, messages, **keywords)
+            if isinstance(returned, Reply):
+                return returned
+            if isinstance(returned, str) and returned.strip():
+                return Reply(text=returned, seconds=time.perf_counter() - started)
+            error = BadReply(f"the model returned neither a text nor a Reply, but {text_of(returned, 80, repr)}")
         except LLMError as raised:
             error = raised.with_traceback(None)
-        except (Exception, asyncio.CancelledError) as raised:
-            task = asyncio.current_task()
-            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # whoever asks is cancelled, not something in the model
-            # A model with a bug is a failed call, as a broken server would be.
-            error = ServerFailed(f"the model raised {type(raised).__name__}: {str(raised)[:200]}")
+        except Exception as raised:  # a bug in the model fails this call, as a broken server would
+            error = ServerFailed(f"the model raised {describe(raised)}")
         return Reply(error=error, seconds=time.perf_counter() - started)
 
     def __getattr__(self, name: str) -> Any:
@@ -174,24 +166,24 @@ class ScriptedChat:
         if self.fail_on is not None and self.fail_on(number):
             return Reply(error=ServerFailed("scripted failure", "script", status=500), seconds=seconds)
         try:
-            said = self._look_up(number, messages)
-        except Exception as error:  # a script with a bug is a failed call, as a broken server would be
-            said = ServerFailed(f"the script raised {error!r}", "script")
-        if isinstance(said, LLMError):
-            return Reply(error=said, seconds=seconds)
-        if isinstance(said, Reply):
-            return said
+            scripted = call_guarded_now(self._look_up, number, messages)
+        except Exception as error:  # a bug in the script fails this call, as a broken server would
+            scripted = ServerFailed(f"the script raised {describe(error)}", "script")
+        if isinstance(scripted, LLMError):
+            return Reply(error=scripted, seconds=seconds)
+        if isinstance(scripted, Reply):
+            return scripted
         words_read = sum(len(message["content"].split()) for message in messages)
-        return Reply(text=said, usage=Usage(words_read, len(said.split())), seconds=seconds)
+        return Reply(text=scripted, usage=Usage(words_read, len(scripted.split())), seconds=seconds)
 
     def _look_up(self, number: int, messages: Sequence[Message]) -> str | Reply | LLMError:
         if callable(self.script):
             return self.script(messages)
         if isinstance(self.script, Mapping):
             last = messages[-1]["content"]
-            for piece, said in self.script.items():
+            for piece, reply in self.script.items():
                 if piece in last:
-                    return said
+                    return reply
             raise KeyError(f"no entry of the script occurs in {last!r}")
         return self.script[min(number, len(self.script) - 1)]
 
@@ -289,9 +281,9 @@ class RoutedChat:
             return generator.choices(list(self.rule), weights=list(self.rule.values()))[0]
         try:
             wanted = {"request": request} if self._wants_request else {}
-            name = self.rule(question, list(self.models), **wanted)
-        except Exception as error:  # the rule is the user's code
-            raise Misconfigured(f"the routing rule raised {error!r}", "router", attempts=0) from None
+            name = call_guarded_now(self.rule, question, list(self.models), **wanted)
+        except Exception as error:
+            raise Misconfigured(f"the routing rule raised {describe(error)}", "router", attempts=0) from None
         if not isinstance(name, str) or name not in self.models:
             what = f"the routing rule chose {name!r}, which is not one of {list(self.models)}"
             raise Misconfigured(what, "router", attempts=0)

@@ -155,8 +155,8 @@ class OpenAIChat:
         answer = self._answer(Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience))
         try:  # connections live on one loop, not on the caller's
             return await (answer if on_background_thread() else asyncio.wrap_future(start(answer)))
-        except RuntimeError:
-            return self._ended(Closed("the interpreter is shutting down"))
+        except RuntimeError as error:  # the loop has ended, or the interpreter is shutting down
+            return self._ended(Closed(str(error)))
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book what this client spends into `budget`, under the name of its role.

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from ..llm.loop import background_loop
+from ..llm.guard import contain, contained
+from ..llm.loop import start
 from .chat_format import ChatFormat
 from .play import Environment, Limits, Policy, Rollout, Sample, Sampler, SampleRequest, play
 
@@ -144,7 +145,7 @@ class Engine(ABC, Generic[Request, Result]):
                         self._piece(may_join=True)
                         if self.busy or self._waiting:
                             self._hand_over()
-            except Exception as error:  # the model cannot be had, by nobody who has asked
+            except BaseException as error:  # the model is not available: every request gets the error
                 self._take(block=False)
                 self._fail(error)
             self._hand_over()
@@ -178,7 +179,9 @@ class Engine(ABC, Generic[Request, Result]):
             if self._closed is not None:
                 raise self._closed
             self.step(arrived)
-        except Exception as error:  # out of memory, say: it belongs to those who asked
+        except BaseException as error:  # out of memory, for example: the requests at work get it
+            if self.on_callers_thread and not isinstance(error, Exception):
+                raise  # Ctrl-C, or the end of the program, on the caller's own thread
             self.finish((job, error) for job in arrived)
             self._fail(error)
 
@@ -198,13 +201,13 @@ class Engine(ABC, Generic[Request, Result]):
                 job.loop.call_soon_threadsafe(_deliver, job.future, result)
 
 
-def _deliver(given: asyncio.Future[Any], result: Any) -> None:
-    if given.done():
+def _deliver(future: asyncio.Future[Any], result: Any) -> None:
+    if future.done():
         return
     if isinstance(result, BaseException):
-        given.set_exception(result)
+        future.set_exception(contained(result))
     else:
-        given.set_result(result)
+        future.set_result(result)
 
 
 def _settle(loop: asyncio.AbstractEventLoop) -> None:
@@ -289,7 +292,7 @@ def run_with_engine(
 ) -> T:
     """Run a coroutine that asks `policy` on the background loop, and wait for it; meanwhile an engine that needs a
     thread has this one. The arguments are those of [`Engine.work`]."""
-    done = asyncio.run_coroutine_threadsafe(coroutine, background_loop())
+    done = start(coroutine)
     try:
         if isinstance(policy, Engine) and policy.on_callers_thread:
             policy.work(done, listen, together)
@@ -302,7 +305,7 @@ def run_with_engine(
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines side by side; the first that fails cancels the others, and its error is raised as it is."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    tasks = [asyncio.create_task(contain(coroutine)) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -8,8 +8,6 @@ not depend on the batch: every turn draws from a seed of its own.
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import itertools
 import time
 from collections.abc import Awaitable, Sequence
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..llm import LLMError, Reply, ServerFailed
+from ..llm.guard import call_guarded, describe
 from .chat_format import ChatFormat
 from .grammar import Turn
 
@@ -303,21 +302,16 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
         return None
     started = time.perf_counter()
     try:
-        if inspect.iscoroutinefunction(environment.step):
-            said: Any = await environment.step(rollout)
-        else:
-            said = await asyncio.to_thread(environment.step, rollout)
-            if inspect.isawaitable(said):
-                said = await said
-        if not (said is None or isinstance(said, str | Observation)):
-            name, wrong = type(environment).__name__, type(said).__name__
+        returned = await call_guarded(environment.step, rollout)
+        if not (returned is None or isinstance(returned, str | Observation)):
+            name, wrong = type(environment).__name__, type(returned).__name__
             raise ServerFailed(f"{name}.step must return an Observation, a str or None, not {wrong}")
     except LLMError as error:
-        said = Observation(error=error, seconds=time.perf_counter() - started)
-    except Exception as error:  # an environment's bug is its failure, not the batch's
-        failure = ServerFailed(f"the environment raised {type(error).__name__}: {str(error)[:200]}")
-        said = Observation(error=failure, seconds=time.perf_counter() - started)
-    return Observation(said, seconds=time.perf_counter() - started) if isinstance(said, str) else said
+        returned = Observation(error=error, seconds=time.perf_counter() - started)
+    except Exception as error:  # a bug in an environment fails this rollout, not the batch
+        failure = ServerFailed(f"the environment raised {describe(error)}")
+        returned = Observation(error=failure, seconds=time.perf_counter() - started)
+    return Observation(returned, seconds=time.perf_counter() - started) if isinstance(returned, str) else returned
 
 
 def turn_seed(seed: int, turn: int) -> int:

@@ -15,7 +15,7 @@ from transformers.utils import get_json_schema
 
 from ..llm import Budget, ChatModel, LLMError, Message, ServerFailed, TimedOut, Unreachable, as_chat, charge
 from ..llm.guard import Escaped, call_guarded, describe
-from ..rollout import Observation, Rollout
+from ..rollout import Environment, Observation, Rollout
 from .tool_grammar import ToolGrammar
 
 
@@ -62,7 +62,7 @@ def ask_tool(chat: ChatModel, name: str = "ask", description: str = "Asks a larg
     return Tool(schema, call, chat)
 
 
-class ToolEnvironment:
+class ToolEnvironment(Environment):
     """Tools as an environment; calls of one turn run at once.
 
     Args:
@@ -74,6 +74,8 @@ class ToolEnvironment:
     Raises:
         `ValueError`: For no tool at all, or two of one name.
     """
+
+    grammar: ToolGrammar
 
     def __init__(
         self,
@@ -87,11 +89,7 @@ class ToolEnvironment:
         if not named or len(self.tools) < len(named):
             raise ValueError(f"tools must be some, each with its own name, got {[tool.name for tool in named]}")
         self.max_chars, self.outages, self.grammar = max_chars, outages, ToolGrammar()
-
-    @property
-    def chat_template_kwargs(self) -> dict[str, Any]:
-        """What the chat template has to be told, so that the prompt shows the tools."""
-        return {"tools": [dict(tool.schema) for tool in self.tools.values()]}
+        self.chat_template_kwargs = {"tools": [dict(tool.schema) for tool in named]}  # so that the prompt shows them
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book what the large LLMs among the tools spend into `budget`."""

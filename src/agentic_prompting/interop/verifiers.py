@@ -15,13 +15,13 @@ from typing import Any
 
 from ..llm import LLMError, ServerFailed, TimedOut, Unreachable
 from ..llm.loop import background_loop, run
-from ..rollout import Observation, Rollout, gather
+from ..rollout import Environment, Observation, Rollout, gather
 from .user import Dialogue
 
 _BRIDGE = Path(__file__).with_name("verifiers_bridge.py")
 
 
-class VerifiersTasks:
+class VerifiersTasks(Environment):
     """A task set as rows, environment and reward.
 
     What the agent writes is its reply, thoughts left out; what the environment says to it is the next user message.

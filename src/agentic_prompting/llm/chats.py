@@ -1,5 +1,5 @@
-"""Chat models made of other things: of a function ([`as_chat`]), of a script ([`ScriptedChat`]), and of several models
-([`RoutedChat`], Prompt-R1's ρ(m | q)). None speaks HTTP.
+"""Chat models without HTTP: a function ([`as_chat`], [`FunctionChat`]), a script ([`ScriptedChat`]), and a router over
+several models ([`RoutedChat`], Prompt-R1's ρ(m | q)).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _SESSIONS_KEPT = 100_000
 
 
 def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:
-    """Ask once and wait, from any thread, also in a notebook.
+    """Send one conversation, wait, and return the reply. May be called from any thread, also in a notebook.
 
     Args:
-        model ([`ChatModel`] or `Callable`): Whom to ask; see [`as_chat`].
+        model ([`ChatModel`] or `Callable`): The model; see [`as_chat`].
         messages (`Sequence[Message]` or `str`): The conversation; a plain string is one user message.
-        **kwargs: Of [`ChatModel`].
+        **kwargs: Further arguments of [`ChatModel`].
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -40,22 +40,24 @@ def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Re
 
 
 def as_chat(model: Any) -> ChatModel:
-    """A [`ChatModel`] of one, or of a function (or object with a `__call__`) of the messages that returns a text or a
-    [`Reply`]. A plain one runs in a thread, an `async` one on the event loop. `repeat`, `session` and sampling
-    arguments are passed where its signature has a place for them. What it raises becomes the reply's error.
+    """A [`ChatModel`] made of `model`: a chat model, or a function (or object with a `__call__`) of the messages that
+    returns a text or a [`Reply`].
+
+    A plain function runs in a thread, an `async` one on the event loop. `repeat`, `session` and sampling arguments are
+    passed if its signature has parameters for them. An exception that it raises becomes the reply's error.
 
     Raises:
         `TypeError`: It cannot be called.
     """
     if isinstance(model, _Adapted) or type(model).__module__.startswith(_PACKAGE):
-        return model  # those of this package keep the promise by themselves
+        return model  # the models of this package never raise
     if not callable(model):
         raise TypeError(f"not a chat model, and not a function of the messages: {model!r}")
     return _Adapted(model)
 
 
 class _Adapted:
-    """Keeps the promise of [`ChatModel`] for a model that does not; else it is that model, attributes and all."""
+    """A user's model as a [`ChatModel`] that never raises. Its other attributes are those of the model."""
 
     def __init__(self, model: Any):
         self._model = model
@@ -63,7 +65,7 @@ class _Adapted:
             parameters = inspect.signature(model).parameters.values()
             open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
             self._names = None if open_ended else {one.name for one in list(parameters)[1:]}
-        except (TypeError, ValueError):  # a builtin
+        except (TypeError, ValueError):  # a built-in function
             self._names = set()
 
     async def __call__(
@@ -94,11 +96,11 @@ class _Adapted:
 
 
 class FunctionChat(_Adapted):
-    """A function as a chat model, asked by at most so many conversations at a time.
+    """A function as a chat model with a limit on concurrent calls.
 
     Args:
         function (`Callable`): As in [`as_chat`]: of the messages, plain or `async`, that returns a text or a [`Reply`].
-        max_concurrency (`int`, *optional*): Calls on their way at once; any number by default.
+        max_concurrency (`int`, *optional*): At most this many calls in flight. Defaults to no limit.
 
     Raises:
         `TypeError`: It is no function.
@@ -112,7 +114,7 @@ class FunctionChat(_Adapted):
             raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
         super().__init__(function)
         self.max_concurrency = max_concurrency
-        self._places: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()  # a loop's waiters are its own
+        self._places: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()  # by event loop
 
     async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
         if self.max_concurrency is None:
@@ -123,19 +125,19 @@ class FunctionChat(_Adapted):
 
 
 class ScriptedChat:
-    """The fake large LLM we ship, for tests, notebooks and dry runs: replies at no cost, in the order of the calls.
+    """A scripted large LLM for tests, notebooks and dry runs: replies at no cost, in the order of the calls.
 
     Args:
-        script (`Callable`, `Sequence` or `Mapping`): A function of the messages that returns a text or a [`Reply`], and
-            is quick (one that has to wait is a chat model by itself, see [`as_chat`]); or a list of texts, replies and
-            errors, given out in the order of the calls (the last one repeats); or a dict from a piece of the last
-            message to the reply (the first piece that occurs wins; without one the call fails).
+        script (`Callable`, `Sequence` or `Mapping`): A function of the messages that returns a text or a [`Reply`] and
+            does not block (use [`as_chat`] for one that does); or a list of texts, replies and errors, returned in the
+            order of the calls (the last one repeats); or a dict from a part of the last message to the reply (the first
+            part that occurs wins; if none occurs, the call fails).
         latency (`float` or `Callable[[], float]`, *optional*, defaults to `0.0`): Seconds until the reply arrives.
-        fail_on (`Callable[[int], bool]`, *optional*): Called with the number of the call (from 0); `True` makes it
-            fail with [`ServerFailed`].
+        fail_on (`Callable[[int], bool]`, *optional*): Called with the number of the call (from 0); if it returns
+            `True`, the call fails with [`ServerFailed`].
 
     Attributes:
-        calls (`list[list[Message]]`): Every conversation it was asked, in order.
+        calls (`list[list[Message]]`): Every conversation that was sent, in order.
         sampling (`list[dict]`): The sampling arguments of each call.
     """
 
@@ -153,7 +155,7 @@ class ScriptedChat:
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
-        """See [`ChatModel`]. `repeat` and `session` make no difference here."""
+        """See [`ChatModel`]. `repeat` and `session` are ignored."""
         with self._lock:
             number = len(self.calls)
             self.calls.append(list(messages))
@@ -189,17 +191,18 @@ class ScriptedChat:
 
 
 class RoutedChat:
-    """A [`ChatModel`] that passes each session on to one of several: one conversation is never split between two.
+    """A [`ChatModel`] that sends each session to one of several models, so that no conversation is split between two.
 
-    A call without a session is its own session, told apart by its question. The 100,000 sessions used last are
-    remembered; a weighted draw comes out the same for a forgotten one.
+    A call without a session is a session of its own, identified by its question. The router remembers the 100,000
+    sessions that were used last; a weighted draw gives the same model again for a session that it has forgotten.
 
     Args:
         models (`Mapping[str, ChatModel]`): The models to choose from, by name, or functions: [`as_chat`].
-        rule (`Callable` or `Mapping[str, float]`): A function of the question and the names that returns a name, and
-            gets the agent's first request as well if it has an argument `request`; or a weight for each name, at least
-            one above 0, drawn from with a generator seeded by `seed` and the session, so that a replayed run draws the
-            same. The question is what [`LLMEnvironment`] says it is, the row's; else the first user message.
+        rule (`Callable` or `Mapping[str, float]`): A function of the question and the names that returns a name; if it
+            has an argument `request`, it gets the agent's first request too. Or a weight for each name, at least one
+            above 0; a name is then drawn with a generator seeded by `seed` and the session, so that a replayed run
+            draws the same. The question is the row's if the call comes from [`LLMEnvironment`], else the first user
+            message.
         seed (`int`, *optional*, defaults to `0`): For the weighted draw.
 
     Raises:
@@ -231,12 +234,13 @@ class RoutedChat:
         return await model(messages, repeat=repeat, session=session, **sampling)
 
     def choose(self, messages: Sequence[Message], session: str | None = None, question: str | None = None) -> str:
-        """The name of the model that answers `messages` in `session`, from now on to its end.
+        """The name of the model for all calls of `session`.
 
         Args:
             messages (`Sequence[Message]`): The conversation.
-            session (`str`, *optional*): Which conversation it is.
-            question (`str`, *optional*): What the session is about (q of ρ(m | q)); the first user message by default.
+            session (`str`, *optional*): The session's name.
+            question (`str`, *optional*): The question of the session (q of ρ(m | q)); defaults to the first user
+                message.
 
         Raises:
             [`Misconfigured`]: The rule failed or named a model that does not exist.
@@ -257,17 +261,17 @@ class RoutedChat:
         return name
 
     def check(self) -> None:
-        """Check every model that can be checked; raises the [`LLMError`] of the first that fails."""
+        """Check every model that has a `check`; raises the [`LLMError`] of the first that fails."""
         for model in self.models.values():
             if (check := getattr(model, "check", None)) is not None:
                 check()
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what each model spends under `account/name`, where a model can."""
+        """Book what each model spends under `account/name`, if it has a `charge_to`."""
         charge(budget, **{f"{account}/{name}": model for name, model in self.models.items()})
 
     def close(self) -> None:
-        """Close every model that can be closed."""
+        """Close every model that has a `close`."""
         for model in self.models.values():
             if (close := getattr(model, "close", None)) is not None:
                 close()

@@ -137,25 +137,21 @@ def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None 
             raise error
         return on_failure(error, *args, **kwargs)
 
-    if is_async(function):
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await call_guarded(function, *args, **kwargs)
+        except Exception as error:
+            return ended(error, *args, **kwargs)
 
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return await call_guarded(function, *args, **kwargs)
-            except Exception as error:
-                return ended(error, *args, **kwargs)
-    else:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call_guarded_now(function, *args, **kwargs)
+        except Exception as error:
+            return ended(error, *args, **kwargs)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return call_guarded_now(function, *args, **kwargs)
-            except Exception as error:
-                return ended(error, *args, **kwargs)
-
-    functools.update_wrapper(call, function)
-    if not hasattr(function, "__name__"):
-        call.__name__ = type(function).__name__
-    return call
+    wrapper: Any = functools.update_wrapper(call_async if is_async(function) else call, function)
+    wrapper.__name__ = getattr(function, "__name__", type(function).__name__)
+    return wrapper
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -27,7 +27,18 @@ from accelerate.utils import gather_object
 
 from ..llm import Reply, Usage, run
 from ..records import RecordFile
-from ..rollout import Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed, run_with_engine
+from ..rollout import (
+    Engine,
+    Environment,
+    Observation,
+    Rollout,
+    Sample,
+    SampleRequest,
+    observe,
+    play,
+    rollout_seed,
+    run_with_engine,
+)
 from .stopping import TrainingStopped
 
 if TYPE_CHECKING:
@@ -37,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class EpisodeLog:
+class EpisodeLog(Environment):
     """What one rollout's episode is played with: the trainer's policy and environment, every turn and every reply of
     theirs written down. What is on the tape already is not asked for again.
 
@@ -194,7 +205,8 @@ class CarryOver:
     def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """What an earlier life left of a group; nothing if it was of other data or under other prompts."""
         kept = self._earlier.pop(number, {})
-        if hasattr(self.trainer.environment, "reset"):  # what its episodes have done to it is not on the tapes
+        environment = self.trainer.environment
+        if environment is not None and environment.has_reset:  # what its episodes have done to it is not on the tapes
             return {}
         try:
             rendered = [self.trainer.prompt_under(row, note) for note in kept.get("notes", ())]

@@ -35,8 +35,8 @@ from ..rollout import (
     RolloutFacts,
     RolloutLog,
     TagGrammar,
-    gather,
     play_all,
+    reset_rows,
     rollout_metrics,
     rollout_record,
     rollout_seed,
@@ -180,7 +180,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             grammar=grammar,
             limits=args.limits(),
             chat_template_kwargs={
-                **getattr(self.environment, "chat_template_kwargs", {}),
+                **(self.environment.chat_template_kwargs if self.environment else {}),
                 **(args.chat_template_kwargs or {}),
             },
             stop_at_tags=args.stop_at_tags,
@@ -250,7 +250,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
-        return getattr(environment, "grammar", None) or TagGrammar()
+        return (environment and environment.grammar) or TagGrammar()
 
     @staticmethod
     def _default_template(environment: Any, grammar: Grammar) -> str:
@@ -410,8 +410,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def begun(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows with their prompts, begun by an environment that begins."""
-        reset = getattr(self.environment, "reset", None)
-        return run(gather(map(reset, rows))) if reset else rows
+        return run(reset_rows(self.environment, rows))
 
     def _rollout(self, index: int, row: Mapping[str, Any]) -> Rollout:
         """The rollout at this place of the global batch, to be played."""
@@ -601,7 +600,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _keepers(self) -> dict[str, Any]:
         """Who has a state beside the weights, by its name in a checkpoint."""
         keepers = {
-            "environment": self.environment if hasattr(self.environment, "state_dict") else None,
+            "environment": self.environment,
             "curriculum": self._saver.curriculum if self._saver else None,
             "growth": self._saver.growth if self._saver else None,
             "pushed": self.backend.sync,

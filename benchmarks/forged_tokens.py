@@ -23,9 +23,6 @@ from typing import Any
 TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
-from hostile import hostile_texts  # noqa: E402
-from tokenizers_for_tests import FAMILIES, tokenizer_for  # noqa: E402
-
 from agentic_prompting import AgentSpec, ChatFormat, ScriptedChat  # noqa: E402
 from agentic_prompting.evolution import SystemPrompt  # noqa: E402
 from agentic_prompting.interop.openenv import OpenEnv  # noqa: E402
@@ -34,6 +31,8 @@ from agentic_prompting.interop.user import Dialogue, UserSimulator  # noqa: E402
 from agentic_prompting.llm.loop import run  # noqa: E402
 from agentic_prompting.rollout import Rollout, Sample, observe, prompt_r1_template  # noqa: E402
 from agentic_prompting.serve.answering import conversation  # noqa: E402
+from support.hostile import hostile_texts  # noqa: E402
+from support.tokenizers_for_tests import FAMILIES, tokenizer_for  # noqa: E402
 
 SPEC = AgentSpec(prompt_r1_template() + "\n<think> comes first.", system_prompt="Begin with <think>.")
 HARMLESS = "It is Kenya."

@@ -30,6 +30,7 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
 from agentic_prompting.llm import LLMError, OpenAIChat, Reply, start  # noqa: E402
+from support.base_exceptions import in_own_process  # noqa: E402
 from support.misbehaving import FAULTS, MisbehavingServer  # noqa: E402
 
 
@@ -223,6 +224,13 @@ def hostile_inputs(size: Size) -> int:
     return size.texts + len(bombs)
 
 
+def base_exceptions() -> dict[str, int]:
+    """How many calls of code of a user's that raises `SystemExit` and its like hang, and how many lose its name."""
+    outcomes = in_own_process()
+    named = [f"{case.split()[2]}: from the user's code" in (text or "") for case, text in outcomes.items()]
+    return {"cases": len(outcomes), "hangs": sum(text is None for text in outcomes.values()), "named": sum(named)}
+
+
 # --- all of it ----------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +240,7 @@ def measure(size: Size) -> dict[str, Any]:
     result["concurrency"] = concurrency(size)
     result["faults_tried"] = every_fault()
     result["inputs_tried"] = hostile_inputs(size)
+    result["base_exceptions"] = base_exceptions()
     from support.killed_runs import killed_and_resumed
     from support.policies import make_asking_policy, make_tiny_policy
 
@@ -244,7 +253,7 @@ def measure(size: Size) -> dict[str, Any]:
 
 
 def table(r: dict[str, Any]) -> str:
-    c, o, k = r["concurrency"], r["outage"], r["kill9"]
+    c, o, k, b = r["concurrency"], r["outage"], r["kill9"], r["base_exceptions"]
     nothing = f"{r['lost']} / {r['duplicated']} / {r['answered_with_error_text']}"
     through = f"went on: {o['survived']}, {o['failed_rollouts']} rollouts failed"
     hasty = f"{o['failed_steps_without_patience']} steps failed whole, {o['weights_moved']} moved a weight"
@@ -267,6 +276,7 @@ def table(r: dict[str, Any]) -> str:
         ),
         ("… losses and weights as undisturbed, bit for bit", f"{k['same_losses'] and k['same_weights']}", ""),
         ("kinds of fault tried, each ending as documented", str(r["faults_tried"]), "≥ 25"),
+        ("calls whose code exits, is cancelled, ...: hang", f"{b['hangs']} of {b['cases']}", "0 of ≥ 40"),
         ("hostile inputs tried, none of effect", f"{r['inputs_tried']:,}", "≥ 10,000"),
     ]
     return "\n".join(["| | measured | wanted |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])

@@ -12,14 +12,17 @@ __version__ = "0.1.0"
 # Public name -> the module that defines it. One table, so that nothing is exported twice or forgotten.
 _EXPORTS = {
     "llm": "ChatModel FunctionChat LLMError Message OpenAIChat ReplayCache Reply RoutedChat ScriptedChat Usage",
-    "rollout": "AgentSpec ChatFormat FreeText Limits Observation Rollout TagGrammar parse_turn play play_all",
+    "rollout": (
+        "AgentSpec ChatFormat Environment FreeText Limits Observation Policy Rollout TagGrammar parse_turn play "
+        "play_all"
+    ),
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
     "rewards": (
         "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer prompt_r1_reward "
         "prompt_r1_score search_reward token_f1"
     ),
     "evolution": "EvolveConfig Population SystemPrompt evolve",
-    "refine": "ProRefiner",
+    "refine": "ProRefiner RefinedChat",
     "data": "load_task",
     "local": "Sampling TransformersChat TransformersEngine",
     "evaluation": "evaluate_agent",
@@ -83,6 +86,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
     )
     from .refine import (
         ProRefiner as ProRefiner,
+        RefinedChat as RefinedChat,
     )
     from .rewards import (
         PromptR1Reward as PromptR1Reward,
@@ -99,9 +103,11 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
     from .rollout import (
         AgentSpec as AgentSpec,
         ChatFormat as ChatFormat,
+        Environment as Environment,
         FreeText as FreeText,
         Limits as Limits,
         Observation as Observation,
+        Policy as Policy,
         Rollout as Rollout,
         TagGrammar as TagGrammar,
         parse_turn as parse_turn,

@@ -1,13 +1,12 @@
-"""A trained agent in use: question in, rollout out, in exactly the form it was trained in."""
+"""[`PromptAgent`]: a trained agent that answers questions in exactly the form in which it was trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .environments import as_environment
 from .llm import Message, run
 from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
@@ -19,19 +18,20 @@ from .rollout import (
     Rollout,
     Sample,
     SampleRequest,
-    gather,
+    as_environment,
     play_all,
+    reset_rows,
     rollout_seed,
 )
 from .rollout.progress import progress as progress_of
 
 
 class GreedyAnswers:
-    """A [`Policy`] whose answering turn is the likeliest one (eq 8 of the Prompt-R1 paper), its requests drawn.
+    """A [`Policy`] that samples requests and decodes the answering turn greedily (eq 8 of the Prompt-R1 paper).
 
     Args:
-        policy ([`Policy`]): Draws, and decodes greedily where it is asked to.
-        chat_format ([`ChatFormat`]): Says which turn answers.
+        policy ([`Policy`]): Samples, and decodes greedily on request.
+        chat_format ([`ChatFormat`]): Parses turns, to find the one that answers.
     """
 
     def __init__(self, policy: Policy, chat_format: ChatFormat):
@@ -41,49 +41,49 @@ class GreedyAnswers:
         return getattr(self.policy, name)
 
     async def __call__(self, request: SampleRequest) -> Sample:
-        drawn = await self.policy(request)
-        if self.chat_format.parse(drawn.ids).kind != "answer":
-            return drawn
+        sampled = await self.policy(request)
+        if self.chat_format.parse(sampled.ids).kind != "answer":
+            return sampled
         likeliest = await self.policy(replace(request, greedy=True))
-        return likeliest if self.chat_format.parse(likeliest.ids).kind == "answer" else drawn
+        return likeliest if self.chat_format.parse(likeliest.ids).kind == "answer" else sampled
 
 
 class PromptAgent:
-    """A small agent LLM together with the environment that helps it.
+    """A small agent LLM together with its environment.
 
     Args:
-        model (`PreTrainedModel`): The agent. In eval mode; moved nowhere.
+        model (`PreTrainedModel`): The agent. It is set to eval mode and stays on its device.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template.
-        environment ([`Environment`] or `Callable`, *optional*): What it may ask: an object with a `step`, or a function
-            of the rollout, as the trainers take it. Without one, an agent that asks ends as `out_of_turns`.
+        environment ([`Environment`], object with a `step`, or `Callable`, *optional*): Answers the agent's requests, as
+            in training; see [`as_environment`]. Without one, an agent that asks ends as `out_of_turns`.
         spec ([`AgentSpec`], *optional*): Template, grammar and limits. Defaults to plain questions.
-        sampling ([`Sampling`], *optional*): How it samples; defaults to the `spec`'s, that is as in training.
-        max_batch_size (`int`, *optional*, defaults to `64`): Turns sampled at once; more wait.
-        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept from one turn to
-            the next, so that a conversation is not read again from its beginning; 0 keeps none.
+        sampling ([`Sampling`], *optional*): Sampling parameters. Default to those of the `spec`, that is of training.
+        max_batch_size (`int`, *optional*, defaults to `64`): The largest number of turns sampled at once.
+        prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values that are kept between
+            the turns of a conversation. More saves reading long conversations again; 0 keeps none.
         greedy_answer (`bool`, *optional*, defaults to `False`): Decode the answering turn greedily (eq 8 of the
-            Prompt-R1 paper): where a sampled turn answers, the likeliest turn takes its place if it answers too.
-            Requests stay sampled (eq 3, 7).
+            Prompt-R1 paper): if a sampled turn answers, the likeliest turn replaces it, provided that it answers too.
+            Requests are always sampled (eq 3, 7).
 
     Attributes:
-        limits ([`Limits`]): The `spec`'s, with what the model can read as `max_context`, as in training.
+        limits ([`Limits`]): Those of the `spec`, with the model's own context length as `max_context`.
 
     Raises:
-        `TypeError`: If the environment has nothing to call.
+        `TypeError`: If the environment has no `step` to call.
     """
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
-        environment: Environment | Callable[[Rollout], Any] | None = None,
+        environment: Any = None,
         spec: AgentSpec = AgentSpec(),
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
         prefix_cache_mb: float = 1024.0,
         greedy_answer: bool = False,
     ):
-        self.environment, self.spec = as_environment(environment), spec
+        self.environment, self.spec = environment, spec
         readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
         self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
@@ -103,7 +103,7 @@ class PromptAgent:
     def from_pretrained(
         cls,
         model: str | Path,
-        environment: Environment | Callable[[Rollout], Any] | None = None,
+        environment: Any = None,
         spec: AgentSpec | None = None,
         sampling: Sampling | None = None,
         max_batch_size: int = 64,
@@ -114,23 +114,23 @@ class PromptAgent:
         cache_dir: str | Path | None = None,
         **model_kwargs: Any,
     ) -> PromptAgent:
-        """Load what a trainer saved: the model (or LoRA adapter), its tokenizer and `agentic_prompting.json`.
+        """Load a trainer's output: the model (or LoRA adapter), its tokenizer and `agentic_prompting.json`.
 
         Args:
             model (`str` or `Path`): The folder, or a hub id.
-            environment ([`Environment`], *optional*): As in [`PromptAgent`], and so are the following four.
-            sampling ([`Sampling`], *optional*): How it samples.
-            max_batch_size (`int`, *optional*, defaults to `64`): Turns sampled at once.
+            environment ([`Environment`], *optional*): As in [`PromptAgent`], like the four arguments that follow.
+            sampling ([`Sampling`], *optional*): Sampling parameters.
+            max_batch_size (`int`, *optional*, defaults to `64`): The largest number of turns sampled at once.
             prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values kept between turns.
-            greedy_answer (`bool`, *optional*, defaults to `False`): The answering turn is the likeliest one (eq 8).
-            spec ([`AgentSpec`], *optional*): Overrides the saved one; needed for a model that has none.
+            greedy_answer (`bool`, *optional*, defaults to `False`): Decode the answering turn greedily (eq 8).
+            spec ([`AgentSpec`], *optional*): Overrides the saved one; required for a model without one.
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
-            token (`str` or `bool`, *optional*): For a private one; by default the token that huggingface_hub knows of.
-            cache_dir (`str` or `Path`, *optional*): Where downloads are kept; by default in huggingface_hub's cache.
+            token (`str` or `bool`, *optional*): For a private model; defaults to the token stored by huggingface_hub.
+            cache_dir (`str` or `Path`, *optional*): The folder of downloads; defaults to huggingface_hub's cache.
             **model_kwargs: Passed to transformers' `from_pretrained` (`dtype`, `device_map`, ...).
 
         Raises:
-            `FileNotFoundError`: If there is no such folder and no such model can be had from the hub, or it has no
+            `FileNotFoundError`: There is no such folder and no such model on the hub, or it has no
                 `agentic_prompting.json` and no `spec` is given.
         """
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -138,7 +138,9 @@ class PromptAgent:
         folder = Path(model) if Path(model).is_dir() else _downloaded(str(model), revision, token, cache_dir)
         if token is not None:
             model_kwargs["token"] = token  # an adapter's base model may be private as well
-        spec = spec if spec is not None else AgentSpec.load(folder, getattr(environment, "grammar", None))
+        environment = as_environment(environment)
+        own_grammar = None if environment is None else environment.grammar
+        spec = spec if spec is not None else AgentSpec.load(folder, own_grammar)
         kind: Any = AutoModelForCausalLM
         if (folder / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
@@ -147,26 +149,35 @@ class PromptAgent:
         loaded, tokenizer = kind.from_pretrained(folder, **model_kwargs), AutoTokenizer.from_pretrained(folder)
         return cls(loaded, tokenizer, environment, spec, sampling, max_batch_size, prefix_cache_mb, greedy_answer)
 
-    def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
-        """Answer one question. See [`Rollout`] for what comes back: `.answer`, `.turns`, `.status`, `.error`, ...
+    @property
+    def environment(self) -> Environment | None:
+        """The agent's environment; an assigned object is adapted by [`as_environment`]."""
+        return self._environment
 
-        With a `refiner` the agent's system prompt is first refined for this question, and the agent then answers under
-        the refined prompt, in its environment, as always. Partial answers are written by the refiner's own task model,
-        which has no environment; give it the agent's weights (`TransformersChat(model, tokenizer)`) to see the
-        agent's own mistakes. Where its verifier accepts the first answer, the prompt stays as it is.
+    @environment.setter
+    def environment(self, environment: Any) -> None:
+        self._environment = as_environment(environment)
+
+    def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
+        """Answer one question.
+
+        With a `refiner` the agent's system prompt is first refined for this question; the agent then answers under the
+        refined prompt, in its environment. The refiner's own task model writes the partial answers and has no
+        environment; give it the agent's weights (`TransformersChat(model, tokenizer)`) to refine the agent's own
+        mistakes. If the verifier accepts the first answer, the prompt is not changed.
 
         Args:
             question (`str`): The question.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollout.
-            refiner ([`ProRefiner`], *optional*): Refines the system prompt of the `spec`, for an agent trained by
-                [`ESPLTrainer`] the best of its population.
+            refiner ([`ProRefiner`], *optional*): Refines the system prompt of the `spec`; for an agent trained by
+                [`ESPLTrainer`] that is the best prompt of its population.
 
         Returns:
-            [`Rollout`]: With a refiner, `row["refinement"]` is the [`RefinementResult`]. One that failed half-way still
-                gives the best prompt it had.
+            [`Rollout`]: With `.answer`, `.turns`, `.status`, `.error`, ... With a refiner, `row["refinement"]` is the
+                [`RefinementResult`]. A refinement that failed half-way still has the best prompt so far.
 
         Raises:
-            `ValueError`: If there is a refiner and the agent has no system prompt, or the verifier needs answers.
+            `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers.
         """
         row: dict[str, Any] = {"question": question}
         if refiner is not None:
@@ -184,18 +195,18 @@ class PromptAgent:
         """Answer many questions concurrently.
 
         Args:
-            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`). Where a row
-                has a `refinement`, its prompt takes the place of the system prompt.
+            questions (`Sequence[str]` or rows): Questions, or dataset rows with `question` (or `prompt`). If a row has
+                a `refinement`, its prompt replaces the system prompt.
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollouts.
-            progress (`bool`, *optional*, defaults to `True`): Show how far it is: a bar after two seconds, or in a
-                file or a pipe a line a minute.
+            progress (`bool`, *optional*, defaults to `True`): Show progress: a bar after two seconds, or in a file or a
+                pipe a line a minute.
 
         Returns:
-            `list[Rollout]`: In the order of the questions. One that failed has its `error` set; none raises.
+            `list[Rollout]`: In the order of the questions. A failed one has its `error` set; none raises.
         """
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
-        if reset := getattr(self.environment, "reset", None):
-            rows = run(gather(reset({**row, "prompt": self._messages(row)}) for row in rows))
+        if self.environment is not None and self.environment.has_reset:
+            rows = run(reset_rows(self.environment, [{**row, "prompt": self._messages(row)} for row in rows]))
         rollouts = [
             Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=rollout_seed(seed, i))
             for i, row in enumerate(rows)
@@ -211,7 +222,7 @@ class PromptAgent:
 
 
 def _downloaded(name: str, revision: str | None, token: str | bool | None, cache_dir: str | Path | None) -> Path:
-    """The folder of a hub id in the local cache, downloaded where it is not there yet; without checkpoints."""
+    """The folder of a hub id in the local cache, downloaded if it is missing; without checkpoints."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -223,6 +234,6 @@ def _downloaded(name: str, revision: str | None, token: str | bool | None, cache
     except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError, ValueError) as error:
         where = name if revision is None else f"{name} (revision {revision})"
         raise FileNotFoundError(
-            f"{where} is neither a folder here nor a model that the hub gives: {' '.join(str(error).split())}. "
-            "A private model needs token=; offline, it has to be in the cache"
+            f"{where} is neither a folder here nor a model on the hub: {' '.join(str(error).split())}. "
+            "A private model needs token=; offline, the model must be in the cache"
         ) from None

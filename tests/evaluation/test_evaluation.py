@@ -100,6 +100,15 @@ def test_a_killed_run_goes_on_without_asking_again(tmp_path):
     class Killed(BaseException):
         pass
 
+    class Killable(SelfReflection):
+        stop_after = None
+
+        def answer_each(self, rows, seed=0):
+            for answered in super().answer_each(rows, seed):
+                if self.stop_after is not None and len(asked) >= self.stop_after:
+                    raise Killed
+                yield answered
+
     cache, asked = ReplayCache(tmp_path / "replies.sqlite"), []
 
     def answer(messages):
@@ -107,13 +116,8 @@ def test_a_killed_run_goes_on_without_asking_again(tmp_path):
         return add(messages[:2])
 
     def run(stop_after=None):
-        def script(messages):
-            if stop_after is not None and len(asked) >= stop_after:
-                raise Killed
-            return answer(messages)
-
-        chat = MeteredChat(ScriptedChat(script), cache)
-        reflecting = SelfReflection(chat, "Add.", max_in_flight=4)
+        reflecting = Killable(MeteredChat(ScriptedChat(answer), cache), "Add.", max_in_flight=4)
+        reflecting.stop_after = stop_after
         return evaluate_agent(reflecting, [TASK], runs=2, output=tmp_path, progress=False)
 
     with pytest.raises(Killed):

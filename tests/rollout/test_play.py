@@ -12,26 +12,18 @@ from agentic_prompting.rollout import (
     ChatFormat,
     Limits,
     Observation,
-    Rollout,
     Sample,
     play_all,
 )
 from support.all_at_once import AllAtOnce
-from support.episodes import ScriptedSampler, assert_whole
+from support.episodes import ASK, END, ScriptedSampler, assert_whole, fresh
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for
-
-ASK = "<think> what now </think> <interaction_prompt> Which country? </interaction_prompt>"
-END = "<think> done </think> <answer> Kenya </answer>"
 
 
 @pytest.fixture(params=list(FAMILIES))
 def chat_format(request):
     tokenizer = tokenizer_for(request.param)
     return ChatFormat(tokenizer)
-
-
-def fresh(chat_format, n=1, question="Which currency?"):
-    return [Rollout(chat_format.prompt_ids([{"role": "user", "content": question}])) for _ in range(n)]
 
 
 def play(chat_format, turns, chat=None, limits=Limits(), n=1, **sampler_options):

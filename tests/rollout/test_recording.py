@@ -387,7 +387,7 @@ def test_all_processes_together_are_one_batch():
 def test_the_statuses_are_those_of_a_rollout():
     from typing import get_args
 
-    from agentic_prompting.rollout.play import Status
+    from agentic_prompting.rollout.types import Status
 
     assert set(STATUSES) == set(get_args(Status)) - {"running"}
 

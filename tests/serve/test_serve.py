@@ -17,12 +17,22 @@ import pytest
 from agentic_prompting import LLMEnvironment, ScriptedChat
 from agentic_prompting.agent import PromptAgent
 from agentic_prompting.cli import main
-from agentic_prompting.llm import BudgetExceeded, RateLimited, Reply, ServerFailed, TimedOut, Usage
+from agentic_prompting.llm import (
+    BudgetExceeded,
+    RateLimited,
+    Reply,
+    ServerFailed,
+    TimedOut,
+    Usage,
+    as_chat,
+    loop as loop_module,
+)
 from agentic_prompting.llm.loop import start
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, make_app
 from agentic_prompting.serve.answering import conversation
+from support.base_exceptions import KINDS, raising
 from support.servers import LoopbackServer
 from support.serving import ASK, running, scripted_agent, service_of
 
@@ -234,6 +244,37 @@ def test_a_broken_sampler_is_an_error_and_the_next_request_works(serve):
     assert caught.value.status_code == 503 and "ZeroDivisionError" in str(caught.value.body)
     policy.sampler = real
     assert ask(address).choices[0].message.content == "Nairobi"
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_an_environment_that_exits_fails_its_request_alone(serve, kind):
+    address = serve(as_chat(raising(kind, is_async=True)), timeout=10)
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(address)
+    assert caught.value.status_code == 502 and kind.__name__ in str(caught.value.body)
+    serve.service.models["agent"].agent.environment.chat = ScriptedChat([reply()])
+    assert ask(address).choices[0].message.content == "Nairobi"
+
+
+def test_health_is_red_once_the_event_loop_has_ended(serve, monkeypatch):
+    monkeypatch.setattr(loop_module, "_current", None)
+    address = serve()
+    assert ask(address).choices[0].message.content == "Nairobi"
+    with urllib.request.urlopen(f"{address}/health") as response:
+        assert response.status == 200
+    start(stops_its_loop()).result(10)
+    loop_module._current.thread.join(10)
+    with pytest.raises(urllib.error.HTTPError) as red:
+        urllib.request.urlopen(f"{address}/health")
+    assert red.value.code == 503
+    with pytest.raises(openai.APIStatusError) as caught:
+        ask(address)
+    assert caught.value.status_code == 503
+
+
+async def stops_its_loop():
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.1, loop.stop)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,18 @@
 from agentic_prompting.rollout import (
     BatchEngine,
     ChatFormat,
+    Rollout,
     Sample,
     SampleRequest,
     turn_seed,
 )
+
+ASK = "<think> what now </think> <interaction_prompt> Which country? </interaction_prompt>"
+END = "<think> done </think> <answer> Kenya </answer>"
+
+
+def fresh(chat_format, n=1, question="Which currency?"):
+    return [Rollout(chat_format.prompt_ids([{"role": "user", "content": question}])) for _ in range(n)]
 
 
 class ScriptedSampler(BatchEngine):

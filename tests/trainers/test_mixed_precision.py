@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import test_espl_trainer
 import torch
 from accelerate.utils import convert_outputs_to_fp32
 from peft import LoraConfig
@@ -22,6 +21,7 @@ from agentic_prompting.llm import complete
 from agentic_prompting.local import Sampling, TransformersChat, TransformersEngine, TransformersSampler
 from agentic_prompting.rollout import AgentSpec, SampleRequest
 from agentic_prompting.sandbox.setup import prepare_guarded
+from support import espl_training
 from support.sampling import sample
 from support.tokenizers_for_tests import tokenizer_for
 from support.training import trainer_for
@@ -240,7 +240,7 @@ def test_training_learns_finite_things(weights, precision, checkpointing, asking
 
 
 def test_distillation(weights, precision, asking_policy, rows, tmp_path):
-    trainer = test_espl_trainer.trainer_for(
+    trainer = espl_training.trainer_for(
         asking_policy, tmp_path, rows, max_steps=1, distill_epochs=0.5, per_device_eval_batch_size=16,
         bf16=precision == "bf16", fp16=precision == "fp16",
         model_init_kwargs={"dtype": str(weights).removeprefix("torch.")},

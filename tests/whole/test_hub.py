@@ -295,7 +295,7 @@ def test_an_agent_by_its_hub_id(cache, tiny_policy):
 
 def test_a_hub_id_that_nobody_has(cache, tmp_path):
     for name, revision in (("me/other", None), ("me/agent", "v9"), (str(tmp_path / "no" / "such"), None)):
-        with pytest.raises(FileNotFoundError, match="neither a folder here nor a model that the hub gives") as told:
+        with pytest.raises(FileNotFoundError, match="neither a folder here nor a model on the hub") as told:
             PromptAgent.from_pretrained(name, revision=revision, cache_dir=cache, token=SECRET)
         assert name in str(told.value) and SECRET not in str(told.value)
 

@@ -176,11 +176,10 @@ def check_env(
     from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
 
     environment: Any = load_environment(name)
-    if hasattr(environment, "check"):
-        environment.check()
+    environment.check()
     asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
     asked = [asked[i % len(asked)] for i in range(3)]
-    grammar = getattr(environment, "grammar", None) or TagGrammar()
+    grammar = environment.grammar or TagGrammar()
     spec = AgentSpec(template_for(environment, grammar), grammar=grammar)
     if model is not None:
         from ..agent import PromptAgent

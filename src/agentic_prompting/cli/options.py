@@ -133,8 +133,8 @@ class LargeLLM(EnvironmentModel, Spending):
             else self.as_environment(self.connect(stack, *self.endpoint(stack)))
         )
         charge(budget, environment=opened)  # a budget that cannot be kept is found before anything is spent
-        if hasattr(opened, "check"):
-            opened.check()
+        stack.callback(opened.close)
+        opened.check()
         return opened
 
     def endpoint(self, stack: ExitStack) -> tuple[str | None, str | None]:

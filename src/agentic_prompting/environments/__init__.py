@@ -1,6 +1,7 @@
-"""What the agent talks to. An environment is any object with `step(rollout) -> Observation | None`."""
+"""The shipped environments: a large LLM (Prompt-R1) and search with its retrievers (E-SPL). See [`Environment`]."""
 
-from .llm import CUT_MARK, LLMEnvironment, as_environment
+from ..rollout import as_environment
+from .llm import CUT_MARK, LLMEnvironment
 from .search import (
     BM25Retriever,
     ChromaRetriever,

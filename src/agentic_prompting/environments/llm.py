@@ -1,17 +1,15 @@
-"""The environment of Prompt-R1, a large LLM that answers the agent's requests (eq 1-2), and whatever a user brings.
+"""The environment of Prompt-R1: a large LLM that answers the agent's requests (eq 1-2).
 
-It sees the interaction history H_{t-1}, that is the agent's earlier requests and its own replies, and the new request.
-It does not see the agent's thoughts, the question's template or the answer.
+The large LLM sees the interaction history H_{t-1}, that is the agent's earlier requests and its own replies, and the
+new request. It does not see the agent's thoughts, the question's template or the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Literal
 
 from ..llm import Budget, ChatModel, LLMError, Message, Reply, RoutedChat, Usage, as_chat, charge, with_system
@@ -24,29 +22,30 @@ History = Literal["full", "last"] | int | Callable[[Sequence[Message]], Sequence
 CUT_MARK = " [...]"
 
 
-class LLMEnvironment:
+class LLMEnvironment(Environment):
     """A large LLM as the environment.
 
     Args:
         chat ([`ChatModel`]): The large LLM.
         system_prompt (`str`, *optional*): Sent first in every call.
-        history (`str`, `int` or `Callable`, *optional*, defaults to `"full"`): How much of the earlier conversation it
-            sees: `"full"` (the paper), `"last"` (nothing but the new request), a number of earlier request-reply pairs,
-            or a function from the earlier messages to those that are sent (a summary, for example; it must not block).
+        history (`str`, `int` or `Callable`, *optional*, defaults to `"full"`): How much of the earlier conversation the
+            large LLM sees: `"full"` (the paper), `"last"` (only the new request), a number of earlier request-reply
+            pairs, or a function from the earlier messages to those that are sent (a summary, for example; it must not
+            block).
         max_reply_chars (`int`, *optional*, defaults to `2048`): Longer replies are cut to this many characters, the
             mark at the end included (the released code's value).
-        share_replies (`str`, *optional*): Whether identical conversations of one training step are asked, and paid
-            for, once: `"never"`; `"group"`, among the rollouts of one question; `"step"`, among all of a step, on each
-            process by itself. Defaults to `"step"` for a large LLM at temperature 0, which says the same each time, and
-            to `"never"` for others, whose replies are samples. A failed reply is not shared: the next one asks again.
-            Rollouts that are not of a training batch (evaluation, `agent.answer`) share nothing.
+        share_replies (`str`, *optional*): Whether identical requests of one training step are sent, and paid for, once:
+            `"never"`; `"group"`, among the rollouts of one question; `"step"`, among all rollouts of a step, on each
+            process by itself. Defaults to `"step"` for a large LLM at temperature 0, whose replies are the same each
+            time, and to `"never"` for others, whose replies are samples. A failed reply is not shared: the next rollout
+            sends its own request. Rollouts outside of a training batch (evaluation, `agent.answer`) share nothing.
         **sampling: `temperature`, `max_tokens`, ...: sent with every call.
 
     Raises:
-        `ValueError`: If `history`, `max_reply_chars` or `share_replies` is none of the above.
+        `ValueError`: If `history`, `max_reply_chars` or `share_replies` has another value.
     """
 
-    prompt_template = PROMPT_R1_TEMPLATE  # what an agent is told that has it for its environment
+    prompt_template = PROMPT_R1_TEMPLATE
 
     def __init__(
         self,
@@ -69,13 +68,13 @@ class LLMEnvironment:
         defaults = getattr(chat, "sampling", None)
         temperature = {**(defaults if isinstance(defaults, Mapping) else {}), **sampling}.get("temperature")
         self.share_replies: Sharing = share_replies or ("step" if temperature == 0 else "never")
-        self._said = SharedReplies()
+        self._shared = SharedReplies()
 
     async def step(self, rollout: Rollout) -> Observation:
-        """Send the request of the rollout's last turn. Never raises: failure is in the observation."""
+        """Send the request of the rollout's last turn. Never raises: an error is in the observation."""
         messages, session, sharers = self.messages(rollout), str(rollout.seed), self._sharers(rollout)
         model = None
-        if isinstance(self.chat, RoutedChat):  # the choice for the session is by the question, ρ(m | q)
+        if isinstance(self.chat, RoutedChat):  # the question chooses the model of the session, ρ(m | q)
             try:
                 model = self.chat.choose(messages, session, rollout.row.get("question"))
             except LLMError as error:
@@ -85,19 +84,19 @@ class LLMEnvironment:
             return as_chat(self.chat)(messages, repeat=repeat, session=session, **self.sampling)
 
         if sharers is None:
-            # The rollout's seed is its identity: a recorded run finds its replies again, and N rollouts of one question
-            # that ask the same thing get N replies of their own.
+            # The seed identifies the rollout: a recorded run finds its replies again, and N rollouts of one question
+            # with the same request get N different replies.
             reply = await ask(rollout.seed)
         else:
-            said = (sharers, model, *((message["role"], message["content"]) for message in messages))
-            reply = await self._said.ask(sharers[0], said, lambda: ask(rollout_seed(*sharers)))
+            request = (sharers, model, *((message["role"], message["content"]) for message in messages))
+            reply = await self._shared.ask(sharers[0], request, lambda: ask(rollout_seed(*sharers)))
         text = reply.text
         if len(text) > self.max_reply_chars:
             text = text[: self.max_reply_chars - len(CUT_MARK)] + CUT_MARK
         return Observation(text=text, error=reply.error, replies=(reply,), seconds=reply.seconds)
 
     def messages(self, rollout: Rollout) -> list[Message]:
-        """What the large LLM is sent for the rollout's last turn."""
+        """The messages that are sent for the rollout's last turn."""
         earlier: list[Message] = []
         for turn, observation in zip(rollout.turns, rollout.observations, strict=False):
             earlier.append({"role": "user", "content": turn.request or ""})
@@ -106,7 +105,7 @@ class LLMEnvironment:
         return with_system(self.system_prompt, [*self._kept(earlier), request])
 
     def _sharers(self, rollout: Rollout) -> tuple[Any, ...] | None:
-        """Who may share a reply with `rollout`; `None` for nobody."""
+        """The key of the rollouts that share replies with `rollout`; `None` if it shares none."""
         if self.share_replies == "never" or not rollout.batch:
             return None
         if self.share_replies == "step":
@@ -114,12 +113,12 @@ class LLMEnvironment:
         return None if rollout.group is None else (rollout.batch, rollout.group)
 
     def check(self) -> None:
-        """Raise the [`LLMError`] that a first call would meet, if the model can be checked."""
+        """Raise the [`LLMError`] that a first call would get, if the model has a `check`."""
         if (check := getattr(self.chat, "check", None)) is not None:
             check()
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what the model spends into `budget`, if it can be told to."""
+        """Book what the model spends into `budget`, if it has a `charge_to`."""
         charge(budget, **{account: self.chat})
 
     def _kept(self, earlier: list[Message]) -> Sequence[Message]:
@@ -132,69 +131,42 @@ class LLMEnvironment:
 
 
 class SharedReplies:
-    """Said once, paid once: calls that are the same and may share their reply, those in flight included.
+    """Identical requests of a batch are sent once and share their reply, also while the call is in flight.
 
-    What was said in the last two batches is kept. For coroutines of one event loop.
+    The replies of the last two batches are kept. For coroutines of one event loop.
     """
 
     def __init__(self) -> None:
-        self._said: OrderedDict[str, dict[Hashable, asyncio.Future[Reply | None]]] = OrderedDict()
+        self._batches: OrderedDict[str, dict[Hashable, asyncio.Future[Reply | None]]] = OrderedDict()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()  # a copy has heard nothing
+        return type(self), ()  # a copy begins empty
 
-    async def ask(self, batch: str, said: Hashable, call: Callable[[], Awaitable[Reply]]) -> Reply:
-        """The reply of whoever said the same before, or of `call`.
+    async def ask(self, batch: str, request: Hashable, call: Callable[[], Awaitable[Reply]]) -> Reply:
+        """The reply to an identical request of the batch, or else the reply of `call`.
 
-        Whoever waits for a call that fails or is cancelled makes the next one, or waits for that; after a second
-        failure everybody asks alone, or many would wait for as many outages one after another.
+        If the call that others wait for fails or is cancelled, one of them makes the next call and the rest wait for
+        that. After a second failure each makes its own call: otherwise many would wait for many outages in turn.
         """
-        known = self._said.setdefault(batch, {})
-        while len(self._said) > 2:
-            self._said.popitem(last=False)
+        calls = self._batches.setdefault(batch, {})
+        while len(self._batches) > 2:
+            self._batches.popitem(last=False)
         for _ in range(2):
-            if said not in known:
-                return await self._lead(known, said, call)
-            reply = await asyncio.shield(known[said])
+            if request not in calls:
+                return await self._call(calls, request, call)
+            reply = await asyncio.shield(calls[request])
             if reply is not None:
                 return replace(reply, usage=Usage(), saved=reply.worth, shared=True, attempts=0)
         return await call()
 
-    async def _lead(self, known: dict[Hashable, Any], said: Hashable, call: Callable[[], Awaitable[Reply]]) -> Reply:
-        heard = known[said] = asyncio.get_running_loop().create_future()
-        given = None
+    async def _call(self, calls: dict[Hashable, Any], request: Hashable, call: Callable[[], Awaitable[Reply]]) -> Reply:
+        future = calls[request] = asyncio.get_running_loop().create_future()
+        shared = None
         try:
             reply = await call()
-            given = reply if reply.error is None else None
+            shared = reply if reply.error is None else None
             return reply
         finally:
-            if given is None:
-                del known[said]
-            heard.set_result(given)
-
-
-def as_environment(given: Any) -> Environment | None:
-    """An environment of an object with a `step`, or of a function that is one, with or without `async`: it gets the
-    [`Rollout`] and gives an [`Observation`], its text, or `None` if the episode is over. `None` stays `None`.
-
-    Raises:
-        `TypeError`: For anything that has no `step(rollout)` to call; says what to pass instead.
-    """
-    if given is None:
-        return None
-    if inspect.isclass(given):
-        raise TypeError(f"environment is the class {given.__name__}: pass an object of it, {given.__name__}(...)")
-    environment = SimpleNamespace(step=given) if inspect.isroutine(given) else given
-    step, name = getattr(environment, "step", None), getattr(given, "__name__", type(given).__name__)
-    if not callable(step):
-        raise TypeError(
-            f"environment has no step(rollout) to call: {name}. Pass an object with that method, a function of the "
-            "rollout, or LLMEnvironment(chat) around a large LLM"
-        )
-    try:
-        inspect.signature(step).bind(None)
-    except TypeError as error:
-        raise TypeError(f"environment {name} must take one argument, the rollout: {error}") from None
-    except ValueError:  # one in C tells nothing of its arguments
-        pass
-    return environment
+            if shared is None:
+                del calls[request]
+            future.set_result(shared)

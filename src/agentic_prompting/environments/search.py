@@ -1,9 +1,9 @@
-"""The environment of E-SPL's agentic search: the agent writes tool calls, documents come back.
+"""The environment of E-SPL's agentic search: the agent writes tool calls and reads documents.
 
-A call is JSON in `<tool_call>` or `<function_call>` tags, its arguments under `arguments` or `args`: the released
-prompts and parsers differ, so all are read. What is wrong with a call is told to the agent, in an observation that says
-what to write instead. Documents come from a retriever: any function `(queries, k) -> documents per query`, which may
-block, since [`SearchEnvironment`] calls it on threads.
+A call is JSON in `<tool_call>` or `<function_call>` tags, with its arguments under `arguments` or `args`: the released
+prompts and parsers differ, so all of these are accepted. If a call is invalid, the agent gets an observation that says
+what to write instead. Documents come from a retriever: any function `(queries, k) -> documents per query`. It may
+block, because [`SearchEnvironment`] calls it in threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..llm import ServerFailed
-from ..rollout import Observation, Rollout, Turn
+from ..llm.guard import call_guarded_now, describe
+from ..rollout import Environment, Observation, Rollout, Turn
 
 _CALL = re.compile(r"<(tool_call|function_call)>(.*?)</\1>", re.DOTALL)
 _TAG = re.compile(r"<(/?)(tool_call|function_call)>")
@@ -31,7 +32,7 @@ class Document:
     Args:
         text (`str`): What the agent reads.
         id (`str`, *optional*, defaults to `""`): Its name in the collection.
-        score (`float`, *optional*): By the backend's own measure; higher is better.
+        score (`float`, *optional*): The back end's own score; higher is better.
     """
 
     text: str
@@ -47,10 +48,10 @@ class Retriever(Protocol):
 
 @dataclass(frozen=True)
 class SearchGrammar:
-    """Turns of agentic search: one tool call, or the last words with one line `Answer: ...`.
+    """Turns of agentic search: one tool call, or a final text with one line `Answer: ...`.
 
-    A turn with a call asks (only its first call counts). A turn without one ends the episode; it is well formed if
-    `Answer:` occurs exactly once, and what follows it on that line is the answer.
+    A turn with a call is a request (only its first call counts). A turn without one ends the episode. It is well formed
+    if `Answer:` occurs exactly once; the rest of that line is the answer.
     """
 
     stops: tuple[str, ...] = ("</tool_call>", "</function_call>")
@@ -71,13 +72,13 @@ class SearchGrammar:
         return _TAG.sub(r"[\1\2]", text)
 
 
-class SearchEnvironment:
+class SearchEnvironment(Environment):
     """Answers the agent's searches with documents.
 
     Args:
-        retriever ([`Retriever`]): Where documents come from.
+        retriever ([`Retriever`]): Finds the documents.
         k (`int`, *optional*, defaults to `3`): Documents per query (5.3 of the released recipe).
-        max_searches (`int`, *optional*, defaults to `4`): One call more ends the episode.
+        max_searches (`int`, *optional*, defaults to `4`): Calls in an episode; one more ends it.
         max_queries (`int`, *optional*, defaults to `8`): Queries in one call.
         max_chars (`int`, *optional*, defaults to `8192`): A longer result is cut.
         max_concurrency (`int`, *optional*, defaults to `16`): Calls of the retriever at once.
@@ -110,15 +111,15 @@ class SearchEnvironment:
         with self._places:
             started = time.perf_counter()
             try:
-                text = render_documents(queries, self.retriever(queries, self.k))
+                text = render_documents(queries, call_guarded_now(self.retriever, queries, self.k))
             except Exception as error:  # the retriever's failure, not the agent's
-                failed = ServerFailed(f"the retriever raised {type(error).__name__}: {str(error)[:200]}", "search")
+                failed = ServerFailed(f"the retriever raised {describe(error)}", "search")
                 return Observation(error=failed, seconds=time.perf_counter() - started)
             return Observation(text[: self.max_chars], seconds=time.perf_counter() - started)
 
 
 def read_call(body: str, max_queries: int = 8) -> tuple[list[str], str]:
-    """The queries of a tool call's JSON, or what is wrong with it. Never raises.
+    """The queries of a tool call's JSON, and a message to the agent if the call is invalid. Never raises.
 
     Accepts `{"name": "search", "arguments": {"query_list": [...]}}`, `args` for `arguments`, a single string for the
     list, and the arguments alone.
@@ -148,7 +149,7 @@ def read_call(body: str, max_queries: int = 8) -> tuple[list[str], str]:
 
 
 def render_documents(queries: Sequence[str], found: Sequence[Sequence[Document]]) -> str:
-    """What the agent reads: each query with its documents, numbered from 1."""
+    """The text that the agent reads: each query with its documents, numbered from 1."""
     blocks = []
     for query, documents in zip(queries, found, strict=True):
         lines = [f"Query: {query}"]
@@ -188,7 +189,7 @@ class BM25Retriever:
         k = min(k, len(self.documents))
         places, scores = self._index.retrieve(self._tokenize(list(queries)), k=k, show_progress=False)
         found = (zip(*row, strict=True) for row in zip(places, scores, strict=True))
-        # A score of zero: no word in common, nothing found.
+        # A score of zero means no word in common: not a hit.
         return [[replace(self.documents[i], score=float(score)) for i, score in row if score > 0] for row in found]
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from ..llm import ChatModel, Message, Reply, as_chat, with_system
+from ..llm.guard import call_guarded, call_guarded_now, describe
 from ..llm.loop import in_parallel
 from ..refine import ProRefiner, RefinementResult
 from ..refine.types import read_query
@@ -78,9 +79,9 @@ class System:
 
     async def _answered(self, row: Row, seed: int) -> Answer:
         try:
-            return await self.answer(row, seed)
+            return await call_guarded(self.answer, row, seed)
         except Exception as error:  # whatever is inside is not ours, and its question is not answered wrong
-            return Answer(error=f"{type(error).__name__}: {error}")
+            return Answer(error=describe(error, 1000))
 
     def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
         """Answer rows with a `question`, yielding `(position, answer)` as each is there.
@@ -126,9 +127,9 @@ class FunctionSystem(System):
     def answer_batch(self, rows: Sequence[Row], seed: int) -> list[Answer]:
         started = time.perf_counter()
         try:
-            texts = list(self.function([row["question"] for row in rows]))
+            texts = call_guarded_now(lambda: list(self.function([row["question"] for row in rows])))
         except Exception as error:  # whatever is inside is not ours, and its questions are not answered wrong
-            return [Answer(error=f"{type(error).__name__}: {error}")] * len(rows)
+            return [Answer(error=describe(error, 1000))] * len(rows)
         if len(texts) != len(rows):
             raise ValueError(f"the system gave {len(texts)} answers to {len(rows)} questions")
         seconds = (time.perf_counter() - started) / len(rows)

@@ -6,7 +6,6 @@ An exception of a tool is text for the agent, which may try again. An outage fai
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from ..llm import Budget, ChatModel, LLMError, Message, TimedOut, Unreachable, as_chat, charge
-from ..llm.masking import mask_secrets
-from ..rollout import Observation, Rollout
+from ..llm import Budget, ChatModel, LLMError, Message, ServerFailed, TimedOut, Unreachable, as_chat, charge
+from ..llm.guard import Escaped, call_guarded, describe
+from ..rollout import Environment, Observation, Rollout
 from .tool_grammar import ToolGrammar
 
 
@@ -64,7 +63,7 @@ def ask_tool(chat: ChatModel, name: str = "ask", description: str = "Asks a larg
     return Tool(schema, call, chat)
 
 
-class ToolEnvironment:
+class ToolEnvironment(Environment):
     """Tools as an environment; the calls of one turn run at once.
 
     Args:
@@ -78,6 +77,8 @@ class ToolEnvironment:
         `ValueError`: There is no tool, or two have the same name.
     """
 
+    grammar: ToolGrammar
+
     def __init__(
         self,
         tools: Sequence[Any],
@@ -90,11 +91,7 @@ class ToolEnvironment:
         if not named or len(self.tools) < len(named):
             raise ValueError(f"pass at least one tool, each with its own name; got {[tool.name for tool in named]}")
         self.max_chars, self.outages, self.grammar = max_chars, outages, ToolGrammar()
-
-    @property
-    def chat_template_kwargs(self) -> dict[str, Any]:
-        """Arguments of the chat template that make the prompt show the tools."""
-        return {"tools": [dict(tool.schema) for tool in self.tools.values()]}
+        self.chat_template_kwargs = {"tools": [dict(tool.schema) for tool in named]}  # so that the prompt shows them
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Charge the costs of the large LLMs among the tools to `budget`."""
@@ -126,22 +123,21 @@ class ToolEnvironment:
         if not isinstance(name, str) or name not in self.tools:
             return Observation(f"Error: there is no tool {str(name)[:40]!r}, only: {', '.join(self.tools)}")
         try:
-            return await self.tools[name].call(arguments, rollout)
+            return await call_guarded(self.tools[name].call, arguments, rollout)
         except LLMError as error:
             return Observation(error=error)
         except self.outages as error:
             kind = TimedOut if isinstance(error, TimeoutError) else Unreachable
-            text = mask_secrets(str(error))[:200]
-            return Observation(error=kind(f"the tool {name} raised {type(error).__name__}: {text}"))
-        except Exception as error:  # most likely the arguments are wrong, which the agent can mend
-            return Observation(f"Error: {type(error).__name__}: {mask_secrets(str(error))[:500]}")
+            return Observation(error=kind(f"the tool {name} raised {describe(error)}"))
+        except Exception as error:
+            if isinstance(error, Escaped) and not isinstance(error.original, Exception):  # `exit()` and the like
+                return Observation(error=ServerFailed(f"the tool {name} raised {describe(error)}"))
+            return Observation(f"Error: {describe(error, 500)}")  # the tool's own word on what it was asked
 
 
 async def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function and return its result. An `async` one is awaited, a plain one runs in a thread."""
-    if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
-    return await asyncio.to_thread(function, **arguments)
+    """The result of a function, plain or `async`."""
+    return await call_guarded(function, **arguments)
 
 
 def text_of(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..llm import LLMError, ServerFailed
-from ..llm.masking import mask_secrets
+from ..llm.guard import call_guarded_now, describe
 from ..rollout import Observation, Rollout
 from .tools import Tool, ToolEnvironment, called, text_of
 
@@ -57,11 +57,11 @@ class TRLEnvironment(ToolEnvironment):
         the instance's `reset` after the prompt. Never raises: a failure stands in that column instead."""
         messages = list(row["prompt"])
         try:
-            instance = self.factory()
+            instance = call_guarded_now(self.factory)
             text = await called(instance.reset, row)
         except Exception as error:
-            what = f"reset raised {mask_secrets(repr(error))[:300]}"
-            return {**row, "environments": error if isinstance(error, LLMError) else ServerFailed(what)}
+            failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {describe(error)}")
+            return {**row, "environments": failed}
         if text is not None:
             messages[-1] = {**messages[-1], "content": messages[-1]["content"] + text}
         return {**row, "prompt": messages, "environments": instance}

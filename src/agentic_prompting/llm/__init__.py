@@ -1,4 +1,4 @@
-"""The large-LLM side: everything that is asked through text. Imports neither torch nor transformers nor trl."""
+"""Large LLMs: clients, budgets, replay cache, and the event loop they run on. Imports no torch, transformers or trl."""
 
 from .budget import Budget, charge
 from .cache import ReplayCache

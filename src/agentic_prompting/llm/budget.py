@@ -1,9 +1,9 @@
-"""What may be spent, the book of what was, and what models cost.
+"""Budgets: limits on spending, the record of what was spent (the *book*), and the prices of models.
 
 Spending is booked under an account: the role that spent it (`environment`, `reference`, `feedback`, `optimizer`,
-`verifier`, `judge`, or whatever name is given). A file as the book is what makes the budget the *job's*: every process
-of a launch adds to it and reads it before each call, and a run that was killed and resumed goes on counting where it
-was. An all-reduce would know neither the calls of this moment nor those of yesterday.
+`verifier`, `judge`, or any other name). With a file as its book a budget holds for the whole *job*: every process of a
+launch adds to the file and reads it before each call, and a resumed run continues to count where it was. An all-reduce
+could not do this: it knows neither the calls in flight nor those of an earlier process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from ..records import SharedFile
 from .types import BudgetExceeded, BudgetUnavailable, Usage
 
-_BUSY_SECONDS = 1.0  # for another process to let go of the book
-_GRACE_SECONDS = 30.0  # that it may be out of reach before a limit counts as not kept
+_BUSY_SECONDS = 1.0  # to wait while another process has locked the book
+_GRACE_SECONDS = 30.0  # without access to the book before calls are refused
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS spending (
@@ -38,8 +38,8 @@ INSERT INTO spending VALUES (?, ?, ?, ?) ON CONFLICT (account) DO UPDATE SET
 Price = tuple[float, float]
 """US dollars per million prompt tokens and per million completion tokens."""
 
-# OpenAI's list prices of late 2025, standard tier, written down by hand. Prices change, and discounts are not in it:
-# check them against the provider's list before you rely on a budget, or pass `price=` yourself.
+# OpenAI's list prices of late 2025, standard tier, entered by hand, without discounts. Prices change: check them
+# against the provider's list before you rely on a budget, or pass `price=` yourself.
 PRICES: dict[str, Price] = {
     "gpt-3.5-turbo": (0.50, 1.50),
     "gpt-4-turbo": (10.00, 30.00),
@@ -58,16 +58,16 @@ PRICES: dict[str, Price] = {
     "o4-mini": (1.10, 4.40),
 }
 
-# A dated snapshot costs what its model costs. Any other suffix ("-audio-preview", "-pro", ".5") is another model with
-# another price, and a budget kept with the wrong price is worse than being asked for the right one.
+# A dated snapshot costs the same as its model. Any other suffix ("-audio-preview", "-pro", ".5") is another model with
+# another price; a budget with the wrong price is worse than an error that asks for the right one.
 _SNAPSHOT = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{4}|latest)$")
 
 
 def find_price(model: str) -> Price | None:
-    """The price of `model` or of the model that it is a dated snapshot of; `None` where it is not known.
+    """The price of `model`, or of the model of which it is a dated snapshot; `None` if the price is not known.
 
     Args:
-        model (`str`): As sent to the endpoint; a leading `openai/`, as routers want it, is ignored.
+        model (`str`): As sent to the endpoint; a leading `openai/`, which routers use, is ignored.
     """
     name = model.removeprefix("openai/")
     return PRICES.get(name) or PRICES.get(_SNAPSHOT.sub("", name))
@@ -75,7 +75,7 @@ def find_price(model: str) -> Price | None:
 
 @dataclass(frozen=True)
 class Limit:
-    """How much may be spent, in US dollars and in tokens read and written; `None` is no limit.
+    """A limit on spending, in US dollars and in tokens (prompt and completion); `None` is no limit.
 
     Raises:
         `ValueError`: If one of them is negative.
@@ -103,19 +103,19 @@ class Limit:
 
 
 class Budget(SharedFile):
-    """A total, and the book of what every account has spent of it. Safe to use from several threads.
+    """A total limit, and the book of what each account has spent. Safe to use from several threads.
 
-    With a `path` also from several processes, and across restarts: what is in the book stays spent. Delete the file to
-    begin anew. Calls on their way when the budget is reached end and are booked, so it can be exceeded by those.
+    With a `path` it is also shared by several processes and survives restarts. Delete the file to start at zero. Calls
+    that are in flight when the limit is reached still finish and are booked, so the total may exceed the limit by them.
 
-    No method but [`Budget.stop_when_spent`] ever raises for the book's sake: what cannot be written (locked, no space)
-    counts all the same and is written with a later call; what cannot be read is as it was read last.
+    Only [`Budget.stop_when_spent`] raises an error of the file. An amount that cannot be written (file locked, no
+    space) counts at once and is written with a later call; if the file cannot be read, the last values read are used.
 
     Args:
-        usd (`float`, *optional*): US dollars in all.
-        tokens (`int`, *optional*): Tokens in all, read and written.
+        usd (`float`, *optional*): US dollars in total.
+        tokens (`int`, *optional*): Prompt and completion tokens in total.
         path (`str` or `Path`, *optional*): The book, an SQLite file on a local disk. Without one it is in memory. Nodes
-            without a disk in common keep a book each: give each its share.
+            without a common disk have one book each: give each node its share.
 
     Example:
 
@@ -127,17 +127,17 @@ class Budget(SharedFile):
     def __init__(self, usd: float | None = None, tokens: int | None = None, path: str | Path | None = None):
         super().__init__(None if path is None else Path(path), _TABLE, _BUSY_SECONDS)
         self.limit = Limit(usd, tokens)
-        self._lock = threading.Lock()  # for the two below; never held while the disk is waited for
-        self._book: dict[str, Usage] = {}  # as last read; without a path all that was spent
+        self._lock = threading.Lock()  # for the two below; never held during disk access
+        self._book: dict[str, Usage] = {}  # as last read from the file; without a path everything that was spent
         self._unwritten: list[tuple[str, Usage]] = []
 
     def add(self, account: str, usage: Usage) -> None:
-        """Book what `account` has used."""
+        """Book `usage` under `account`."""
         self.note(account, usage)
         self.settle()
 
     def note(self, account: str, usage: Usage) -> None:
-        """The same without waiting for a disk: it counts at once, and [`Budget.settle`] writes it down."""
+        """As [`Budget.add`], without disk access: it counts at once, and [`Budget.settle`] writes it."""
         if usage.tokens or usage.cost_usd:
             with self._lock:
                 self._unwritten.append((account, usage))
@@ -145,35 +145,35 @@ class Budget(SharedFile):
                     self._book, self._unwritten = _summed(self._book, self._unwritten), []
 
     def settle(self, at_once: bool = False) -> None:
-        """Write down what was spent here, read what was spent elsewhere. Waits for the disk for a second or two.
+        """Write what this process spent and read what others spent. Waits for the disk, up to about two seconds.
 
         Args:
-            at_once (`bool`, *optional*, defaults to `False`): Also where it was out of reach a moment ago.
+            at_once (`bool`, *optional*, defaults to `False`): Try also if the last attempt failed a moment ago.
         """
         if self.path is not None:
             super().settle(at_once)
 
     def spent(self, account: str | None = None) -> Usage:
-        """What `account`, or all of them together, have spent so far."""
+        """The spending of `account` so far, or of all accounts together."""
         by_account = self.by_account()
         return by_account.get(account, Usage()) if account is not None else sum(by_account.values(), Usage())
 
     def by_account(self) -> dict[str, Usage]:
-        """What each account has spent so far, in the order of their names."""
+        """The spending of each account so far, sorted by name."""
         self.settle()
         with self._lock:
             return dict(sorted(_summed(self._book, self._unwritten).items()))
 
     def stop_when_spent(self, account: str | None = None, own: Limit = Limit()) -> None:
-        """See that another call may be paid for.
+        """Raise an error if no further call may be made.
 
         Args:
-            account (`str`, *optional*): Of the call.
-            own ([`Limit`], *optional*): What `account` may spend, beside the total.
+            account (`str`, *optional*): The account of the call.
+            own ([`Limit`], *optional*): The limit of `account`, besides the total.
 
         Raises:
             [`BudgetExceeded`]: The total, or the account's own limit, is reached.
-            [`BudgetUnavailable`]: There is a limit, and the book is damaged or was out of reach for half a minute.
+            [`BudgetUnavailable`]: There is a limit, and the book is damaged or was inaccessible for half a minute.
         """
         if not self.limit and not own:
             return
@@ -181,7 +181,7 @@ class Budget(SharedFile):
         if (error := self._fault) is not None:
             may_pass = any(word in str(error) for word in ("locked", "full"))
             if not may_pass or time.monotonic() - self._failing_since >= _GRACE_SECONDS:
-                what = f"the budget cannot be kept, its book {self.path} is out of reach: {error}"
+                what = f"the budget cannot be checked, its book {self.path} is out of reach: {error}"
                 raise BudgetUnavailable(what, attempts=0)
         if account is not None:
             own.stop_when_reached(by_account.get(account, Usage()), f" by {account!r}")
@@ -194,16 +194,16 @@ class Budget(SharedFile):
         missing = f" (the book {self.path} is out of reach: {self._fault})" if self._fault is not None else ""
         return (", ".join(spent) or "nothing") + missing
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a copy in another process opens the book for itself
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy in another process opens the file itself
         return type(self), (self.limit.usd, self.limit.tokens, self.path)
 
     def _write(self) -> None:
         assert self.path is not None
-        if self._pid != os.getpid():  # what the parent of a fork owes it writes itself
+        if self._pid != os.getpid():  # in a fork: the parent writes its own entries
             self._unwritten = []
         owed = list(self._unwritten)
         if not owed and not self._book and not self.path.exists():
-            return  # a run that has spent nothing leaves no book behind
+            return  # a run that has spent nothing leaves no file
         connection = self._connected()
         if owed:
             connection.execute("BEGIN IMMEDIATE")
@@ -222,7 +222,7 @@ class Budget(SharedFile):
             expected = _summed(self._book, owed)
             missing = any(book.get(name, Usage()).tokens < used.tokens for name, used in expected.items())
             self._book = expected if missing else book
-        if missing:  # emptied or replaced while in use: what it now says is not what was spent
+        if missing:  # the file was emptied or replaced while in use
             raise ValueError("spending that was in it is gone")
 
 
@@ -234,12 +234,12 @@ def _summed(book: Mapping[str, Usage], more: Iterable[tuple[str, Usage]]) -> dic
 
 
 def charge(budget: Budget, **roles: Any) -> None:
-    """Book what each role spends into `budget`: for models, and whatever is around models.
+    """Book what each role spends into `budget`.
 
     Args:
-        budget ([`Budget`]): Where to.
-        **roles: By name whatever has a `charge_to`, or is around something that has (`chat`, `model`, `models`);
-            anything else, `None` included, is passed over. A model in several roles is booked under all their names:
+        budget ([`Budget`]): The budget.
+        **roles: By name an object with a `charge_to`, or one with such objects in its attributes `chat`, `model` and
+            `models`. Others, `None` included, are ignored. A model in several roles is booked under all their names:
             `feedback+optimizer`.
     """
     accounts: dict[int, tuple[Any, list[str]]] = {}
@@ -250,16 +250,25 @@ def charge(budget: Budget, **roles: Any) -> None:
         one.charge_to(budget, "+".join(dict.fromkeys(names)))
 
 
-def _spenders(account: str, around: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """What is inside `around` and can be charged, with the name of its account."""
-    if hasattr(around, "charge_to"):
-        yield account, around
-    elif id(around) not in seen:
-        seen.add(id(around))
-        for name in ("chat", "model", "models"):
-            inside = getattr(around, name, None)
-            if isinstance(inside, Mapping):
-                for key, one in inside.items():
-                    yield from _spenders(f"{account}/{key}", one, seen)
-            elif inside is not None and not isinstance(inside, str):
-                yield from _spenders(account, inside, seen)
+def charge_models_of(owner: Any, budget: Budget, account: str) -> None:
+    """Book what the models in the attributes `chat`, `model` and `models` of `owner` spend into `budget`."""
+    for name, model in _models_of(account, owner, set()):
+        model.charge_to(budget, name)
+
+
+def _spenders(account: str, owner: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """`owner`, or the models inside it, as far as they can be charged, each with the name of its account."""
+    if hasattr(owner, "charge_to"):
+        yield account, owner
+    elif id(owner) not in seen:
+        yield from _models_of(account, owner, seen)
+
+
+def _models_of(account: str, owner: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    seen.add(id(owner))
+    for name in ("chat", "model", "models"):
+        inside = getattr(owner, name, None)
+        models = {f"{account}/{key}": one for key, one in inside.items()} if isinstance(inside, Mapping) else None
+        for name_of_account, model in ({account: inside} if models is None else models).items():
+            if model is not None and not isinstance(model, str):
+                yield from _spenders(name_of_account, model, seen)

@@ -1,11 +1,11 @@
 """Record and replay of replies: a run can be repeated without paying twice, or without a server at all.
 
-One SQLite file. Each reply is committed as it arrives, so that a run that is killed loses none, and several processes
-may write at once. What is in it: a hash of each request, the reply, its token counts. What is not: the request, the
-address it went to (a recording is replayed without the server), and any key.
+The recording is one SQLite file. Each reply is committed as it arrives, so a killed run loses none, and several
+processes may write at once. The file holds a hash of each request, the reply and its token counts. It holds no request,
+no address (a recording is replayed without the server) and no key.
 
-Failures are never recorded: the next run asks again. Nor is a damaged file believed: SQLite does not notice every
-change, so each reply has a checksum, and one that does not match is asked anew.
+Failures are never recorded: the next run asks again. Each reply has a checksum, because SQLite does not notice every
+damage to a file; a reply whose checksum does not match is requested again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS replies (
 ) WITHOUT ROWID
 """
 _INSERT = "INSERT OR IGNORE INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_BUSY_SECONDS = 10.0  # for another process to let go of the file
+_BUSY_SECONDS = 10.0  # to wait while another process has locked the file
 
 
 class CacheKey(NamedTuple):
@@ -47,8 +47,8 @@ class CacheKey(NamedTuple):
 
     Args:
         digest (`bytes`): SHA-256 of the request, 32 bytes.
-        repeat (`int`): Which sample of it, from 0.
-        model (`str`): The model asked, for people who look into the file.
+        repeat (`int`): The number of the sample, from 0.
+        model (`str`): The model's name, for people who look into the file.
         label (`str`): The beginning of the last message, for error messages; not recorded.
     """
 
@@ -62,11 +62,11 @@ class ReplayCache(SharedFile):
     """Replies on disk, one per request and repeat.
 
     Args:
-        path (`str` or `Path`): The file; made, with its folders, where it is missing and `mode` is `"record"`. On a
-            local disk: SQLite's write-ahead log does not work over network file systems such as NFS.
+        path (`str` or `Path`): The file; created, with its folders, if it is missing and `mode` is `"record"`. It must
+            be on a local disk: SQLite's write-ahead log does not work over network file systems such as NFS.
         mode (`str`, *optional*, defaults to `"record"`):
-            `"record"`: what is there is used, what is not is asked and added. `"replay"`: what is not there is an
-            error, nothing is ever asked. `"off"`: as if there were no cache.
+            `"record"`: recorded replies are used, others are requested and added. `"replay"`: a reply that was not
+            recorded is an error, and no request is sent. `"off"`: as if there were no cache.
 
     Raises:
         `ValueError`: `mode` is none of these, or the file is no recording.
@@ -85,18 +85,18 @@ class ReplayCache(SharedFile):
         self._unwritten: dict[tuple[bytes, int], tuple[Any, ...]] = {}
         if mode != "off":
             with self._file_lock:
-                self._connected()  # a wrong path fails here, not hours into the run
+                self._connected()  # a wrong path fails now, not hours into the run
 
     def key(
         self, model: str, messages: Sequence[Message], sampling: Mapping[str, Any], repeat: int | None = None
     ) -> CacheKey:
-        """The key of one request. Asking for it counts: with `repeat=None` the n-th call gives sample n - 1.
+        """The key of one request. With `repeat=None` each call counts: the n-th one returns the key of sample n - 1.
 
         Args:
-            model (`str`): The model asked.
+            model (`str`): The model's name.
             messages (`Sequence[Message]`): The whole conversation, system prompt included.
-            sampling (`Mapping`): Every parameter that goes to the endpoint.
-            repeat (`int`, *optional*): Which sample of this request.
+            sampling (`Mapping`): Every parameter that is sent to the endpoint.
+            repeat (`int`, *optional*): The number of the sample.
 
         Raises:
             `TypeError`, `ValueError`: Something in the request is not JSON.
@@ -111,7 +111,7 @@ class ReplayCache(SharedFile):
         return CacheKey(digest, repeat, model, str(messages[-1]["content"])[:60] if messages else "")
 
     def get(self, key: CacheKey) -> Reply | None:
-        """The recorded reply, `None` where there is none or it is damaged; in replay mode a [`Misconfigured`] reply."""
+        """The recorded reply. If there is none, or it is damaged: `None`, in replay mode a [`Misconfigured`] reply."""
         if self.mode == "off":
             return None
         what = "no recorded reply"
@@ -119,7 +119,7 @@ class ReplayCache(SharedFile):
             with self._file_lock:
                 row = self._unwritten.get(key[:2]) or self._read(key)
             if row is not None and isinstance(row[3], str) and row[8] == _checksum(key, *row[3:5]):
-                saved = Usage(row[5], row[6])  # its price is the client's to know
+                saved = Usage(row[5], row[6])  # the client knows the price
                 return Reply(text=row[3], finish_reason=row[4], cached=True, saved=saved, attempts=0)
             if row is not None:
                 what = self._damaged(key, "the checksum does not match")
@@ -134,10 +134,11 @@ class ReplayCache(SharedFile):
         return Reply(error=Misconfigured(what, key.model, attempts=0), attempts=0)
 
     def put(self, key: CacheKey, reply: Reply) -> None:
-        """Record `reply`, on disk when this returns. Errors and empty texts are not recorded; the first one stays.
+        """Record `reply`; it is on disk when this returns. Errors and empty texts are not recorded, and a second reply
+        under the same key is ignored.
 
-        Never raises for the file's sake: what cannot be written (locked, no space) is kept in memory, where it is found
-        as well, and written with a later reply.
+        Never raises an error of the file: a reply that cannot be written (file locked, no space) stays in memory, where
+        `get` finds it, and is written with a later one.
         """
         if self.mode != "record" or reply.error is not None or not reply.text:
             return
@@ -155,10 +156,10 @@ class ReplayCache(SharedFile):
             return int(self._connected().execute("SELECT COUNT(*) FROM replies").fetchone()[0])
 
     def __bool__(self) -> bool:
-        return True  # an empty cache is a cache: `if cache` must not depend on its length
+        return True  # an empty cache is still a cache: `if cache` must not depend on its length
 
     def close(self) -> None:
-        """Let go of the file. The next use opens it again."""
+        """Close the file. The next use opens it again."""
         with self._file_lock:
             self.settle(at_once=True)
             self._let_go()
@@ -176,7 +177,7 @@ class ReplayCache(SharedFile):
                 self._connected().execute(_INSERT, row)
                 del self._unwritten[place]
             except sqlite3.OperationalError:
-                raise  # locked, or no space: so it is for the others
+                raise  # locked, or no space: the other rows would fail too
             except sqlite3.Error as error:
                 damage = error
         if damage is not None:
@@ -189,7 +190,7 @@ class ReplayCache(SharedFile):
     def _damaged(self, key: CacheKey, how: str) -> str:
         logger.warning("%s is damaged (%s): sample %d of %r is not there", self.path, how, key.repeat, key.label)
         if self.mode == "record":
-            try:  # make room for the reply that is asked anew
+            try:  # make room for the reply that is requested again
                 with self._file_lock:
                     self._connected().execute("DELETE FROM replies WHERE key = ? AND repeat = ?", key[:2])
             except FILE_ERRORS:
@@ -203,8 +204,8 @@ class ReplayCache(SharedFile):
             if self.mode == "record":
                 connection = super()._open()
             else:
-                # In a folder that cannot be written SQLite cannot make the files beside a write-ahead log; nobody else
-                # can change the recording there either.
+                # In a read-only folder SQLite cannot create the files of a write-ahead log; no other process can change
+                # the recording there either.
                 how = "mode=ro" if os.access(self.path.parent, os.W_OK) else "immutable=1"
                 uri = f"{self.path.resolve().as_uri()}?{how}"
                 connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)

@@ -1,5 +1,5 @@
-"""Chat models made of other things: of a function ([`as_chat`]), of a script ([`ScriptedChat`]), and of several models
-([`RoutedChat`], Prompt-R1's ρ(m | q)). None speaks HTTP.
+"""Chat models without HTTP: a function ([`as_chat`], [`FunctionChat`]), a script ([`ScriptedChat`]), and a router over
+several models ([`RoutedChat`], Prompt-R1's ρ(m | q)).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .budget import Budget, charge
+from .guard import call_guarded, call_guarded_now, describe, text_of
 from .loop import run
 from .types import BadReply, ChatModel, LLMError, Message, Misconfigured, Reply, ServerFailed, Usage
 
@@ -26,12 +27,12 @@ _SESSIONS_KEPT = 100_000
 
 
 def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Reply:
-    """Ask once and wait, from any thread, also in a notebook.
+    """Send one conversation, wait, and return the reply. May be called from any thread, also in a notebook.
 
     Args:
-        model ([`ChatModel`] or `Callable`): Whom to ask; see [`as_chat`].
+        model ([`ChatModel`] or `Callable`): The model; see [`as_chat`].
         messages (`Sequence[Message]` or `str`): The conversation; a plain string is one user message.
-        **kwargs: Of [`ChatModel`].
+        **kwargs: Further arguments of [`ChatModel`].
     """
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
@@ -39,31 +40,32 @@ def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Re
 
 
 def as_chat(model: Any) -> ChatModel:
-    """A [`ChatModel`] of one, or of a function (or object with a `__call__`) of the messages that returns a text or a
-    [`Reply`]. A plain one runs in a thread, an `async` one on the event loop. `repeat`, `session` and sampling
-    arguments are passed where its signature has a place for them. What it raises becomes the reply's error.
+    """A [`ChatModel`] made of `model`: a chat model, or a function (or object with a `__call__`) of the messages that
+    returns a text or a [`Reply`].
+
+    A plain function runs in a thread, an `async` one on the event loop. `repeat`, `session` and sampling arguments are
+    passed if its signature has parameters for them. An exception that it raises becomes the reply's error.
 
     Raises:
         `TypeError`: It cannot be called.
     """
     if isinstance(model, _Adapted) or type(model).__module__.startswith(_PACKAGE):
-        return model  # those of this package keep the promise by themselves
+        return model  # the models of this package never raise
     if not callable(model):
         raise TypeError(f"not a chat model, and not a function of the messages: {model!r}")
     return _Adapted(model)
 
 
 class _Adapted:
-    """Keeps the promise of [`ChatModel`] for a model that does not; else it is that model, attributes and all."""
+    """A user's model as a [`ChatModel`] that never raises. Its other attributes are those of the model."""
 
     def __init__(self, model: Any):
         self._model = model
-        self._async = inspect.iscoroutinefunction(model) or inspect.iscoroutinefunction(type(model).__call__)
         try:
             parameters = inspect.signature(model).parameters.values()
             open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
             self._names = None if open_ended else {one.name for one in list(parameters)[1:]}
-        except (TypeError, ValueError):  # a builtin
+        except (TypeError, ValueError):  # a built-in function
             self._names = set()
 
     async def __call__(
@@ -75,24 +77,16 @@ class _Adapted:
             keywords = {name: value for name, value in keywords.items() if name in self._names}
         error: LLMError
         try:
-            if self._async:
-                said = await self._model(messages, **keywords)
-            else:
-                said = await asyncio.to_thread(self._model, messages, **keywords)
-                said = await said if inspect.isawaitable(said) else said
-            if isinstance(said, Reply):
-                return said
-            if isinstance(said, str) and said.strip():
-                return Reply(text=said, seconds=time.perf_counter() - started)
-            error = BadReply(f"neither a text nor a Reply came back, but {said!r:.80}")
+            returned = await call_guarded(self._model, messages, **keywords)
+            if isinstance(returned, Reply):
+                return returned
+            if isinstance(returned, str) and returned.strip():
+                return Reply(text=returned, seconds=time.perf_counter() - started)
+            error = BadReply(f"the model returned neither a text nor a Reply, but {text_of(returned, 80, repr)}")
         except LLMError as raised:
             error = raised.with_traceback(None)
-        except (Exception, asyncio.CancelledError) as raised:
-            task = asyncio.current_task()
-            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # whoever asks is cancelled, not something in the model
-            # A model with a bug is a failed call, as a broken server would be.
-            error = ServerFailed(f"the model raised {type(raised).__name__}: {str(raised)[:200]}")
+        except Exception as raised:  # a bug in the model fails this call, as a broken server would
+            error = ServerFailed(f"the model raised {describe(raised)}")
         return Reply(error=error, seconds=time.perf_counter() - started)
 
     def __getattr__(self, name: str) -> Any:
@@ -102,11 +96,11 @@ class _Adapted:
 
 
 class FunctionChat(_Adapted):
-    """A function as a chat model, asked by at most so many conversations at a time.
+    """A function as a chat model with a limit on concurrent calls.
 
     Args:
         function (`Callable`): As in [`as_chat`]: of the messages, plain or `async`, that returns a text or a [`Reply`].
-        max_concurrency (`int`, *optional*): Calls on their way at once; any number by default.
+        max_concurrency (`int`, *optional*): At most this many calls in flight. Defaults to no limit.
 
     Raises:
         `TypeError`: It is no function.
@@ -120,7 +114,7 @@ class FunctionChat(_Adapted):
             raise ValueError(f"max_concurrency must be at least 1, got {max_concurrency}")
         super().__init__(function)
         self.max_concurrency = max_concurrency
-        self._places: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()  # a loop's waiters are its own
+        self._places: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()  # by event loop
 
     async def __call__(self, messages: Sequence[Message], **options: Any) -> Reply:
         if self.max_concurrency is None:
@@ -131,19 +125,19 @@ class FunctionChat(_Adapted):
 
 
 class ScriptedChat:
-    """The fake large LLM we ship, for tests, notebooks and dry runs: replies at no cost, in the order of the calls.
+    """A scripted large LLM for tests, notebooks and dry runs: replies at no cost, in the order of the calls.
 
     Args:
-        script (`Callable`, `Sequence` or `Mapping`): A function of the messages that returns a text or a [`Reply`], and
-            is quick (one that has to wait is a chat model by itself, see [`as_chat`]); or a list of texts, replies and
-            errors, given out in the order of the calls (the last one repeats); or a dict from a piece of the last
-            message to the reply (the first piece that occurs wins; without one the call fails).
+        script (`Callable`, `Sequence` or `Mapping`): A function of the messages that returns a text or a [`Reply`] and
+            does not block (use [`as_chat`] for one that does); or a list of texts, replies and errors, returned in the
+            order of the calls (the last one repeats); or a dict from a part of the last message to the reply (the first
+            part that occurs wins; if none occurs, the call fails).
         latency (`float` or `Callable[[], float]`, *optional*, defaults to `0.0`): Seconds until the reply arrives.
-        fail_on (`Callable[[int], bool]`, *optional*): Called with the number of the call (from 0); `True` makes it
-            fail with [`ServerFailed`].
+        fail_on (`Callable[[int], bool]`, *optional*): Called with the number of the call (from 0); if it returns
+            `True`, the call fails with [`ServerFailed`].
 
     Attributes:
-        calls (`list[list[Message]]`): Every conversation it was asked, in order.
+        calls (`list[list[Message]]`): Every conversation that was sent, in order.
         sampling (`list[dict]`): The sampling arguments of each call.
     """
 
@@ -161,7 +155,7 @@ class ScriptedChat:
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
-        """See [`ChatModel`]. `repeat` and `session` make no difference here."""
+        """See [`ChatModel`]. `repeat` and `session` are ignored."""
         with self._lock:
             number = len(self.calls)
             self.calls.append(list(messages))
@@ -174,40 +168,41 @@ class ScriptedChat:
         if self.fail_on is not None and self.fail_on(number):
             return Reply(error=ServerFailed("scripted failure", "script", status=500), seconds=seconds)
         try:
-            said = self._look_up(number, messages)
-        except Exception as error:  # a script with a bug is a failed call, as a broken server would be
-            said = ServerFailed(f"the script raised {error!r}", "script")
-        if isinstance(said, LLMError):
-            return Reply(error=said, seconds=seconds)
-        if isinstance(said, Reply):
-            return said
+            scripted = call_guarded_now(self._look_up, number, messages)
+        except Exception as error:  # a bug in the script fails this call, as a broken server would
+            scripted = ServerFailed(f"the script raised {describe(error)}", "script")
+        if isinstance(scripted, LLMError):
+            return Reply(error=scripted, seconds=seconds)
+        if isinstance(scripted, Reply):
+            return scripted
         words_read = sum(len(message["content"].split()) for message in messages)
-        return Reply(text=said, usage=Usage(words_read, len(said.split())), seconds=seconds)
+        return Reply(text=scripted, usage=Usage(words_read, len(scripted.split())), seconds=seconds)
 
     def _look_up(self, number: int, messages: Sequence[Message]) -> str | Reply | LLMError:
         if callable(self.script):
             return self.script(messages)
         if isinstance(self.script, Mapping):
             last = messages[-1]["content"]
-            for piece, said in self.script.items():
+            for piece, reply in self.script.items():
                 if piece in last:
-                    return said
+                    return reply
             raise KeyError(f"no entry of the script occurs in {last!r}")
         return self.script[min(number, len(self.script) - 1)]
 
 
 class RoutedChat:
-    """A [`ChatModel`] that passes each session on to one of several: one conversation is never split between two.
+    """A [`ChatModel`] that sends each session to one of several models, so that no conversation is split between two.
 
-    A call without a session is its own session, told apart by its question. The 100,000 sessions used last are
-    remembered; a weighted draw comes out the same for a forgotten one.
+    A call without a session is a session of its own, identified by its question. The router remembers the 100,000
+    sessions that were used last; a weighted draw gives the same model again for a session that it has forgotten.
 
     Args:
         models (`Mapping[str, ChatModel]`): The models to choose from, by name, or functions: [`as_chat`].
-        rule (`Callable` or `Mapping[str, float]`): A function of the question and the names that returns a name, and
-            gets the agent's first request as well if it has an argument `request`; or a weight for each name, at least
-            one above 0, drawn from with a generator seeded by `seed` and the session, so that a replayed run draws the
-            same. The question is what [`LLMEnvironment`] says it is, the row's; else the first user message.
+        rule (`Callable` or `Mapping[str, float]`): A function of the question and the names that returns a name; if it
+            has an argument `request`, it gets the agent's first request too. Or a weight for each name, at least one
+            above 0; a name is then drawn with a generator seeded by `seed` and the session, so that a replayed run
+            draws the same. The question is the row's if the call comes from [`LLMEnvironment`], else the first user
+            message.
         seed (`int`, *optional*, defaults to `0`): For the weighted draw.
 
     Raises:
@@ -239,12 +234,13 @@ class RoutedChat:
         return await model(messages, repeat=repeat, session=session, **sampling)
 
     def choose(self, messages: Sequence[Message], session: str | None = None, question: str | None = None) -> str:
-        """The name of the model that answers `messages` in `session`, from now on to its end.
+        """The name of the model for all calls of `session`.
 
         Args:
             messages (`Sequence[Message]`): The conversation.
-            session (`str`, *optional*): Which conversation it is.
-            question (`str`, *optional*): What the session is about (q of ρ(m | q)); the first user message by default.
+            session (`str`, *optional*): The session's name.
+            question (`str`, *optional*): The question of the session (q of ρ(m | q)); defaults to the first user
+                message.
 
         Raises:
             [`Misconfigured`]: The rule failed or named a model that does not exist.
@@ -265,17 +261,17 @@ class RoutedChat:
         return name
 
     def check(self) -> None:
-        """Check every model that can be checked; raises the [`LLMError`] of the first that fails."""
+        """Check every model that has a `check`; raises the [`LLMError`] of the first that fails."""
         for model in self.models.values():
             if (check := getattr(model, "check", None)) is not None:
                 check()
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what each model spends under `account/name`, where a model can."""
+        """Book what each model spends under `account/name`, if it has a `charge_to`."""
         charge(budget, **{f"{account}/{name}": model for name, model in self.models.items()})
 
     def close(self) -> None:
-        """Close every model that can be closed."""
+        """Close every model that has a `close`."""
         for model in self.models.values():
             if (close := getattr(model, "close", None)) is not None:
                 close()
@@ -289,9 +285,9 @@ class RoutedChat:
             return generator.choices(list(self.rule), weights=list(self.rule.values()))[0]
         try:
             wanted = {"request": request} if self._wants_request else {}
-            name = self.rule(question, list(self.models), **wanted)
-        except Exception as error:  # the rule is the user's code
-            raise Misconfigured(f"the routing rule raised {error!r}", "router", attempts=0) from None
+            name = call_guarded_now(self.rule, question, list(self.models), **wanted)
+        except Exception as error:
+            raise Misconfigured(f"the routing rule raised {describe(error)}", "router", attempts=0) from None
         if not isinstance(name, str) or name not in self.models:
             what = f"the routing rule chose {name!r}, which is not one of {list(self.models)}"
             raise Misconfigured(what, "router", attempts=0)

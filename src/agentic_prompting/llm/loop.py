@@ -1,93 +1,118 @@
-"""One asyncio event loop on one daemon thread, shared by every wait of this process, and the doors to it.
+"""One asyncio event loop on one daemon thread of this process, and the functions that run coroutines on it.
 
-Why one: an HTTP client of asyncio lives and dies with the loop it was first used on. A loop per batch
-(`asyncio.run`) fails with "Event loop is closed" at the second batch; a loop of the caller's (a notebook's) is not
-ours to block. Made at the first call, so that importing costs nothing and every process of a launch has its own.
+One loop for all, because an HTTP client of asyncio works only on the loop that first used it. A loop per batch
+(`asyncio.run`) fails with "Event loop is closed" at the second batch, and the caller's own loop (a notebook's) must not
+be blocked. The loop is created at the first call, so importing costs nothing and every process of a launch has its own.
+
+If the loop ends while something waits on it, every waiting future gets a [`LoopEnded`] with the cause, and so does
+every later call: no coroutine that was running on it can finish any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from collections.abc import Coroutine, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from .guard import contain, describe
+
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 _END_SECONDS = 2.0
-_THREADS = 256  # for plain functions (environments above all) and disks; made as they are needed
+_THREADS = 256  # for plain functions (environments above all) and disks; started as they are needed
+
+
+class LoopEnded(RuntimeError):
+    """The background event loop of this process has ended; the message names the cause. Start the process again."""
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run `coroutine` on the background loop and wait for what it returns or raises.
+    """Run `coroutine` on the background loop, wait, and return its result or raise its exception.
 
-    Works from any thread, also one whose own event loop is running (a notebook's), which it holds up meanwhile. On
-    Ctrl-C the coroutine is cancelled.
+    May be called from any thread, also from one whose own event loop is running (a notebook's), which is blocked
+    meanwhile. Ctrl-C cancels the coroutine.
 
     Raises:
-        `RuntimeError`: Called on the background loop's own thread, which would wait for itself: `await` there. Or the
-            interpreter is shutting down.
+        [`LoopEnded`]: The background loop has ended, before or during the call.
+        `RuntimeError`: The caller is on the background loop's own thread, which would wait for itself: use `await`
+            there. Or the interpreter is shutting down.
     """
     if on_background_thread():
         coroutine.close()
         raise RuntimeError("this waits for the event loop on the event loop's own thread: await it instead")
     tasks: list[asyncio.Task[Any] | None] = []
 
-    async def held() -> T:
+    async def with_task() -> T:
         tasks.append(asyncio.current_task())
-        return await coroutine
+        return await contain(coroutine)
 
     try:
-        return start(held()).result()
-    except BaseException:  # Ctrl-C may come at any moment, also before `start` has given its future back
+        return _started(with_task(), coroutine).result()
+    except BaseException:  # Ctrl-C may come at any moment, also before `start` has returned its future
         with suppress(RuntimeError):
             background_loop().call_soon_threadsafe(lambda: [task.cancel() for task in tasks if task])
         raise
 
 
 def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Run `coroutine` on the background loop; what it returns comes later. Cancelling the future cancels it.
+    """Run `coroutine` on the background loop and return a future of its result. Cancelling the future cancels it.
 
     Raises:
-        `RuntimeError`: The interpreter is shutting down and the loop is gone.
+        [`LoopEnded`]: The background loop has ended. If it ends later, the future gets this error.
+        `RuntimeError`: The interpreter is shutting down and the loop is closed.
     """
+    return _started(contain(coroutine), coroutine)
+
+
+def _started(outer: Coroutine[Any, Any, T], inner: Coroutine[Any, Any, Any]) -> Future[T]:
+    """A future of `outer`, which awaits `inner`. Closes both if there is no loop to run them."""
     try:
-        return asyncio.run_coroutine_threadsafe(coroutine, background_loop())
+        loop = background_loop()
+        assert _current is not None
+        return _current.watched(asyncio.run_coroutine_threadsafe(outer, loop))
     except RuntimeError:
-        coroutine.close()
+        outer.close()
+        inner.close()
         raise
 
 
 def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> Generator[tuple[int, T], None, None]:
-    """Run many coroutines on the background loop; yields `(position, result)` to a synchronous caller as they finish.
+    """Run many coroutines on the background loop; yields `(position, result)` to a synchronous caller as each finishes.
 
-    At most `max_in_flight` run at a time. The next is taken from `works`, on the caller's thread, when the caller has
-    dealt with what is there. Leaving the iteration early cancels what is running. Also works in a notebook.
+    At most `max_in_flight` run at a time. The next one is taken from `works`, on the caller's thread, after the caller
+    has consumed the results that are there. Leaving the iteration early cancels what is running. May be used in a
+    notebook.
 
     Raises:
-        `RuntimeError`: On the background loop's own thread, which would wait for itself: await the coroutines there.
+        [`LoopEnded`]: The background loop has ended.
+        `RuntimeError`: The caller is on the background loop's own thread, which would wait for itself: await the
+            coroutines there.
     """
     if on_background_thread():
         raise RuntimeError("this runs on the event loop of the models' calls and would wait for itself: use `await`")
     waiting, finished = enumerate(works), SimpleQueue[Future[T]]()
     running: dict[Future[T], int] = {}
-    began = 0
+    started = 0
     try:
         while True:
             while (
                 len(running) < max_in_flight
-                and (began < max_in_flight or finished.empty())
-                and (begun := next(waiting, None)) is not None
+                and (started < max_in_flight or finished.empty())
+                and (following := next(waiting, None)) is not None
             ):
-                began += 1
-                future = start(begun[1])
-                running[future] = begun[0]
+                started += 1
+                future = start(following[1])
+                running[future] = following[0]
                 future.add_done_callback(finished.put)
             if not running:
                 return
@@ -99,27 +124,60 @@ def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> 
 
 
 class _Background:
-    """The loop of one process, and who has to be closed (`close()`) before it ends."""
+    """The loop of one process, its thread, the futures that wait on it, and its users, which are closed before it."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users: WeakSet[Any] = WeakSet()
+        self.ended: LoopEnded | None = None
+        self._waiting: set[Future[Any]] = set()
+        self._waiting_lock = threading.Lock()
+        self._stopping = False
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "agentic-prompting"))
-        self.thread = threading.Thread(target=self.loop.run_forever, name="agentic-prompting-llm", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="agentic-prompting-llm", daemon=True)
         self.thread.start()
         atexit.register(self.stop)
 
+    def watched(self, future: Future[T]) -> Future[T]:
+        """The same future, which gets a [`LoopEnded`] if the loop ends before it is done."""
+        with self._waiting_lock:
+            if self.ended is None:
+                self._waiting.add(future)
+        if self.ended is not None:
+            _fail(future, self.ended)
+        future.add_done_callback(self._waiting.discard)
+        return future
+
     def stop(self) -> None:
-        """At interpreter exit: end every wait, then the loop. Never takes long, whatever a server does."""
+        """At interpreter exit: end every wait, then the loop. Takes two seconds at most, whatever a server does."""
         if self.pid != os.getpid() or self.loop.is_closed():
             return
+        self._stopping = True
         for user in list(self.users):
-            user.close()
-        asyncio.run_coroutine_threadsafe(self._end(), self.loop)
-        self.thread.join(_END_SECONDS)
+            with suppress(LoopEnded):
+                user.close()
+        if self.thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._end(), self.loop)
+            self.thread.join(_END_SECONDS)
         if not self.thread.is_alive():
             self.loop.close()
+
+    def _run(self) -> None:
+        """The loop's thread."""
+        cause = "it was stopped from outside"
+        try:
+            self.loop.run_forever()
+        except BaseException as error:  # `exit()` in a task that user code has put on this loop, for example
+            cause = describe(error)
+        what = f"the event loop of the models' calls has ended ({cause}): nothing that waits on it can finish"
+        with self._waiting_lock:
+            self.ended = LoopEnded(what)
+            waiting = list(self._waiting)
+        if not self._stopping:
+            logger.critical(what)
+        for future in waiting:
+            _fail(future, self.ended)
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -130,10 +188,15 @@ class _Background:
         self.loop.stop()
 
 
+def _fail(future: Future[Any], error: LoopEnded) -> None:
+    with suppress(InvalidStateError):  # it was done, or cancelled, at the same moment
+        future.set_exception(LoopEnded(*error.args))
+
+
 _lock = threading.Lock()
 _current: _Background | None = None
-# What a fork leaves behind. Letting it be collected would take the parent's sockets out of the epoll set that both
-# processes share, so it is kept and never touched.
+# The loops that this process inherited by forks. They are kept and never used: collecting one would take the parent's
+# sockets out of the epoll set that both processes share.
 _left_by_fork: list[_Background] = []
 
 
@@ -141,10 +204,11 @@ def background_loop(user: Any = None) -> asyncio.AbstractEventLoop:
     """The running loop of this process, started on first use.
 
     Args:
-        user (*optional*): Its `close()` is called before the loop stops at interpreter exit; held by a weak reference.
+        user (*optional*): Its `close()` is called before the loop stops at interpreter exit; kept by a weak reference.
 
     Raises:
-        `RuntimeError`: The interpreter is shutting down and the loop is gone.
+        [`LoopEnded`]: The loop has ended.
+        `RuntimeError`: The interpreter is shutting down and the loop is closed.
     """
     global _current
     with _lock:
@@ -154,13 +218,20 @@ def background_loop(user: Any = None) -> asyncio.AbstractEventLoop:
             _current = _Background()
         if _current.loop.is_closed():
             raise RuntimeError("the event loop is closed: the interpreter is shutting down")
+        if _current.ended is not None:
+            raise LoopEnded(*_current.ended.args)
         if user is not None:
             _current.users.add(user)
         return _current.loop
 
 
+def loop_error() -> LoopEnded | None:
+    """Why the background loop of this process has ended; `None` while it runs or was not needed yet."""
+    return None if _current is None or _current.pid != os.getpid() else _current.ended
+
+
 def on_background_thread() -> bool:
-    """Whether the caller runs on the loop's thread, where waiting would hold up everything."""
+    """Whether the caller is on the loop's thread, where waiting would block every call."""
     return _current is not None and threading.current_thread() is _current.thread
 
 

@@ -1,7 +1,8 @@
-"""[`OpenAIChat`]: any endpoint that speaks OpenAI's chat format - OpenAI, vLLM, SGLang, Ollama, a router.
+"""[`OpenAIChat`]: a client for any endpoint with OpenAI's chat format - OpenAI, vLLM, SGLang, Ollama, a router.
 
-Settings, counts, and the life of a call: recorded? a place free? money left? ask, book, record, answer. The HTTP is in
-`openai_http.py`. A call may come from any thread and any event loop; its life is on the background loop of `loop.py`.
+This file has the settings, the counts and the steps of a call: check the cache, acquire a slot, check the budget, send
+the request, charge the budget, record and return the reply. HTTP is in `openai_http.py`. A call may come from any
+thread and any event loop; it runs on the background loop of `loop.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .budget import Budget, Limit, Price, find_price
 from .cache import CacheKey, ReplayCache
+from .guard import describe
 from .loop import background_loop, on_background_thread, run, start
 from .types import BadReply, BadRequest, Closed, LLMError, Message, Misconfigured, Reply, Usage, with_system
 from .wire import clean, priced, secrets_in, shown_url
@@ -31,75 +33,75 @@ logger = logging.getLogger(__name__)
 
 _OPENAI_URL = "https://api.openai.com/v1"
 _CHECK_SECONDS = 30.0
-_CHECKED_SECONDS = 600.0  # that a call which succeeded stands for a check
+_CHECKED_SECONDS = 600.0  # after a successful call no check is made for this long
 _CLOSE_SECONDS = 5.0
 
 
 @dataclass
 class ChatStats:
-    """What a client has done so far in this process."""
+    """The counts of a client in this process."""
 
-    calls: int = 0  # that have ended, whichever way
-    cached: int = 0  # those of them answered from the cache
-    failed: int = 0  # those of them that ended without a text
+    calls: int = 0  # finished, with or without a text
+    cached: int = 0  # of these, answered from the cache
+    failed: int = 0  # of these, without a text
     retries: int = 0  # requests sent beyond the first of each call
     usage: Usage = field(default_factory=Usage)  # tokens and dollars, retries and failed calls included
 
 
 @dataclass
 class Call:
-    """One call: the conversation as it was when it was made, and its account over all attempts. Times in seconds."""
+    """One call: a copy of its conversation, its limits, and its counts over all attempts. Times in seconds."""
 
     messages: list[Message]
     sampling: dict[str, Any]
-    key: CacheKey | None  # `None` where the cache has no part in it
+    key: CacheKey | None  # `None` if the cache is not used
     timeout: float  # for each attempt
     max_retries: int
-    patience: float  # that it may still wait for an endpoint that is down
+    patience: float  # time left to wait for an endpoint that is down
     attempts: int = 0
-    usage: Usage = field(default_factory=Usage)  # of all attempts: an answer that was no use is paid for too
+    usage: Usage = field(default_factory=Usage)  # of all attempts: an unusable answer is paid for too
     started: float = field(default_factory=time.perf_counter)
 
 
 class OpenAIChat:
     """A [`ChatModel`] behind an OpenAI-compatible endpoint.
 
-    Safe to use from several threads and event loops. A pickled copy has the settings but not the connections, the
-    counts or a literal `api_key`: it looks for its key in the environment of its process. `copy.deepcopy` gives the
+    Safe to use from several threads and event loops. A pickled copy has the settings, but not the connections, the
+    counts or a literal `api_key`: it reads its key from the environment of its process. `copy.deepcopy` returns the
     same object.
 
     Args:
-        model (`str`): As the endpoint calls it.
+        model (`str`): The model's name at the endpoint.
         base_url (`str`, *optional*): The endpoint, `/v1` included. Defaults to `OPENAI_BASE_URL`, then OpenAI.
-        api_key (`str`, *optional*): Defaults to `OPENAI_API_KEY`, read at the first call. An endpoint given by its
-            address may do without one.
-        max_concurrency (`int`, *optional*, defaults to `64`): Calls on their way at once; the others wait. A call that
-            waits for its retry keeps its place, so that an overloaded endpoint is asked less.
+        api_key (`str`, *optional*): Defaults to `OPENAI_API_KEY`, read at the first call. Not required for an endpoint
+            that is given by `base_url`.
+        max_concurrency (`int`, *optional*, defaults to `64`): At most this many calls in flight; others wait for a
+            slot. A call keeps its slot while it waits for a retry, so that an overloaded endpoint gets fewer requests.
         requests_per_minute (`float`, *optional*): Requests are spaced to stay below this, retries included.
         timeout (`float`, *optional*, defaults to `60`): Seconds for each attempt. A call ends at the latest
-            `timeout · (max_retries + 1)` seconds after it got its place, plus the waits between attempts: 0.5 to 8
-            seconds each, or what the endpoint asks for (`Retry-After`) up to two minutes; and `patience`.
+            `timeout · (max_retries + 1)` seconds after it got its slot, plus the waits between attempts (0.5 to 8
+            seconds each, or the endpoint's `Retry-After` up to two minutes), plus `patience`.
         max_retries (`int`, *optional*, defaults to `5`): Further attempts after a failed one.
-        patience (`float`, *optional*, defaults to `120`): Seconds that a call waits in all, its retries unspent,
-            while the endpoint is down.
-        budget_usd (`float`, *optional*): When this client has spent this much, no new call is sent; those on their way
-            end. A trainer counts all processes of a job and its restarts together ([`OpenAIChat.charge_to`]); without
-            one it is counted per process. An endpoint that reports no usage costs nothing here.
-        budget_tokens (`int`, *optional*): The same in tokens, read and written.
+        patience (`float`, *optional*, defaults to `120`): Seconds that a call waits in total while the endpoint is
+            down. This wait uses up no retries.
+        budget_usd (`float`, *optional*): Once this client has spent this much, no new call is sent; calls in flight
+            finish. A trainer counts all processes of a job and its restarts together ([`OpenAIChat.charge_to`]);
+            otherwise each process counts for itself. Calls to an endpoint that reports no usage count as free.
+        budget_tokens (`int`, *optional*): The same in prompt and completion tokens.
         price (`tuple[float, float]`, *optional*): US dollars per million prompt and completion tokens. Defaults to the
-            table in `budget.py`, which you should check; a model that is not in it costs 0, its tokens are counted.
-        cache ([`ReplayCache`], *optional*): Where replies are recorded or replayed. Not closed by `close`.
-        system_prompt (`str`, *optional*): Put in front of conversations that have none.
-        **sampling: Defaults for `temperature`, `max_tokens`, ...; what a call passes wins. Every parameter is sent as
-            it is, also one that only this endpoint knows.
+            table in `budget.py`, which you should check. A model that is not in it costs 0; its tokens are counted.
+        cache ([`ReplayCache`], *optional*): Records or replays replies. Not closed by `close`.
+        system_prompt (`str`, *optional*): The first message of conversations that have no system prompt.
+        **sampling: Defaults for `temperature`, `max_tokens`, ...; a call's own values take precedence. Every parameter
+            is sent as it is, also one that only this endpoint knows.
 
     Raises:
-        `ValueError`: A setting makes no sense, or `budget_usd` is the only limit and the price is not known.
+        `ValueError`: A setting is invalid, or `budget_usd` is the only limit and the price is not known.
     """
 
     _budget: Budget
     _account: str
-    _answered_at: float | None  # when the endpoint last gave a text
+    _answered_at: float | None  # time of the endpoint's last text
 
     def __init__(
         self,
@@ -134,38 +136,38 @@ class OpenAIChat:
         if requests_per_minute is not None and requests_per_minute <= 0:
             raise ValueError("requests_per_minute must be above 0")
         self._check_price(self.limit)
-        self._begin(lambda: key)  # not the key itself, which would be in every picture of this object
+        self._begin(lambda: key)  # a function, because the key itself would show in dumps of this object
 
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
-        """See [`ChatModel`]. Cancelling the call cancels its request. `session` makes no difference here."""
+        """See [`ChatModel`]. Cancelling the call cancels its request. `session` is ignored."""
         sampling = {**self.sampling, **sampling}
         try:
-            # A copy: the caller may go on with its list while the call waits for a place.
+            # A copy: the caller may change its list while the call waits for a slot.
             conversation = with_system(self.system_prompt, [message.copy() for message in messages])
             key = self.cache.key(self.model, conversation, sampling, repeat) if self.cache else None
-        except Exception as error:  # whatever is wrong with this conversation, the next one may be fine
-            return self._ended(BadRequest(f"not a conversation that can be sent: {error!r}"))
+        except Exception as error:  # this conversation cannot be sent; the next one may be fine
+            return self._ended(BadRequest(f"not a conversation that can be sent: {describe(error)}"))
         if self.cache is not None and self.cache.mode == "replay" and key is not None:
-            # At once: replies then come in the order of the calls, which no thread can change.
+            # At once, so that replies come in the order of the calls whatever the threads do.
             reply = self.cache.get(key)
-            assert reply is not None, "in replay mode what is missing is an error"
+            assert reply is not None, "in replay mode a missing reply is an error"
             return self._counted(self._priced(reply))
         answer = self._answer(Call(conversation, sampling, key, self.timeout, self.max_retries, self.patience))
-        try:  # connections live on one loop, not on the caller's
+        try:  # connections belong to the background loop, not to the caller's
             return await (answer if on_background_thread() else asyncio.wrap_future(start(answer)))
-        except RuntimeError:
-            return self._ended(Closed("the interpreter is shutting down"))
+        except RuntimeError as error:  # the loop has ended, or the interpreter is shutting down
+            return self._ended(Closed(str(error)))
 
     def charge_to(self, budget: Budget, account: str) -> None:
         """Book what this client spends into `budget`, under the name of its role.
 
-        Its own `budget_usd` and `budget_tokens` then hold for all that is booked under this name, by whichever process
-        and whenever; the total of `budget` holds as well.
+        Its own `budget_usd` and `budget_tokens` then limit everything that is booked under this name, in all processes
+        and across restarts. The total of `budget` applies as well.
 
         Args:
-            budget ([`Budget`]): Of the whole job, or of several roles.
+            budget ([`Budget`]): The budget of the whole job, or of several roles.
             account (`str`): The role: `environment`, `reference`, `feedback`, `optimizer`, `verifier`, `judge`, ...
 
         Raises:
@@ -180,9 +182,9 @@ class OpenAIChat:
         budget.add(account, before)
 
     def check(self) -> None:
-        """Ask the endpoint for one word, the way every call does but for the cache.
+        """Ask the endpoint for one word, as any call does but without the cache.
 
-        Not where a call has succeeded in the last ten minutes, nor in replay mode.
+        Skipped if a call succeeded in the last ten minutes, and in replay mode.
 
         Raises:
             [`LLMError`]: A call would fail: wrong key, unknown model, no server at this address, ...
@@ -193,7 +195,7 @@ class OpenAIChat:
         messages: list[Message] = [{"role": "user", "content": "Reply with the word: ok"}]
         limits = min(self.timeout, _CHECK_SECONDS), min(self.max_retries, 1), self.patience
         reply = run(self._answer(Call(messages, self.sampling, None, *limits)))
-        # A model that would have gone on thinking beyond max_tokens is there and works.
+        # A reasoning model that was cut off by max_tokens exists and works.
         if isinstance(reply.error, BadReply) and reply.finish_reason == "length":
             self._answered_at = time.monotonic()
         elif reply.error is not None:
@@ -201,7 +203,7 @@ class OpenAIChat:
 
     @property
     def stats(self) -> ChatStats:
-        """Calls, failures, retries and usage so far: a copy."""
+        """A copy of the counts so far: calls, failures, retries, usage."""
         with self._lock:
             return replace(self._stats)
 
@@ -212,7 +214,7 @@ class OpenAIChat:
 
     @property
     def where(self) -> str:
-        """The model and its address, fit to be shown."""
+        """The model and its address, without secrets."""
         return f"{self.model} at {shown_url(self.base_url)}"
 
     def find_key(self) -> str | None:
@@ -221,9 +223,9 @@ class OpenAIChat:
         return self._literal_key() or from_environment or None
 
     def close(self) -> None:
-        """End every call in flight with [`Closed`] and let go of the connections. Later calls end the same way.
+        """End every call in flight with [`Closed`] and close the connections. Later calls end the same way.
 
-        May be called any number of times, and is called at interpreter exit.
+        May be called several times; called at interpreter exit.
         """
         self._closed = True
         if self._pid != os.getpid():
@@ -257,7 +259,7 @@ class OpenAIChat:
         if limit.usd is None or self.price is not None:
             return
         unknown = f"the price of {self.model!r} is not known"
-        if limit.tokens is None:  # a budget that can never be reached is worse than none
+        if limit.tokens is None:  # a budget that is never reached is worse than none
             raise ValueError(
                 f"budget_usd needs a price, and {unknown}: pass budget_tokens= instead, or "
                 "price=(usd per 1M prompt tokens, usd per 1M completion tokens)"
@@ -265,18 +267,18 @@ class OpenAIChat:
         logger.warning("%s: of its budget only the tokens are counted", unknown)
 
     def _begin(self, literal_key: Callable[[], str | None]) -> None:
-        """What a copy in another process has of its own."""
+        """Create the state that a copy in another process does not share."""
         self._literal_key = literal_key
         self._lock = threading.Lock()
         self._stats = ChatStats()
         self._answered_at = None
-        self._budget, self._account = Budget(), self.model  # in memory, without a total: until told where to book
+        self._budget, self._account = Budget(), self.model  # in memory, without a limit, until `charge_to`
         self._closed = False
         self._left_by_fork: list[Any] = []
         self._begin_process()
 
     def _begin_process(self) -> None:
-        """What a fork has of its own. Used on the background loop alone."""
+        """Create the state that a fork does not share. It is used on the background loop only."""
         self._pid = os.getpid()
         self._slots = asyncio.Semaphore(self.max_concurrency)
         self._asking: weakref.WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = weakref.WeakValueDictionary()
@@ -286,23 +288,25 @@ class OpenAIChat:
     async def _answer(self, call: Call) -> Reply:
         """The reply to one call. Raises nothing but the caller's own cancellation."""
         if self._pid != os.getpid():
-            self._left_by_fork.append((self._http, self._tasks))  # the parent's: neither used nor closed
+            self._left_by_fork.append((self._http, self._tasks))  # the parent's: never used or closed here
             self._begin_process()
-        task = asyncio.ensure_future(self._recorded_or_asked(call))  # its own, so that `close` can end it alone
+        task = asyncio.ensure_future(
+            self._recorded_or_asked(call)
+        )  # a task of its own, so that `close` can cancel it alone
         self._tasks.add(task)
         reply = Reply(error=Closed("cancelled"))
         try:
             reply = await task
         except asyncio.CancelledError:
-            asked = asyncio.current_task()  # cancelled itself, or only the task that it waits for
-            if not self._closed or (asked is not None and asked.cancelling()):
+            current = asyncio.current_task()  # was this task cancelled, or only the one that it awaits?
+            if not self._closed or (current is not None and current.cancelling()):
                 raise
             reply = Reply(error=Closed("the client was closed"))
         except LLMError as error:
             reply = Reply(error=error)
-        except Exception as error:  # a fault in here fails one call, not the thread all calls share
+        except Exception as error:  # a bug here fails one call, not the thread that all calls share
             logger.debug("a call to %s failed in an unforeseen way", self.where, exc_info=True)
-            reply = Reply(error=BadRequest(f"{type(error).__name__}: {error}"))
+            reply = Reply(error=BadRequest(describe(error)))
         finally:
             self._tasks.discard(task)
             reply = self._ended(reply.error, reply, call)
@@ -311,8 +315,8 @@ class OpenAIChat:
     async def _recorded_or_asked(self, call: Call) -> Reply:
         if self.cache is None or call.key is None:
             return await self._ask(call)
-        # Who wants the same sample meanwhile waits here, then finds it recorded. A lock, not a shared task: when the
-        # first one is cancelled or fails, the next one asks for itself.
+        # A second call for the same sample waits here and then finds it recorded. A lock, not a shared task: if the
+        # first call is cancelled or fails, the next one sends its own request.
         async with self._asking.setdefault(call.key[:2], asyncio.Lock()):
             recorded = await asyncio.to_thread(self.cache.get, call.key)
             return self._priced(recorded) if recorded else await self._ask(call)
@@ -344,28 +348,28 @@ class OpenAIChat:
                 "or base_url= for a server of your own"
             )
         self._http = Http(self, key or "none")
-        background_loop(self)  # which closes what is connected before it ends
+        background_loop(self)  # which closes the connections before it ends
         weakref.finalize(self, _let_go, self._http, os.getpid()).atexit = False
         return self._http
 
     async def _in_thread(self, function: Callable[..., None], *args: Any) -> None:
-        """What may wait for a disk, off the loop: there it would hold up every call of every client."""
+        """Run disk access in a thread: on the loop it would block every call of every client."""
         if self.cache is None and self._budget.path is None:
-            function(*args)  # nothing that waits
+            function(*args)  # no disk access
         else:
             await asyncio.to_thread(function, *args)
 
     def _keep(self, call: Call, reply: Reply) -> None:
-        """Record the reply, and write down what it cost."""
+        """Record the reply and write its cost."""
         if self.cache is not None and call.key is not None:
             try:
                 self.cache.put(call.key, replace(reply, usage=call.usage))
-            except Exception:  # a reply that is here and paid for is not taken away
+            except Exception:  # the reply has arrived and is paid for: return it all the same
                 logger.exception("a reply could not be recorded in %r", self.cache)
         self._budget.settle()
 
     def _ended(self, error: LLMError | None, reply: Reply = Reply(attempts=0), call: Call | None = None) -> Reply:
-        """The reply as the caller gets it: with its account, counted, and its error free of secrets and traces."""
+        """The reply for the caller: with usage and seconds, counted, its error without secrets and tracebacks."""
         if call is not None:
             seconds = time.perf_counter() - call.started
             reply = replace(reply, usage=call.usage, attempts=call.attempts, seconds=seconds)
@@ -396,13 +400,13 @@ class OpenAIChat:
 
 
 def _let_go(http: Http, pid: int) -> None:
-    """Close the connections of a client that nobody holds any more; without this they stay open on the loop."""
+    """Close the connections of a client that was garbage-collected; otherwise they stay open on the loop."""
     if pid == os.getpid():
         with suppress(RuntimeError):  # the interpreter is shutting down
             start(http.close())
 
 
 def _variable_with(key: str) -> str | None:
-    """The environment variable that `key` was read from, so that a pickled copy can carry the name, not the key."""
+    """The environment variable with the value `key`: a pickled copy carries its name instead of the key."""
     names = (name for name, value in os.environ.items() if value.strip() == key and ("KEY" in name or "TOKEN" in name))
     return next(names, None)

@@ -1,11 +1,11 @@
-"""The HTTP half of [`OpenAIChat`], on httpx: attempts, what each one means, when another one is worth making.
+"""The HTTP half of [`OpenAIChat`], on httpx: attempts, their errors, and retries.
 
-What is decided here, since a server must not: how long a whole attempt may take (httpx's own limit is per read, so a
-server that trickles bytes never meets it), how long an answer may be, what is retried and after which wait, and that
-nobody is sent on to another address. The openai package decides none of these so, and walks through the types of every
-message and every completion: a third of the processor time of a call.
+This client decides four things that it must not leave to a server: how long a whole attempt may take (httpx's own limit
+is per read, so a server that trickles bytes never reaches it), how long an answer may be, which errors are retried and
+after which wait, and that redirects are not followed. The openai package decides them otherwise, and it checks the
+types of every message and completion, which takes a third of the processor time of a call.
 
-Imports httpx, a tenth of a second: to be imported inside functions only.
+Importing httpx takes a tenth of a second, so this file is imported inside functions only.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx2 as httpx
 
+from .guard import describe
 from .types import (
     BadReply,
     BadRequest,
@@ -44,15 +45,15 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 _CONNECTIONS = 32  # in each pool
 _MOST_BYTES = 32 << 20  # of a reply, unpacked
-_MOST_ERROR_BYTES = 64 << 10  # of an error, whose beginning is all that is shown
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a retry, where the server asks for nothing
-_LONGEST_ASKED = 120.0  # seconds, whatever the server asks for
+_MOST_ERROR_BYTES = 64 << 10  # of an error, of which only the beginning is shown
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a retry, if the server sends no `Retry-After`
+_LONGEST_ASKED = 120.0  # seconds at most of a server's `Retry-After`
 _FAILURES = 5  # in a row, after which an endpoint is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before an attempt at an endpoint that is down
 
 
 class _WithoutSecrets(logging.Filter):
-    """For httpx's log, which at level INFO writes down every address as it is, user and password included."""
+    """A filter for httpx's log, which at level INFO shows every address with user and password."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -64,27 +65,28 @@ logging.getLogger(httpx.__name__).addFilter(_WithoutSecrets())
 
 
 class Breaker:
-    """The circuit breaker: a dead endpoint is asked by one call at a time, at growing intervals, until it answers.
+    """The circuit breaker: while an endpoint is down, one call at a time tries it, at growing intervals.
 
-    Without it every call of a batch burns its retries against an endpoint that is down, and the batch is lost; with it
-    the calls wait, their retries unspent. Down is after five attempts in a row that found nobody, no answer in time or
-    a server error. Then one attempt after another is let through, with a pause before it of 0.5 s at first, twice as
-    long after each failure, 10 s at most. The first answer of any kind ends it. To be used on one event loop.
+    Without it, every call of a batch would use up its retries against an endpoint that is down, and the batch would
+    fail; with it, the calls wait and keep their retries. An endpoint counts as down after five attempts in a row that
+    ended in a connection error, a timeout or a server error. Then one attempt at a time is made, after a pause of 0.5 s
+    at first, twice as long after each failure, 10 s at most. The first answer of any kind ends the outage. For one
+    event loop.
 
     Attributes:
-        answered (`float`): When the endpoint last did, by `time.perf_counter`.
-        pause (`float`): Before the next attempt, in seconds; 0 while the endpoint lives.
-        pauses (`int`): How often the endpoint was found to be down.
+        answered (`float`): Time of the endpoint's last answer, by `time.perf_counter`.
+        pause (`float`): Seconds before the next attempt; 0 while the endpoint is up.
+        pauses (`int`): How many outages there were.
     """
 
     def __init__(self) -> None:
         self.pause, self.pauses, self._failures, self.answered = 0.0, 0, 0, 0.0
-        self._turns = asyncio.Lock()  # served in the order of arrival: each failed attempt is another call's
+        self._turns = asyncio.Lock()  # served in order of arrival, so that each attempt is another call's
 
     @asynccontextmanager
     async def attempt(self, patience: float) -> AsyncIterator[bool]:
-        """Wait until an attempt makes sense, `patience` seconds at most (a last pause not counted), and make it inside.
-        Yields whether it is the one that finds out if the endpoint is back. How it went is told to `alive` or `dead`.
+        """Wait until an attempt may be made, at most `patience` seconds (without the last pause). The caller makes it
+        inside the context and then calls `alive` or `dead`. Yields whether it probes an endpoint that is down.
 
         Raises:
             [`Unreachable`]: The endpoint was down for all that time.
@@ -93,7 +95,7 @@ class Breaker:
             try:
                 async with asyncio.timeout(patience):
                     await self._turns.acquire()
-                if not patience:  # which a lock that is free does not look at
+                if not patience:  # acquiring a free lock never times out
                     self._turns.release()
                     raise TimeoutError
             except TimeoutError:
@@ -101,18 +103,18 @@ class Breaker:
             try:
                 await asyncio.sleep(self.pause)
                 if self.pause:
-                    yield True  # holding the lock: nobody else meanwhile
+                    yield True  # with the lock, so that no other call tries meanwhile
                     return
             finally:
                 self._turns.release()
         yield False
 
     def alive(self) -> None:
-        """The endpoint has answered, be it with a refusal."""
+        """Note that the endpoint has answered, if only with an error status."""
         self._failures, self.pause, self.answered = 0, 0.0, time.perf_counter()
 
     def dead(self, probing: bool, certainly: bool = False) -> None:
-        """An attempt found nobody, no answer in time, or a server error."""
+        """Note an attempt that ended in a connection error, a timeout or a server error."""
         self._failures += 1
         if probing:
             self.pause = min(2 * self.pause, _LONGEST_PAUSE)
@@ -121,14 +123,14 @@ class Breaker:
 
 
 class _Pools(httpx.AsyncBaseTransport):
-    """Many small connection pools behind one transport; requests are dealt out in turn.
+    """Many small connection pools behind one transport, used in turn.
 
-    httpx's pool goes through all of its connections whenever a request begins or ends. With a thousand calls in flight
-    that is two thirds of the processor time of a call.
+    httpx's pool scans all of its connections whenever a request begins or ends. With a thousand calls in flight this
+    takes two thirds of the processor time of a call.
     """
 
     def __init__(self, max_concurrency: int):
-        verify = httpx.create_ssl_context()  # one for all: making one takes longer than a pool
+        verify = httpx.create_ssl_context()  # shared: creating one takes longer than creating a pool
         # A pool may get more than its share for a moment, when the others' requests end early.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_CONNECTIONS)
         number = -(-max_concurrency // _CONNECTIONS)
@@ -150,10 +152,10 @@ class _Answer(NamedTuple):
 
 
 class Http:
-    """The connections of one client in one process. To be made and used on the background loop.
+    """The connections of one client in one process. Created and used on the background loop.
 
     Args:
-        chat ([`OpenAIChat`]): Its settings, which are read here and not kept: it must not be held.
+        chat ([`OpenAIChat`]): The client. Its settings are copied, because a reference to it would keep it alive.
         key (`str`): The API key.
     """
 
@@ -165,9 +167,9 @@ class Http:
         headers = {header: os.environ[name] for header, name in names.items() if os.environ.get(name)}
         headers |= {"authorization": f"Bearer {key}", "accept-encoding": "gzip", "user-agent": "agentic-prompting"}
         self.client = httpx.AsyncClient(
-            # Mounted, not passed as the transport, which would turn off the proxies that the environment names.
+            # Mounted, not passed as the transport, which would disable the proxies of the environment variables.
             mounts={"all://": _Pools(chat.max_concurrency)},
-            # Connecting gets less: a host that is there answers fast.
+            # Connecting has a shorter limit: a host that is up answers fast.
             timeout=httpx.Timeout(chat.timeout, connect=min(chat.timeout, _CONNECT_SECONDS)),
             follow_redirects=False,
             headers=headers,
@@ -176,8 +178,8 @@ class Http:
         self._next_start = 0.0
 
     async def ask(self, call: Call) -> Reply:
-        """Ask, retries included. What went wrong is in the reply, not yet cleaned of secrets."""
-        # As a part of the body every parameter reaches the endpoint, also one that only vLLM knows (`top_k`, `min_p`).
+        """Send a call, with retries. An error is in the reply, its secrets not yet removed."""
+        # In the body every parameter reaches the endpoint, also one that only vLLM knows (`top_k`, `min_p`).
         body = {"model": self.model, "messages": call.messages, **call.sampling}
         body |= body.pop("extra_body", None) or {}
         while True:
@@ -190,7 +192,7 @@ class Http:
         await self.client.aclose()
 
     async def _attempt(self, body: dict[str, Any], call: Call) -> tuple[Reply, float | None]:
-        """One attempt: what came of it, and the seconds after which another one is worth making, if any."""
+        """One attempt: its reply, and the seconds to wait before a retry; `None` if a retry cannot help."""
         began = time.monotonic()
         try:
             async with self.breaker.attempt(call.patience) as probing:
@@ -200,12 +202,13 @@ class Http:
                 answer = await self._post(body, call.timeout)
                 dead = isinstance(answer, TimedOut | Unreachable)
                 dead = dead or (isinstance(answer, _Answer) and answer.status >= 500)
-                # Few calls fail too rarely for the breaker: the last retry of one that met nobody all along is kept.
-                nobody = isinstance(getattr(answer, "__cause__", None), httpx.ConnectError)
+                # With few calls in flight, too few fail to open the breaker: before a call's last retry, a refused
+                # connection opens it, if the endpoint has not answered any call meanwhile.
+                refused = isinstance(getattr(answer, "__cause__", None), httpx.ConnectError)
                 last = call.attempts == call.max_retries > 1 and self.breaker.answered < call.started
-                self.breaker.dead(probing, certainly=nobody and last) if dead else self.breaker.alive()
-                call.max_retries += nobody and probing  # found out for all, until its patience ends
-        except LLMError as error:  # down for as long as a call waits, or nothing that can be sent
+                self.breaker.dead(probing, certainly=refused and last) if dead else self.breaker.alive()
+                call.max_retries += refused and probing  # a probe serves all calls, so it costs no retry
+        except LLMError as error:  # down for longer than the call's patience, or a request that cannot be sent
             return Reply(error=error), None
         if isinstance(answer, LLMError):
             return Reply(error=answer), _backoff(call.attempts)
@@ -217,13 +220,13 @@ class Http:
             return Reply(error=BadReply(f"the endpoint's answer has more than {_MOST_BYTES >> 20} MiB")), None
         reply = read_completion(answer.body, self.price)
         call.usage += reply.usage
-        # The same request may get a usable body next time. A refusal is an answer, and a reply that used up its tokens
-        # before the first word of text (a reasoning model under a small `max_tokens`) would do so again.
+        # A retry may get a usable body. It does not help after a refusal, which is an answer, nor if the reply used up
+        # its tokens before the first word of text (a reasoning model with a small `max_tokens`).
         passes = isinstance(reply.error, BadReply) and reply.finish_reason != "length"
         return reply, _backoff(call.attempts) if passes else None
 
     async def _post(self, body: dict[str, Any], timeout: float) -> _Answer | LLMError:
-        """The answer, whatever its status, or why there is none; raises [`BadRequest`] for what cannot be sent."""
+        """The answer, whatever its status, or the error; raises [`BadRequest`] for a request that cannot be sent."""
         try:
             async with asyncio.timeout(timeout), self.client.stream("POST", self._url, json=body) as response:
                 return _Answer(response.status_code, response.headers, *await _read(response))
@@ -238,8 +241,8 @@ class Http:
             found = Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")
             found.__cause__ = error
             return found
-        except Exception as error:  # whatever happened, it happened to this call alone
-            raise BadRequest(f"the request could not be sent: {type(error).__name__}: {error}") from None
+        except Exception as error:  # it concerns this call alone
+            raise BadRequest(f"the request could not be sent: {describe(error)}") from None
 
     async def _wait_for_turn(self) -> None:
         now = time.monotonic()
@@ -250,9 +253,9 @@ class Http:
 
 
 async def _read(response: Any) -> tuple[bytes, bool]:
-    """The unpacked body up to the largest size, and whether there was more.
+    """The decompressed body up to the largest size, and whether it was cut.
 
-    Not left to httpx, which unpacks whatever has arrived at once: a thousand times its size.
+    Not left to httpx, which decompresses everything that has arrived at once: up to a thousand times its size.
     """
     most = _MOST_BYTES if response.is_success else _MOST_ERROR_BYTES
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
@@ -270,14 +273,14 @@ async def _read(response: Any) -> tuple[bytes, bool]:
 
 
 def _backoff(attempts: int) -> float:
-    """Seconds before the next attempt: twice as long each time, and not the same for all who failed together."""
+    """Seconds before the next attempt: doubled each time, with jitter for calls that failed together."""
     return min(_FIRST_WAIT * 2 ** (attempts - 1), _LONGEST_WAIT) * random.uniform(0.75, 1.0)
 
 
 def _wait(attempts: int, answer: _Answer) -> float:
-    """What the server asks for in `Retry-After`, two minutes at most, where that can be read.
+    """Seconds before the next attempt: the server's `Retry-After`, two minutes at most, or else the backoff.
 
-    `x-should-retry` is not asked: the retries were promised.
+    `x-should-retry` is ignored, because `max_retries` is a promise to the user.
     """
     asked, headers = 0.0, answer.headers
     try:
@@ -291,7 +294,7 @@ def _wait(attempts: int, answer: _Answer) -> float:
 
 
 def _from_status(answer: _Answer, model: str) -> LLMError:
-    """The error of ours that says what a status means for the user."""
+    """The [`LLMError`] of an HTTP status, with what the user can do about it."""
     status = answer.status
     try:
         said = said_by(json.loads(answer.body))
@@ -299,12 +302,10 @@ def _from_status(answer: _Answer, model: str) -> LLMError:
         said = said_by(answer.body.decode("utf-8", "replace"))
     if status < 400:
         to = shown_url(answer.headers.get("location", "")) or "another address"
-        what = (
-            f"the endpoint sends on to {to}, which is not followed: if that is the server you want, set base_url= to it"
-        )
+        what = f"the endpoint redirects to {to}, which is not followed: if you want that server, set base_url= to it"
         return Misconfigured(what, status=status)
     meanings: dict[int, tuple[type[LLMError], str]] = {
-        # What the server says to this one may quote the key.
+        # Without the server's own message, which may quote the key.
         401: (Misconfigured, "the key was rejected: set OPENAI_API_KEY or pass api_key="),
         402: (Misconfigured, f"the account is out of credit: {said}"),
         403: (

@@ -1,7 +1,7 @@
-"""What every large-LLM call is made of: message in, reply out, one awaitable between them, and what can go wrong.
+"""The types of a large-LLM call: messages, the [`ChatModel`] that gets them, the [`Reply`] it returns, and its errors.
 
-An error here is *data*: it travels inside [`Reply`], it is counted, and it never reaches an agent as if it were an
-answer. The errors are exceptions as well, so that code which wants to stop can `raise reply.error`.
+An error is *data*: it is returned inside [`Reply`] and counted, and it never reaches an agent as text. Errors are
+exceptions too, so that code which has to stop can `raise reply.error`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from .masking import mask_secrets
 class LLMError(Exception):
     """A call to a large LLM that gave no usable reply, after all retries.
 
-    Those with `fatal = True` cannot get better by waiting and stop a run at once.
+    An error with `fatal = True` does not pass by waiting; it stops a run at once.
 
     Args:
-        what (`str`): What went wrong and, where something can be done about it, what to do. One line; secrets in
-            it are masked.
-        where (`str`, *optional*, defaults to `""`): The model and address that were asked.
+        what (`str`): What went wrong and, if the user can mend it, what to do. One line; secrets in it are masked.
+        where (`str`, *optional*, defaults to `""`): The model and its address.
         attempts (`int`, *optional*, defaults to `1`): How many times the call was tried.
         status (`int`, *optional*): The last HTTP status, where there was one.
     """
@@ -67,7 +66,7 @@ class BadRequest(LLMError):
 
 
 class BadReply(LLMError):
-    """The endpoint answered, but with nothing that can be used: no choices, no text, not JSON."""
+    """The endpoint's answer is unusable: no choices, no text, not JSON."""
 
 
 class Refused(LLMError):
@@ -79,13 +78,13 @@ class Closed(LLMError):
 
 
 class BudgetExceeded(LLMError):
-    """The money or tokens allowed for this model are spent."""
+    """The budget of this model, in dollars or tokens, is spent."""
 
     fatal = True
 
 
 class BudgetUnavailable(LLMError):
-    """There is a limit, and the book of what was spent can be neither read nor written: it could not be kept."""
+    """There is a budget, and the file that records spending can be neither read nor written."""
 
     fatal = True
 
@@ -105,7 +104,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a call used.
+    """The tokens and the cost of a call.
 
     Args:
         prompt_tokens (`int`, *optional*, defaults to `0`): Tokens read.
@@ -135,14 +134,15 @@ class Reply:
 
     Args:
         text (`str`, *optional*, defaults to `""`): What the model wrote. Empty when `error` is set.
-        error ([`LLMError`], *optional*): Why there is no text.
-        finish_reason (`str`, *optional*, defaults to `"stop"`): As the endpoint gave it: `stop`, `length`, ...
+        error ([`LLMError`], *optional*): The reason why there is no text.
+        finish_reason (`str`, *optional*, defaults to `"stop"`): As the endpoint returned it: `stop`, `length`, ...
         usage ([`Usage`], *optional*): Tokens and cost of this call; zero for a cached reply.
-        cached (`bool`, *optional*, defaults to `False`): Whether it came from a [`ReplayCache`], unpaid.
-        shared (`bool`, *optional*, defaults to `False`): Whether it was given to another call, which paid for it.
-        saved ([`Usage`], *optional*): What a cached or shared reply was once paid with.
+        cached (`bool`, *optional*, defaults to `False`): Whether it came from a [`ReplayCache`], at no cost.
+        shared (`bool`, *optional*, defaults to `False`): Whether it is a copy of the reply of another call, which paid
+            for it.
+        saved ([`Usage`], *optional*): For a cached or shared reply: the tokens and cost of the call that it comes from.
         attempts (`int`, *optional*, defaults to `1`): Requests sent for it, retries included; 0 when cached.
-        seconds (`float`, *optional*, defaults to `0.0`): From submission to reply, waiting for a free slot included.
+        seconds (`float`, *optional*, defaults to `0.0`): From the call to the reply, waiting for a free slot included.
     """
 
     text: str = ""
@@ -157,12 +157,12 @@ class Reply:
 
     @property
     def worth(self) -> Usage:
-        """What it costs to get this reply, whoever paid for it."""
+        """The full tokens and cost of this reply: `usage` plus `saved`."""
         return self.usage + self.saved
 
 
-class _Asked(type(Protocol)):  # type: ignore[misc]  # typing keeps the metaclass to itself
-    """What `isinstance(x, ChatModel)` looks at: whether `x` is called with `messages`. Any verifier can be called."""
+class _TakesMessages(type(Protocol)):  # type: ignore[misc]  # typing does not export the metaclass
+    """Makes `isinstance(x, ChatModel)` check for an argument `messages`: a verifier can be called as well."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls is not ChatModel:
@@ -174,31 +174,33 @@ class _Asked(type(Protocol)):  # type: ignore[misc]  # typing keeps the metaclas
 
 
 @runtime_checkable
-class ChatModel(Protocol, metaclass=_Asked):
-    """A large LLM, asked one conversation at a time.
+class ChatModel(Protocol, metaclass=_TakesMessages):
+    """A large LLM: one call per conversation.
 
-    A call never raises: whatever happens to it ends up in the [`Reply`]. Cancellation alone passes through.
+    A call never raises: its error is in the [`Reply`]. Only a cancellation passes.
     """
 
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
-        """Ask, and wait for the reply.
+        """Send a conversation and return the reply.
 
         Args:
-            messages (`Sequence[Message]`): The conversation, oldest first.
-            repeat (`int`, *optional*): Which of several samples of the *same* conversation this is. A replay cache
-                keys on it, so that N samples stay N different replies. `None`: the n-th time this conversation is
-                asked.
+            messages (`Sequence[Message]`): The conversation, oldest message first.
+            repeat (`int`, *optional*): The number of this sample among several of the *same* conversation. A replay
+                cache keys on it, so that N samples stay N different replies. `None`: counted by the cache.
             session (`str`, *optional*): Calls with the same session belong together (a router keeps their model).
-            **sampling: `temperature`, `max_tokens`, `top_p`, `stop`, ...: passed on to the endpoint.
+            **sampling: `temperature`, `max_tokens`, `top_p`, `stop`, ...: sent to the endpoint.
         """
         ...
 
 
 def with_system(system_prompt: str | None, messages: Sequence[Message], join: bool = False) -> list[Message]:
-    """The conversation with `system_prompt` in front. Where it already begins with a system message, that one stands
-    alone, or with `join` behind the prompt, in one message with it."""
+    """The conversation with `system_prompt` as its first message.
+
+    If it already begins with a system message, that message stays alone; with `join` it follows the prompt in one
+    message.
+    """
     if not system_prompt:
         return list(messages)
     if messages and messages[0]["role"] == "system":

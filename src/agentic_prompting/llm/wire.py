@@ -1,6 +1,6 @@
-"""What an OpenAI-compatible endpoint sends, read and made fit to be shown: pure functions, no HTTP.
+"""Parsing of an OpenAI-compatible endpoint's answers, and removal of secrets from texts: pure functions, no HTTP.
 
-A body that holds no text is a failure, never an empty answer.
+A body without text is a failure, never an empty answer.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STEERING = re.compile(
 )
 _LONGEST_QUOTE = 300
 _LONGEST_REASON = 40
-_MOST_TOKENS = 10**9  # in one call; a count above it, or below 0, is no count, and would upset every sum it got into
-_LONGEST_READ = 5000  # far more than is shown: a text is cut only after the key is out, or half a key would stay
+_MOST_TOKENS = 10**9  # in one call; a count above it, or below 0, is invalid and would spoil every sum
+_LONGEST_READ = 5000  # far more than is shown: keys are removed before a text is cut, or half a key could stay
 
 
 def read_completion(body: bytes, price: tuple[float, float] | None = None) -> Reply:
@@ -34,8 +34,8 @@ def read_completion(body: bytes, price: tuple[float, float] | None = None) -> Re
         price (`tuple[float, float]`, *optional*): US dollars per million prompt and completion tokens.
 
     Returns:
-        [`Reply`]: With a text, or with a [`BadReply`] or [`Refused`]; with the usage in each case, since an unusable
-        answer is paid for as well.
+        [`Reply`]: With a text, or with a [`BadReply`] or [`Refused`]; always with the usage, because an unusable answer
+        is paid for too.
     """
     usage, reason = Usage(), "error"
 
@@ -45,7 +45,7 @@ def read_completion(body: bytes, price: tuple[float, float] | None = None) -> Re
     start = repr(body[:_LONGEST_READ].decode("utf-8", "replace"))
     try:
         data = json.loads(body)
-    except (ValueError, RecursionError):  # not JSON, not UTF-8, nested without end
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
         return bad(f"the endpoint's answer is not JSON: {start}")
     if not isinstance(data, dict):
         return bad(f"the endpoint's answer is not a chat completion: {start}")
@@ -62,12 +62,12 @@ def read_completion(body: bytes, price: tuple[float, float] | None = None) -> Re
     if refusal or reason == "content_filter":
         why = f"the model declined: {refusal}" if refusal else "a content filter stopped the reply"
         return Reply(error=Refused(why), finish_reason=reason, usage=usage)
-    if isinstance(text, list):  # some servers send a reply as a list of parts, a model's thoughts among them
+    if isinstance(text, list):  # some servers send a reply as a list of parts, which may include thoughts
         kinds = ("text", "output_text")
         parts = [part.get("text") for part in text if isinstance(part, dict) and part.get("type") in kinds]
         text = "".join(part for part in parts if isinstance(part, str))
     if isinstance(text, str) and text.strip():
-        # A reply cut inside an emoji can hold half a surrogate pair, which neither a tokenizer nor SQLite takes.
+        # A reply cut inside an emoji can hold half a surrogate pair, which tokenizers and SQLite reject.
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return Reply(text=text, finish_reason=reason, usage=usage)
     if reason == "length":
@@ -81,13 +81,13 @@ def _count(counts: Any, name: str) -> int:
 
 
 def priced(read: int, written: int, price: tuple[float, float] | None) -> Usage:
-    """Tokens read and written with what they cost, by US dollars per million of each; nothing without a price."""
+    """The usage of a call: tokens read and written, and their cost by US dollars per million; 0 without a price."""
     per_read, per_written = price or (0.0, 0.0)
     return Usage(read, written, (read * per_read + written * per_written) / 1e6)
 
 
 def said_by(body: Any) -> str:
-    """The error message in a decoded response body, wherever this server puts it. Not cleaned of secrets."""
+    """The error message in a decoded response body, in whichever field a server puts it. It may contain secrets."""
     if isinstance(body, dict):
         inner = body.get("error") or body.get("message") or body.get("detail") or body
         body = inner.get("message", inner) if isinstance(inner, dict) else inner
@@ -95,16 +95,16 @@ def said_by(body: Any) -> str:
 
 
 def clean(text: str, *secrets: str | None) -> str:
-    """`text` fit to be shown: on one line, short, without `secrets`, other keys and what would steer a terminal."""
+    """`text` for a message: on one line, short, without `secrets`, other keys and terminal control characters."""
     text = visible(" ".join(mask_secrets(text, *secrets).split()))
     return text if len(text) <= _LONGEST_QUOTE else text[: _LONGEST_QUOTE - 3] + "..."
 
 
 def visible(text: str) -> str:
-    """`text` with all that would steer a terminal written out: `\\u001b` for ESC, and so on.
+    """`text` with terminal control characters escaped: `\\u001b` for ESC, and so on.
 
-    Escape sequences can set the clipboard or clear the screen, and marks of direction let a text read backwards. Line
-    feeds and tabs stay. What is written out is written as JSON does it, so a line of JSON stays the same JSON.
+    Escape sequences can set the clipboard or clear the screen, and marks of direction reverse a text. Line feeds and
+    tabs stay. The escapes are those of JSON, so a line of JSON stays the same JSON.
     """
     return _STEERING.sub(_written_out, text.replace("\r\n", "\n"))
 
@@ -115,9 +115,9 @@ def _written_out(found: re.Match[str]) -> str:
 
 
 def shown_url(url: str) -> str:
-    """`url` fit to be shown: its scheme, host and port, and the end of its path as far as everybody knows it.
+    """`url` for a message: its scheme, host and port, and the end of its path if that is a common one.
 
-    A key can stand anywhere else: as a user or password, in the query, and with some gateways in the path.
+    Every other part may contain a key: user and password, the query, with some gateways the path.
     """
     try:
         parts = urlsplit(url if "://" in url else f"//{url}")
@@ -130,7 +130,7 @@ def shown_url(url: str) -> str:
 
 
 def secrets_in(url: str) -> list[str]:
-    """The pieces of `url` that [`shown_url`] leaves out, which a server may quote."""
+    """The parts of `url` that [`shown_url`] omits: a server may quote them."""
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -5,7 +5,6 @@ Failure is data here: a call that came to nothing keeps the prompt and is counte
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -13,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from inspect import isawaitable
 from typing import Any, Literal, get_args
 
 from ..llm import ChatModel, Message, Reply, as_chat
+from ..llm.guard import Escaped, call_guarded_on, text_of
 from ..rewards import read_verdict
 from ..rollout import fill
 from .templates import RolePrompts, Unit, first_units, read_improved_prompt
@@ -254,7 +253,8 @@ class _Roles:
         except _NoReply:
             return "none"
         except Exception as error:  # the verifier is the user's code
-            self._failed(Failure("verifier", self.number, type(error).__name__, str(error)[:300]))
+            raised = error.original if isinstance(error, Escaped) else error
+            self._failed(Failure("verifier", self.number, type(raised).__name__, text_of(raised, 300)))
             return "none"
         return "none" if verdict is None else "right" if verdict else "wrong"
 
@@ -320,19 +320,10 @@ def _ended(reply: Reply) -> bool:
 
 async def _judged(judge: Judge, query: Query, answer: str) -> bool | None:
     """The verdict of a callable; raises what it raises, and `TypeError` for a text, which would count as true."""
-    verdict = await asyncio.get_running_loop().run_in_executor(_judges(os.getpid()), _said, judge, query, answer)
-    if isawaitable(verdict):
-        verdict = await verdict
+    verdict = await call_guarded_on(_judges(os.getpid()), judge, query, answer)
     if isinstance(verdict, str) or verdict not in (True, False, None):
         raise TypeError(f"a verifier returns True, False or None, not {verdict!r:.100}")
     return None if verdict is None else bool(verdict)
-
-
-def _said(judge: Judge, query: Query, answer: str) -> Any:
-    try:
-        return judge(query, answer)
-    except StopIteration:  # no future can hold it
-        raise RuntimeError("the verifier raised StopIteration") from None
 
 
 @cache

@@ -2,22 +2,10 @@
 
 from .chat_format import ChatFormat
 from .engine import BatchEngine, Engine, Job, gather, play_all, run_with_engine
+from .environment import RESET_ERROR, Environment, as_environment, reset_rows
 from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
 from .plain_text import PlainText
-from .play import (
-    Environment,
-    Limits,
-    Observation,
-    Policy,
-    Rollout,
-    Sample,
-    Sampler,
-    SampleRequest,
-    observe,
-    play,
-    rollout_seed,
-    turn_seed,
-)
+from .play import observe, play, rollout_seed, turn_seed
 from .recording import STATUSES, RolloutFacts, RolloutLog, read_rollouts, rollout_metrics, rollout_record, transcript
 from .spec import (
     PROMPT_R1_TEMPLATE,
@@ -30,10 +18,12 @@ from .spec import (
     rollout_from_trace,
     template_for,
 )
+from .types import Limits, Observation, Policy, Rollout, Sample, Sampler, SampleRequest
 
 # fmt: off
 __all__ = [
     "PROMPT_R1_TEMPLATE",
+    "RESET_ERROR",
     "SPEC_FILE",
     "STATUSES",
     "AgentSpec",
@@ -56,6 +46,7 @@ __all__ = [
     "Sampler",
     "TagGrammar",
     "Turn",
+    "as_environment",
     "check_template",
     "escape",
     "fill",
@@ -67,6 +58,7 @@ __all__ = [
     "play_all",
     "prompt_r1_template",
     "read_rollouts",
+    "reset_rows",
     "rollout_from_trace",
     "rollout_metrics",
     "rollout_record",

@@ -1,8 +1,8 @@
-"""Who samples together: the only place where anything is batched.
+"""Engines: the only place where requests of several episodes are batched.
 
-Episodes are coroutines on the background event loop; a model in this process is worked on one thread, which owns it. An
-[`Engine`] takes requests in on the one side and works them off on the other, a piece at a time, so that what has come
-in since joins at the next piece. Policies that live elsewhere (a server) need none of this: they are awaited.
+Episodes are coroutines on the background event loop. A model in this process runs on one thread, which owns it. An
+[`Engine`] collects the requests of many coroutines and runs them on that thread, one step after another; a request that
+arrives meanwhile joins at the next step. Policies that run elsewhere (on a server) need no engine: they are awaited.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from ..llm.loop import background_loop
+from ..llm.guard import contain, contained
+from ..llm.loop import start
 from .chat_format import ChatFormat
-from .play import Environment, Limits, Policy, Rollout, Sample, Sampler, SampleRequest, play
+from .environment import Environment, as_environment
+from .play import play
+from .types import Limits, Policy, Rollout, Sample, Sampler, SampleRequest
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
 T = TypeVar("T")
 
-_LISTEN_SECONDS = 0.5  # how often whoever waits looks whether something else has failed
+_LISTEN_SECONDS = 0.5  # between two looks of a waiting thread at whether something else has failed
 
 
 @dataclass(eq=False)
 class Job(Generic[Request, Result]):
-    """One request on its way through an engine."""
+    """One request in an engine, and the future that its coroutine awaits."""
 
     request: Request
     loop: asyncio.AbstractEventLoop
@@ -38,27 +41,26 @@ class Job(Generic[Request, Result]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether its result is no longer wanted."""
         return self.future.cancelled()
 
 
 class Engine(ABC, Generic[Request, Result]):
-    """Awaited by many coroutines, worked by one thread. Subclasses say what a piece of work is (`step`) and what has to
-    be at hand for it (`ready`).
+    """Many coroutines await it, one thread runs it. Subclasses define one step (`step`) and what it needs (`ready`).
 
     Args:
         on_callers_thread (`bool`, *optional*, defaults to `False`): The engine runs on the thread that calls
             `work`; until then requests wait. A trainer needs this, because only its own thread may use its model.
-            Otherwise the engine starts a thread while there are requests.
+            Otherwise the engine starts a thread of its own while there are requests.
     """
 
     def __init__(self, on_callers_thread: bool = False):
         self.on_callers_thread = on_callers_thread
         self._inbox: SimpleQueue[Job[Request, Result] | None] = SimpleQueue()
-        self._waiting: list[Job[Request, Result]] = []  # taken from the inbox, not at work yet
-        self._finished: list[tuple[Job[Request, Result], Result | BaseException]] = []  # not handed over yet
+        self._waiting: list[Job[Request, Result]] = []  # taken from the inbox, not started
+        self._finished: list[tuple[Job[Request, Result], Result | BaseException]] = []  # not delivered yet
         self._worker: threading.Thread | None = None
-        self._hiring = threading.Lock()
+        self._starting = threading.Lock()
         self._closed: BaseException | None = None
 
     async def __call__(self, request: Request) -> Result:
@@ -66,20 +68,20 @@ class Engine(ABC, Generic[Request, Result]):
         job: Job[Request, Result] = Job(request, loop, loop.create_future())
         self._inbox.put(job)
         if not self.on_callers_thread:
-            with self._hiring:
+            with self._starting:
                 if self._worker is None:
-                    self._worker = threading.Thread(target=self._work_off, name=type(self).__name__, daemon=True)
+                    self._worker = threading.Thread(target=self._run_own_thread, name=type(self).__name__, daemon=True)
                     self._worker.start()
         return await job.future
 
     @abstractmethod
     def step(self, arrived: list[Job[Request, Result]]) -> None:
-        """Do a piece of work for all that are at work, those that have just arrived included; `finish` what is done."""
+        """Advance all requests in progress, the new ones (`arrived`) included, and `finish` those that are done."""
 
     @property
     @abstractmethod
     def at_work(self) -> int:
-        """How many requests are at work."""
+        """How many requests are in progress."""
 
     @property
     def busy(self) -> bool:
@@ -87,28 +89,28 @@ class Engine(ABC, Generic[Request, Result]):
 
     @abstractmethod
     def drop(self) -> list[Job[Request, Result]]:
-        """Let go of all that is at work, and return it: the engine has failed, or nobody wants it any more."""
+        """Remove all requests in progress from the engine and return them: it has failed, or they were cancelled."""
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Around pieces of work."""
+        """A context around steps, in which the model is available."""
         yield
 
     def joins(self, waiting: list[Job[Request, Result]]) -> list[Job[Request, Result]]:
-        """Those of the waiting that may start now, in order; the others are offered again at the next piece."""
+        """The waiting requests that may start now, in order; the others are offered again at the next step."""
         return waiting
 
     def work(
         self, until: Future[Any], listen: Callable[[], None] = lambda: None, together: Callable[[], int] | None = None
     ) -> None:
-        """Lend this thread until `until` is done.
+        """Run the engine on this thread until `until` is done.
 
         Args:
-            until (`Future`): What the requests are for.
-            listen (`Callable`, *optional*): Called between pieces of work; may raise.
-            together (`Callable`, *optional*): How many coroutines there are that may still ask. Then a batch begins
-                when each of them waits for it, and nobody joins one that has begun: who shares a batch depends on the
-                requests alone, not on the clock.
+            until (`Future`): The result that the requests serve.
+            listen (`Callable`, *optional*): Called between steps; may raise.
+            together (`Callable`, *optional*): Returns how many coroutines may still send requests. If given, a batch
+                starts when all of them wait for it, and no request joins a batch in progress: which requests share a
+                batch then depends on the requests alone, not on timing.
         """
 
         def may_join() -> bool:
@@ -121,41 +123,45 @@ class Engine(ABC, Generic[Request, Result]):
             while not until.done():
                 self._take(block=not (self.busy or may_join()))
                 listen()
-                if together is not None:  # in the order of the conversations, whoever was asked first
+                if together is not None:  # by conversation, not by time of arrival
                     self._waiting.sort(key=lambda job: getattr(job.request, "conversation", None) or 0)
-                self._piece(may_join())
-                self._hand_over()
+                self._run_step(may_join())
+                self._deliver_finished()
 
     def wake(self) -> None:
-        """Make a thread that waits for requests look again."""
+        """Wake a thread that waits for requests."""
         self._inbox.put(None)
 
     def close(self, error: BaseException) -> None:
-        """Whoever asks from now on, or waits for the next piece of work, gets `error`."""
+        """Fail every request that waits for the next step or comes later with `error`."""
         self._closed = error
 
-    def _work_off(self) -> None:
-        """The own thread: until nothing is left to do. The last results are handed over when the model has been let go
-        of: whoever gets them may go on to train it."""
+    def _run_own_thread(self) -> None:
+        """The engine's own thread: runs until no request is left."""
         while True:
             try:
-                with self.ready():
-                    while self._take(block=False) or self.busy or self._waiting:
-                        self._piece(may_join=True)
-                        if self.busy or self._waiting:
-                            self._hand_over()
-            except Exception as error:  # the model cannot be had, by nobody who has asked
+                self._run_until_idle()
+            except BaseException as error:  # the model is not available: every request gets the error
                 self._take(block=False)
                 self._fail(error)
-            self._hand_over()
-            with self._hiring:
+            # The last results are delivered after `ready` has released the model, because the caller may start training
+            # it at once.
+            self._deliver_finished()
+            with self._starting:
                 if self._inbox.empty():
                     self._worker = None
                     return
 
+    def _run_until_idle(self) -> None:
+        with self.ready():
+            while self._take(block=False) or self.busy or self._waiting:
+                self._run_step(may_join=True)
+                if self.busy or self._waiting:
+                    self._deliver_finished()
+
     def _take(self, block: bool) -> bool:
-        """Move what has come in to those who wait; whether there was any. Where nothing was at work, whoever is about
-        to ask at the same moment comes along."""
+        """Move new requests from the inbox to the waiting ones and return whether there were any. If no request is in
+        progress, wait for those that are about to arrive at the same moment."""
         before = len(self._waiting)
         try:
             job = self._inbox.get(block, _LISTEN_SECONDS)
@@ -168,7 +174,7 @@ class Engine(ABC, Generic[Request, Result]):
         except Empty:
             return len(self._waiting) > before
 
-    def _piece(self, may_join: bool) -> None:
+    def _run_step(self, may_join: bool) -> None:
         self._waiting = [job for job in self._waiting if not job.cancelled]
         arrived = self.joins(self._waiting) if may_join else []
         self._waiting = [job for job in self._waiting if job not in arrived]
@@ -178,7 +184,9 @@ class Engine(ABC, Generic[Request, Result]):
             if self._closed is not None:
                 raise self._closed
             self.step(arrived)
-        except Exception as error:  # out of memory, say: it belongs to those who asked
+        except BaseException as error:  # out of memory, for example: the requests in progress get it
+            if self.on_callers_thread and not isinstance(error, Exception):
+                raise  # Ctrl-C, or the end of the program, on the caller's own thread
             self.finish((job, error) for job in arrived)
             self._fail(error)
 
@@ -188,27 +196,27 @@ class Engine(ABC, Generic[Request, Result]):
         self.finish((job, error) for job in left)
 
     def finish(self, results: Iterable[tuple[Job[Request, Result], Result | BaseException]]) -> None:
-        """After this piece of work, give those who wait what they asked for, or raise it there."""
+        """Deliver results, or errors, after this step."""
         self._finished += results
 
-    def _hand_over(self) -> None:
+    def _deliver_finished(self) -> None:
         finished, self._finished = self._finished, []
         for job, result in finished:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the loop is closed, and its coroutines with it
                 job.loop.call_soon_threadsafe(_deliver, job.future, result)
 
 
-def _deliver(given: asyncio.Future[Any], result: Any) -> None:
-    if given.done():
+def _deliver(future: asyncio.Future[Any], result: Any) -> None:
+    if future.done():
         return
     if isinstance(result, BaseException):
-        given.set_exception(result)
+        future.set_exception(contained(result))
     else:
-        given.set_result(result)
+        future.set_result(result)
 
 
 def _settle(loop: asyncio.AbstractEventLoop) -> None:
-    """Wait until the loop has run all that could run when we came: who asks at the same moment is in the same batch."""
+    """Wait until the loop has run everything that is ready: requests of the same moment share a batch."""
     passed = threading.Event()
     try:
         loop.call_soon_threadsafe(loop.call_soon, passed.set)
@@ -218,12 +226,12 @@ def _settle(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class BatchEngine(Engine[SampleRequest, Sample]):
-    """A [`Policy`] over a back end that can only do batches: whoever waits is in the next one, and each turn lasts as
-    long as the longest of its batch.
+    """A [`Policy`] over a back end that works in batches only: all waiting requests form the next batch, and each turn
+    takes as long as the longest of its batch.
 
     Args:
-        sampler ([`Sampler`]): Called with all that wait, on one thread.
-        max_batch_size (`int`, *optional*): At most so many at once.
+        sampler ([`Sampler`]): Called with the requests of a batch, on one thread.
+        max_batch_size (`int`, *optional*): The largest batch.
         on_callers_thread (`bool`, *optional*): As in [`Engine`].
     """
 
@@ -231,7 +239,7 @@ class BatchEngine(Engine[SampleRequest, Sample]):
         super().__init__(on_callers_thread)
         self.sampler, self.max_batch_size = sampler, max_batch_size
 
-    at_work = 0  # between pieces of work, each of which is a whole batch
+    at_work = 0  # between two steps, each of which is a whole batch
 
     def drop(self) -> list[Job[SampleRequest, Sample]]:
         return []
@@ -254,31 +262,30 @@ def play_all(
     listen: Callable[[], None] = lambda: None,
     full_determinism: bool = False,
 ) -> None:
-    """Play rollouts to their ends, in place, all at once, each as `play` does, whose arguments those not named here
-    are.
+    """Play rollouts to their ends, in place, all at once. Arguments that are not described here are those of [`play`].
 
     Args:
         rollouts (`Sequence[Rollout]`): Fresh rollouts, prompts rendered.
-        policy ([`Policy`]): The agent's weights. An engine that is `on_callers_thread` gets the caller's.
+        policy ([`Policy`]): The agent's weights. An engine that is `on_callers_thread` runs on this thread.
         on_done (`Callable`, *optional*): Called with each rollout as it ends, for progress bars.
-        listen (`Callable`, *optional*): Called now and then while waiting; what it raises ends all.
-        full_determinism (`bool`, *optional*, defaults to `False`): Sample whenever each living episode waits for it,
-            all together: then the last bits of sums do not depend on which reply came first either.
+        listen (`Callable`, *optional*): Called at intervals while waiting; an exception that it raises ends the batch.
+        full_determinism (`bool`, *optional*, defaults to `False`): Sample when every unfinished episode waits for a
+            sample, all together: then even the last bits of sums do not depend on the order in which replies arrive.
 
     Raises:
         `Exception`: Whatever the policy raises; everything in flight is cancelled first.
     """
-    living = len(rollouts)
+    unfinished, environment = len(rollouts), as_environment(environment)
 
     async def one(rollout: Rollout) -> None:
-        nonlocal living
+        nonlocal unfinished
         await play(rollout, policy, environment, chat_format, limits)
-        living -= 1
+        unfinished -= 1
         on_done(rollout)
         if full_determinism and isinstance(policy, Engine):
-            policy.wake()  # one fewer to wait for
+            policy.wake()  # one episode fewer to wait for
 
-    run_with_engine(policy, gather(map(one, rollouts)), listen, (lambda: living) if full_determinism else None)
+    run_with_engine(policy, gather(map(one, rollouts)), listen, (lambda: unfinished) if full_determinism else None)
 
 
 def run_with_engine(
@@ -287,9 +294,9 @@ def run_with_engine(
     listen: Callable[[], None] = lambda: None,
     together: Callable[[], int] | None = None,
 ) -> T:
-    """Run a coroutine that asks `policy` on the background loop, and wait for it; meanwhile an engine that needs a
-    thread has this one. The arguments are those of [`Engine.work`]."""
-    done = asyncio.run_coroutine_threadsafe(coroutine, background_loop())
+    """Run a coroutine that awaits `policy` on the background loop and wait for its result. Meanwhile an engine that is
+    `on_callers_thread` runs on this thread. The other arguments are those of [`Engine.work`]."""
+    done = start(coroutine)
     try:
         if isinstance(policy, Engine) and policy.on_callers_thread:
             policy.work(done, listen, together)
@@ -301,8 +308,9 @@ def run_with_engine(
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines side by side; the first that fails cancels the others, and its error is raised as it is."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    """Run coroutines side by side and return their results in order. The first that fails cancels the others, and its
+    exception is raised."""
+    tasks = [asyncio.create_task(contain(coroutine)) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a bar on a terminal or in a notebook, a line a minute in a file or a pipe."""
+"""Progress of long work: a bar on a terminal or in a notebook, a line a minute in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class Seldom:
-    """Says, when asked (`due`), whether it is time for another line.
+    """Limits how often a line is printed: `due` returns whether it is time for another.
 
     Args:
         every (`float`, *optional*, defaults to `60.0`): Seconds between two lines.
-        at_once (`bool`, *optional*, defaults to `False`): Whether the first one may come without waiting.
+        at_once (`bool`, *optional*, defaults to `False`): Whether the first line may come at once.
         clock (`Callable`, *optional*): Returns seconds.
     """
 
@@ -30,7 +30,7 @@ class Seldom:
 
 
 class Lines:
-    """As much of a tqdm bar as is needed, written as lines such as `rollouts: 96 of 128` to standard error."""
+    """A replacement for a tqdm bar that prints lines such as `rollouts: 96 of 128` to standard error."""
 
     def __init__(self, total: int, what: str, done: int = 0):
         self.total, self.what, self.n = total, what, done
@@ -45,12 +45,12 @@ class Lines:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Nothing is left behind."""
+        """There is nothing to clean up."""
 
 
 def watched(stream: Any = None) -> bool:
-    """Whether somebody looks on: the stream (standard error by default, where bars are drawn) is a terminal, or this is
-    a notebook."""
+    """Whether a person can see a bar: the stream (by default standard error, where bars are drawn) is a terminal, or
+    this is a notebook."""
     if bool(getattr(stream or sys.stderr, "isatty", lambda: False)()):
         return True
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
@@ -58,16 +58,16 @@ def watched(stream: Any = None) -> bool:
 
 
 def progress(total: int, what: str, done: int = 0, shown: bool = True) -> Any:
-    """A context manager that gives something with `update(n=1)`.
+    """A context manager whose value has `update(n=1)`.
 
     Args:
-        total (`int`): How much there is to do.
-        what (`str`): What is counted, for the bar or the line.
-        done (`int`, *optional*, defaults to `0`): How much of it is done already.
-        shown (`bool`, *optional*, defaults to `True`): `False` shows nothing anywhere.
+        total (`int`): The number of items.
+        what (`str`): The items' name, for the bar or the line.
+        done (`int`, *optional*, defaults to `0`): The number of items that are done already.
+        shown (`bool`, *optional*, defaults to `True`): `False` shows nothing.
 
     Returns:
-        A tqdm bar, which appears after two seconds and leaves nothing behind; where nobody looks on, [`Lines`].
+        A tqdm bar, which appears after two seconds and disappears at the end; in a file or a pipe [`Lines`].
     """
     if shown and not watched():
         return Lines(total, what, done)

@@ -1,10 +1,10 @@
-"""What is kept of rollouts: numbers for the logs, and each one as a JSON line on disk for the tools that look at a run.
+"""Records of rollouts: metrics for the logs, and each rollout as a JSON line on disk for the tools that inspect a run.
 
-Each process reduces its rollouts to small [`RolloutFacts`]; those of all processes are put together and averaged once,
-since averages of averages would weigh a process with few rollouts like one with many.
+Each process reduces its rollouts to small [`RolloutFacts`]. The facts of all processes are averaged once, because an
+average of averages would give a process with few rollouts the same weight as one with many.
 
-A batch is appended as a gzip member of its own (a very large one as several), so a run that is killed loses at most the
-batch being written, and a reader skips a torn end. A full disk ends no run: what it does not take waits in memory.
+Each batch is appended as a gzip member of its own (a very large one as several), so a killed run loses at most the
+batch being written, and a reader skips an incomplete end. A full disk does not stop a run: records wait in memory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from .play import Rollout
+from .types import Rollout
 
 logger = logging.getLogger(__name__)
 
 STATUSES = ("answered", "out_of_turns", "truncated", "malformed", "failed")
 MAX_BATCH = 2**27
-"""Bytes of a gzip member when unfolded; a reader passes over larger ones."""
+"""Decompressed bytes of a gzip member; a reader skips larger ones."""
 MAX_WAITING = 2**26
-"""Bytes, compressed, that wait in memory while the disk takes nothing; beyond that the oldest batches are lost."""
+"""Compressed bytes that wait in memory while the disk is full; beyond this the oldest batches are dropped."""
 
 _CHUNK = 2**20
 _ROW_KEYS = ("id", "question", "answers", "task")
@@ -38,7 +38,7 @@ _ROW_KEYS = ("id", "question", "answers", "task")
 
 @dataclass(frozen=True)
 class RolloutFacts:
-    """The numbers of one rollout that metrics are made of. Picklable, a few hundred bytes."""
+    """The numbers of one rollout from which metrics are computed. Picklable, a few hundred bytes."""
 
     status: str
     error_kind: str | None
@@ -79,7 +79,7 @@ class RolloutFacts:
 
 
 def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
-    """Metrics of a batch.
+    """The metrics of a batch.
 
     `rollout/turns`, `rollout/interactions`: means; `rollout/<status>`: shares, which add up to 1;
     `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`, `cached`, `shared`,
@@ -108,12 +108,12 @@ def transcript(rollout: Rollout) -> str:
 
 
 def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
-    """A rollout as JSON-able data.
+    """A rollout as data for JSON.
 
-    Keys: `id`, `question`, `answers`, `task` (from the row, where it has them), `status`, `error`, `answer`, `turns`
+    Keys: `id`, `question`, `answers`, `task` (those that the row has), `status`, `error`, `answer`, `turns`
     (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`,
-    `shared`), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (with what others or an earlier run
-    paid for), `seed`, and whatever is passed as `extra`.
+    `shared`), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or
+    an earlier run paid for), `seed`, and the keys of `extra`.
     """
     facts = RolloutFacts.of(rollout)
     return {
@@ -149,20 +149,20 @@ class RolloutLog:
     Args:
         folder (`str` or `Path`): Created when the first record is written.
         process_index (`int`, *optional*, defaults to `0`): Each process writes files of its own.
-        max_mb (`float`, *optional*, defaults to `1024`): Above this, this process's oldest part is deleted, which is
-            logged. 0 keeps nothing.
+        max_mb (`float`, *optional*, defaults to `1024`): Above this size the oldest part of this process is deleted,
+            with a warning. 0 writes nothing.
         part_mb (`float`, *optional*, defaults to `32`): A part is closed at this size, or at a quarter of `max_mb`.
     """
 
     def __init__(self, folder: str | Path, process_index: int = 0, max_mb: float = 1024, part_mb: float = 32):
         self.folder, self.process_index = Path(folder), process_index
         self.max_bytes, self.part_bytes = max_mb * 2**20, min(part_mb, max_mb / 4) * 2**20
-        self._part: Path | None = None  # each log begins one of its own: the last one's end may be torn
+        self._part: Path | None = None  # each log begins a new part: an earlier one may end in an incomplete batch
         self._waiting: deque[bytes] = deque()
         self._failing, self._lost = False, 0
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
-        """Append one batch. One that the disk does not take is tried again with the next, which is logged once."""
+        """Append one batch. If the disk refuses it, it is written with the next one, and one warning is logged."""
         if not self.max_bytes:
             return
         self._waiting += _members(records)
@@ -175,8 +175,8 @@ class RolloutLog:
                     file.write(self._waiting[0])
                 self._waiting.popleft()
                 self._drop_oldest()
-        except OSError as error:  # records are for looking at: no reason to end a run
-            self._part = None  # its end may be torn
+        except OSError as error:  # training does not need the records
+            self._part = None  # it may end in an incomplete batch
             if not self._failing:
                 logger.warning("rollouts cannot be written to %s, training goes on without: %s", self.folder, error)
             self._failing = True
@@ -192,7 +192,7 @@ class RolloutLog:
         return sorted(self.folder.glob(f"rollouts-{self.process_index:05d}-*.jsonl.gz"))
 
     def _current_part(self) -> Path:
-        # A part that is not there any more was moved away, or its folder was, while the run went on: begin another.
+        # A part that is missing, or its folder, was moved away during the run: begin a new one.
         if self._part is None or not self._part.exists() or self._part.stat().st_size >= self.part_bytes:
             parts = self._parts()
             number = int(parts[-1].name.split("-")[2].split(".")[0]) + 1 if parts else 0
@@ -219,12 +219,12 @@ def rollout_lines(folder: str | Path) -> Iterator[tuple[Path, int, str]]:
 
 
 def _members(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-    """A batch as gzip members, one wherever that is not too large to be read."""
+    """A batch as gzip members: one, unless it would be too large for a reader."""
     lines: list[str] = []
     size = 0
     for record in records:
         line = json.dumps(record, ensure_ascii=False, default=str) + "\n"
-        if lines and size + len(line) > MAX_BATCH // 4:  # a character takes up to four bytes
+        if lines and size + len(line) > MAX_BATCH // 4:  # a character has up to four bytes
             yield gzip.compress("".join(lines).encode("utf-8", "replace"), compresslevel=6)
             lines, size = [], 0
         lines.append(line)
@@ -234,7 +234,7 @@ def _members(records: Iterable[dict[str, Any]]) -> Iterator[bytes]:
 
 
 def _whole_lines(part: Path) -> Iterator[str]:
-    """The lines of all complete gzip members, in memory that is bounded whatever they unfold into."""
+    """The lines of all complete gzip members, in bounded memory whatever their decompressed size."""
     with open(part, "rb") as file:
         rest, size = file.read(_CHUNK), os.fstat(file.fileno()).st_size
         while rest:
@@ -245,14 +245,14 @@ def _whole_lines(part: Path) -> Iterator[str]:
                 logger.warning("%s: skipped the last %d bytes, a batch cut off while being written", part, left)
                 return
             if text is None:
-                logger.warning("%s: passed over a batch that unfolds into more than %d bytes", part, MAX_BATCH)
+                logger.warning("%s: skipped a batch of more than %d bytes, decompressed", part, MAX_BATCH)
             else:
                 yield from text.decode("utf-8", "replace").split("\n")[:-1]
 
 
 def _unfold(file: BinaryIO, data: bytes) -> tuple[bytes | None, bytes]:
-    """One gzip member that begins with `data` and goes on in `file`: its text, or `None` where that is too large; and
-    what was read after it. Raises `EOFError` or `zlib.error` if it is not whole."""
+    """One gzip member that begins with `data` and continues in `file`: its text, or `None` if that is too large; and
+    the bytes read after it. Raises `EOFError` or `zlib.error` if the member is incomplete."""
     member, size = zlib.decompressobj(wbits=31), 0
     pieces: list[bytes] = []
     while not member.eof:

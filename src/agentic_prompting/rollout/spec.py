@@ -12,14 +12,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from ..llm import Message, with_system
 from ..records import atomic_write
 from .chat_format import ChatFormat
+from .environment import as_environment
 from .grammar import FreeText, Grammar, Kind, TagGrammar
-from .play import Limits, Observation, Rollout, Sample, Status
+from .types import Limits, Observation, Rollout, Sample, Status
 
 SPEC_FILE = "agentic_prompting.json"
 _FORMAT = 1  # of the file; raised when a reader of the old one would go wrong
@@ -76,12 +76,13 @@ def template_for(environment: Any, grammar: Grammar) -> str:
     nobody to ask, or turns have no tags."""
     if environment is None or not isinstance(grammar, TagGrammar):
         return "{question}"
-    if own := getattr(environment, "prompt_template", None):
-        return fill(own, **asdict(grammar))
-    named = environment if type(environment) is not SimpleNamespace else environment.step  # a plain function
-    name = getattr(named, "__name__", type(named).__name__)
-    said = " ".join((inspect.getdoc(named) or "").split("\n\n")[0].split())
-    return fill(ENVIRONMENT_TEMPLATE, environment=f"{name}{f': {said}' if said else '.'}", **asdict(grammar))
+    environment = as_environment(environment)
+    if environment.prompt_template:
+        return fill(environment.prompt_template, **asdict(grammar))
+    described = environment.described_by
+    about = " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
+    name = f"{described.__name__}{f': {about}' if about else '.'}"
+    return fill(ENVIRONMENT_TEMPLATE, environment=name, **asdict(grammar))
 
 
 def fill_template(template: str, question: str) -> str:

@@ -15,6 +15,7 @@ from ..evolution import SystemPrompt
 from ..llm import BadRequest, BudgetExceeded, ChatModel, LLMError, Message, Reply, Usage, as_chat
 from ..refine import RefinedChat
 from ..rollout import (
+    RESET_ERROR,
     AgentSpec,
     Environment,
     Observation,
@@ -24,6 +25,7 @@ from ..rollout import (
     fill_template,
     observe,
     play,
+    reset_rows,
     rollout_record,
 )
 
@@ -87,8 +89,9 @@ class AgentAnswers:
     ) -> Answer:
         agent, limits = self.agent, self.agent.limits
         row: dict[str, Any] = {"question": messages[-1]["content"], "prompt": conversation(agent.spec, messages)}
-        if reset := getattr(agent.environment, "reset", None):
-            row = await reset(row)
+        (row,) = await reset_rows(agent.environment, [row])
+        if (error := row.get(RESET_ERROR)) is not None:
+            return Answer(error=error)
         ids = await asyncio.to_thread(agent.chat_format.prompt_ids, row["prompt"])  # of a megabyte it takes a second
         if limits.max_context is not None and len(ids) >= limits.max_context:
             most = f"This model's maximum context length is {limits.max_context} tokens"
@@ -147,7 +150,7 @@ class ChatAnswers:
 
 
 @dataclass
-class _MeteredEnvironment:
+class _MeteredEnvironment(Environment):
     """An [`Environment`] that is asked no more once a rollout has cost what a request may."""
 
     environment: Environment

@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..llm import Budget, BudgetExceeded, ChatModel, Closed, LLMError, Misconfigured, RateLimited, Unreachable, charge
-from ..llm.loop import start
+from ..llm.loop import LoopEnded, loop_error, start
 from ..refine import RefinedChat
 from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong
 from .protocol import (
@@ -97,6 +97,8 @@ class Service:
                     greedy = self.config.greedy or asked.temperature == 0
                     answering = self.models[asked.model](messages, seed, asked.token_limit, greedy)
                     answer = await self._wait(request, start(answering))
+            except LoopEnded as error:
+                raise Refusal(503, "The service has failed and must be started again.", "service_failed") from error
             finally:
                 self._count(-1)
             self.metrics.answered(asked.model, answer)
@@ -245,10 +247,11 @@ def make_app(service: Service) -> FastAPI:
         shared = {"object": "model", "created": service.started, "owned_by": "agentic-prompting"}
         return {"object": "list", "data": [{"id": name, **shared} for name in service.models]}
 
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        """Whether the service runs. Asks nothing of the models behind it."""
-        return {"status": "ok"}
+    @app.get("/health", responses={503: {"description": "The service has failed: start it again"}})
+    async def health() -> JSONResponse:
+        """Whether the service can answer. Asks nothing of the models behind it."""
+        ended = loop_error() is not None  # why is in the log: this page needs no key
+        return JSONResponse({"status": "failed" if ended else "ok"}, 503 if ended else 200)
 
     @app.get("/metrics", responses={status: _ERRORS[status] for status in (401, 403)}, response_class=Response)
     async def metrics() -> Response:

@@ -202,7 +202,8 @@ class Ahead:
     def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """What an earlier process left of a group; nothing if it was of other data or under other prompts."""
         kept = self.file.groups.pop(number, {})
-        if hasattr(self.player.environment, "reset"):  # the log does not hold what its episodes have done to it
+        environment = self.player.environment
+        if environment is not None and environment.has_reset:  # the log does not hold what an episode did to it
             return {}
         try:
             rendered = [self.prompts.messages(row, one) for one in kept.get("metadata", ())]

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -298,8 +297,7 @@ def _example_of(environment: Any) -> tuple[str, str]:
 
 def _name_of(environment: Any) -> str:
     """Of an environment of one's own: its class, or the function that it is."""
-    named = environment.step if type(environment) is SimpleNamespace else type(environment)
-    return _line(getattr(named, "__name__", "environment"))
+    return _line(getattr(environment.described_by, "__name__", "environment"))
 
 
 def _cell(text: str) -> str:

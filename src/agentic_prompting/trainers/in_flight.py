@@ -26,13 +26,13 @@ import torch
 
 from ..llm import Reply, Usage
 from ..records import RecordFile, atomic_write
-from ..rollout import AgentSpec, Limits, Observation, Rollout, Sample, SampleRequest
+from ..rollout import AgentSpec, Environment, Limits, Observation, Rollout, Sample, SampleRequest
 from .config import MultiTurnGRPOConfig
 
 logger = logging.getLogger(__name__)
 
 
-class EpisodeLog:
+class EpisodeLog(Environment):
     """Policy and environment of one rollout's episode; every turn and reply of theirs is written down.
 
     Args:
@@ -236,7 +236,7 @@ def identity_of(
         "limits": asdict(limits),
         "grammar": f"{type(spec.grammar).__name__} {spec.grammar}",
         "sampling": dict(spec.sampling),
-        "environment": type(environment).__qualname__,
+        "environment": None if environment is None else environment.described_by.__qualname__,
         "model": None if chat is None else str(getattr(chat, "model", type(chat).__qualname__)),
     }
 

@@ -160,7 +160,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self, environment: Any, template: str | None, system: str | None, grammar: Grammar | None, args: Any
     ) -> AgentSpec:
         grammar = grammar or self._default_grammar(environment)
-        from_environment = getattr(environment, "chat_template_kwargs", {})
+        from_environment = environment.chat_template_kwargs if environment else {}
         return AgentSpec(
             prompt_template=self._default_template(environment, grammar) if template is None else template,
             system_prompt=system,
@@ -218,7 +218,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             log, failures, run, self.reward_func_names, self.limits, args.process_index, self.live.show
         )
         self.keepers["observer"] = self.observer
-        if hasattr(environment, "state_dict"):
+        if environment is not None:
             self.keepers["environment"] = environment
         if backend.sync is not None:
             self.keepers["pushed"] = backend.sync
@@ -251,7 +251,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
-        return getattr(environment, "grammar", None) or TagGrammar()
+        return (environment and environment.grammar) or TagGrammar()
 
     @staticmethod
     def _default_template(environment: Any, grammar: Grammar) -> str:

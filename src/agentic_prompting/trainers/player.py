@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from accelerate import Accelerator
 
 from ..llm import run
-from ..rollout import ChatFormat, Environment, Limits, Rollout, gather, play_all, run_with_engine
+from ..rollout import ChatFormat, Environment, Limits, Rollout, play_all, reset_rows, run_with_engine
 from ..rollout.progress import progress
 from .policies import Backend, PolicyUnreachable
 from .stopping import first_reason, rank_barrier
@@ -52,8 +52,7 @@ class Player:
 
     def reset(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows with their prompts, after the environment has started an episode for each."""
-        reset = getattr(self.environment, "reset", None)
-        return run(gather(map(reset, rows))) if reset else rows
+        return run(reset_rows(self.environment, rows))
 
     def play(self, rollouts: Sequence[Rollout], what: str) -> None:
         """Play fresh rollouts to their ends, in place, all at once.

@@ -1,0 +1,204 @@
+"""The one place where code of the user's is called: environments, tools, rewards, judges, chat functions, rules.
+
+Such code may raise anything. `exit()` raises `SystemExit`, which asyncio does not keep in the task that raised it: it
+ends the event loop, and everything that waits on that loop waits for ever. `CancelledError` looks like a cancellation
+of ours, `GeneratorExit` like the end of our coroutine, and a future cannot hold `StopIteration`. So each of these is
+replaced by an [`Escaped`], an ordinary exception, before it leaves the call. Ordinary exceptions are raised as they
+are. Two things pass: Ctrl-C on the main thread, and the cancellation of the task that makes the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from .masking import mask_secrets
+
+T = TypeVar("T")
+
+
+class Escaped(RuntimeError):
+    """An exception of user code that would have ended more than its call.
+
+    Args:
+        original (`BaseException`): `SystemExit`, `KeyboardInterrupt`, `GeneratorExit`, `asyncio.CancelledError`,
+            `StopIteration` or another exception that is no ordinary one.
+    """
+
+    def __init__(self, original: BaseException):
+        super().__init__(original)
+        self.original = original
+
+    def __str__(self) -> str:
+        return describe(self.original)
+
+
+def contained(error: BaseException) -> Exception:
+    """An ordinary exception: `error` itself where it is one, else an [`Escaped`] around it."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    return Escaped(error)
+
+
+def describe(error: BaseException, most: int = 200) -> str:
+    """`ValueError: its text`, or the class name alone where there is no text. Never raises.
+
+    Args:
+        error (`BaseException`): An exception of user code. Its `__str__` may raise.
+        most (`int`, *optional*, defaults to `200`): A longer text is cut to this many characters.
+    """
+    if isinstance(error, Escaped):
+        error = error.original
+    name, text = type(error).__name__, text_of(error, most)
+    return f"{name}: {text}" if text else name
+
+
+def text_of(value: object, most: int = 200, to_text: Callable[[Any], str] = str) -> str:
+    """The text of a value that came from user code, with secrets masked, cut to `most` characters. Never raises: a
+    `__str__` that does is named in place of the text."""
+    try:
+        return mask_secrets(str(to_text(value)))[:most]
+    except BaseException as error:
+        _raise_interrupt(error)
+        return f"(its text cannot be shown: {type(error).__name__})"
+
+
+async def call_guarded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call code of the user's and return what it returns.
+
+    Args:
+        function (`Callable`): An `async` function is awaited. A plain one runs in a thread, so that it may block; an
+            awaitable that it returns is awaited.
+        *args, **kwargs: Its arguments.
+
+    Raises:
+        `Exception`: Whatever the function raises; an [`Escaped`] for what is no ordinary exception.
+        `asyncio.CancelledError`: The task that made this call was cancelled.
+    """
+    return await call_guarded_on(None, function, *args, **kwargs)
+
+
+async def call_guarded_on(executor: Executor | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """As [`call_guarded`]; a plain function runs on a thread of `executor` (`None`: on one of the event loop's)."""
+    # `_awaited` and `_outcome` return what was raised instead of raising it: neither a thread's future nor a coroutine
+    # then holds an exception that asyncio treats in a way of its own. When this coroutine is closed in the middle,
+    # `GeneratorExit` is raised at the caller's `await` all the same.
+    call = functools.partial(function, *args, **kwargs)
+    if is_async(function):
+        value, error = await _awaited(call)
+    else:
+        work = functools.partial(contextvars.copy_context().run, _outcome, call)
+        value, error = await asyncio.get_running_loop().run_in_executor(executor, work)
+        if error is None and inspect.isawaitable(value):
+            value, error = await _awaited(functools.partial(_itself, value))
+    try:
+        if error is not None:
+            raise contained(error)
+        return value
+    finally:
+        del error  # whose traceback holds this frame
+
+
+def call_guarded_now(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """Call a plain function of the user's on this thread. Raises as [`call_guarded`] does."""
+    value, error = _outcome(functools.partial(function, *args, **kwargs))
+    try:
+        if error is not None:
+            raise contained(error)
+        return value
+    finally:
+        del error
+
+
+def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A function of the user's, plain or `async`, that raises ordinary exceptions only, or none.
+
+    The result is `async` exactly if `function` is, and has its name and attributes.
+
+    Args:
+        function (`Callable`): For example a reward function.
+        on_failure (`Callable`, *optional*): Called with the exception and the arguments of the failed call; what it
+            returns is returned in the function's place. Without it the exception is raised: an [`Escaped`] for what is
+            no ordinary exception.
+
+    Example:
+
+    ```python
+    reward = guarded(reward, lambda error, **columns: [None] * len(columns["completions"]))
+    ```
+    """
+
+    def ended(error: Exception, *args: Any, **kwargs: Any) -> Any:
+        if on_failure is None:
+            raise error
+        return on_failure(error, *args, **kwargs)
+
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await call_guarded(function, *args, **kwargs)
+        except Exception as error:
+            return ended(error, *args, **kwargs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return call_guarded_now(function, *args, **kwargs)
+        except Exception as error:
+            return ended(error, *args, **kwargs)
+
+    wrapper: Any = functools.update_wrapper(call_async if is_async(function) else call, function)
+    wrapper.__name__ = getattr(function, "__name__", type(function).__name__)
+    return wrapper
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling `function` gives a coroutine: an `async def`, or an object with such a `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+async def contain(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine of our own. An exception that would end the event loop is raised as an [`Escaped`].
+
+    The second line of defence, around every task on the background loop: for user code that no guard was put around.
+    """
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        _raise_interrupt(error)
+        raise Escaped(error) from None
+
+
+def _itself(value: T) -> T:
+    return value
+
+
+async def _awaited(begin: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return await begin(), None
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+            error = error.__cause__  # what a coroutine raised before Python replaced it
+        return None, error
+
+
+def _outcome(function: Callable[[], T]) -> tuple[Any, BaseException | None]:
+    try:
+        return function(), None
+    except BaseException as error:
+        _raise_interrupt(error)
+        return None, error
+
+
+def _raise_interrupt(error: BaseException) -> None:
+    """Raise a Ctrl-C: Python delivers it on the main thread and on no other."""
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        raise error

@@ -1,0 +1,202 @@
+"""[`Environment`]: what the agent talks to, with everything that one may bring along; and [`as_environment`].
+
+An environment needs nothing but `step`. Any object with a `step`, and a plain function of the rollout, are adapted
+once, at the front doors (a trainer, an agent, the commands); the code behind them reads attributes of an
+[`Environment`].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from ..llm import Budget, LLMError, ServerFailed
+from ..llm.budget import charge_models_of
+from ..llm.guard import call_guarded, describe
+from .grammar import Grammar
+from .types import Observation, Rollout
+
+RESET_ERROR = "reset_error"  # the column of a row whose `reset` failed
+
+
+class Environment:
+    """What the agent talks to. A subclass writes `step`, and of the other members those that it needs.
+
+    Methods may be plain or `async`. A plain one runs in a thread, several of them at once, and may block. Whatever a
+    method raises for one episode fails that rollout alone.
+
+    Attributes:
+        grammar ([`Grammar`], *optional*): How the agent writes requests to it. `None`: the trainer's default, tags.
+        prompt_template (`str`, *optional*): The agent's user message, with `{question}` and the grammar's tag names.
+            `None`: a text made of the class's name and the first paragraph of its docstring.
+        chat_template_kwargs (`Mapping`): Arguments for the chat template, such as `tools`.
+
+    Example:
+
+    ```python
+    class Calculator(Environment):
+        "A calculator that evaluates one expression."
+
+        def step(self, rollout):
+            return str(evaluate(rollout.turns[-1].request))
+    ```
+    """
+
+    grammar: Grammar | None = None
+    prompt_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = {}
+
+    def step(self, rollout: Rollout) -> Awaitable[Observation | str | None] | Observation | str | None:
+        """Answer a turn that asks something (`rollout.turns[-1].kind == "act"`).
+
+        Returns:
+            [`Observation`] or `str`: What the agent reads next; `None` if the episode is over.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no step(rollout)")
+
+    def reset(self, row: dict[str, Any]) -> Awaitable[dict[str, Any]] | dict[str, Any]:
+        """Start an episode.
+
+        Args:
+            row (`dict`): A row of the data set, with the messages of its prompt in `prompt`.
+
+        Returns:
+            `dict`: The row of this episode, which the rollout and the rewards get. Its `prompt` may have changed.
+        """
+        return row
+
+    def check(self) -> None:
+        """Raise what a first `step` would meet (an [`LLMError`]), before a run spends anything."""
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Book what the environment spends into `budget`. By default: what the models in its attributes `chat`, `model`
+        and `models` spend."""
+        charge_models_of(self, budget, account)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """What a checkpoint has to keep of it; `None` if it has no state."""
+        return None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict()`."""
+
+    def close(self) -> None:
+        """Release what the environment holds: connections, processes."""
+
+    @property
+    def has_reset(self) -> bool:
+        """Whether its episodes have a start of their own."""
+        return type(self).reset is not Environment.reset
+
+    @property
+    def described_by(self) -> Any:
+        """The class or function whose name and docstring describe the environment."""
+        return type(self)
+
+
+class _Function(Environment):
+    """A function of the rollout as an environment."""
+
+    def __init__(self, function: Callable[[Rollout], Any]):
+        self.step = function  # type: ignore[assignment, method-assign]
+
+    @property
+    def described_by(self) -> Any:
+        return self.step
+
+
+def _forwarded(name: str) -> Any:
+    """A property: the adapted object's own member where it has one, else the default of [`Environment`]."""
+
+    def get(self: Any) -> Any:
+        return getattr(self.adapted, name) if hasattr(self.adapted, name) else getattr(super(_Object, self), name)
+
+    return property(get)
+
+
+class _Object(Environment):
+    """Any object with a `step` as an environment. Its other attributes are those of the object."""
+
+    def __init__(self, adapted: Any):
+        self.adapted = adapted
+
+    @property
+    def has_reset(self) -> bool:
+        return hasattr(self.adapted, "reset")
+
+    @property
+    def described_by(self) -> Any:
+        return type(self.adapted)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "adapted":  # while a copy is being made
+            raise AttributeError(name)
+        return getattr(self.adapted, name)
+
+
+for _name in ("step", "grammar", "prompt_template", "chat_template_kwargs", "reset", "check", "charge_to"):
+    setattr(_Object, _name, _forwarded(_name))
+for _name in ("state_dict", "load_state_dict", "close"):
+    setattr(_Object, _name, _forwarded(_name))
+
+
+def as_environment(thing: Any) -> Environment | None:
+    """An [`Environment`] made of `thing`.
+
+    Args:
+        thing ([`Environment`], object with a `step`, or `Callable`, *optional*): A function is the `step`, plain or
+            `async`: it gets the [`Rollout`] and returns an [`Observation`], its text, or `None` if the episode is over.
+            `None` stays `None`.
+
+    Raises:
+        `TypeError`: There is no `step(rollout)` to call; the message says what to pass instead.
+    """
+    if thing is None:
+        return None
+    if inspect.isclass(thing):
+        raise TypeError(f"environment is the class {thing.__name__}: pass an object of it, {thing.__name__}(...)")
+    step = thing if inspect.isroutine(thing) else getattr(thing, "step", None)
+    name = getattr(thing, "__name__", type(thing).__name__)
+    if not callable(step) or getattr(step, "__func__", None) is Environment.step:
+        raise TypeError(
+            f"environment has no step(rollout) to call: {name}. Pass an object with that method, a function of the "
+            "rollout, or LLMEnvironment(chat) around a large LLM"
+        )
+    try:
+        inspect.signature(step).bind(None)
+    except TypeError as error:
+        raise TypeError(f"environment {name} must take one argument, the rollout: {error}") from None
+    except ValueError:  # a function written in C may have no signature
+        pass
+    if isinstance(thing, Environment):
+        return thing
+    return _Function(thing) if step is thing else _Object(thing)
+
+
+async def reset_rows(environment: Environment | None, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a batch of episodes, after the environment's `reset` of each, all at once. Never raises.
+
+    If a `reset` fails, its row has the [`LLMError`] under [`RESET_ERROR`], and `play` ends its rollout as `failed`
+    before the first turn. All rows then have the same columns, `None` where one has nothing, since rewards get columns.
+    """
+    if environment is None or not environment.has_reset:
+        return list(rows)
+    begun = await asyncio.gather(*(_reset(environment, row) for row in rows))
+    if not any(RESET_ERROR in row for row in begun):
+        return begun
+    columns = dict.fromkeys(name for row in begun for name in row)
+    return [{**columns, **row} for row in begun]
+
+
+async def _reset(environment: Environment, row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        begun = await call_guarded(environment.reset, row)
+        if not isinstance(begun, Mapping):
+            raise ServerFailed(f"reset must return the row of the episode, a dict, not {type(begun).__name__}")
+        return dict(begun)
+    except LLMError as error:
+        return {**row, RESET_ERROR: error}
+    except Exception as error:
+        return {**row, RESET_ERROR: ServerFailed(f"the environment's reset raised {describe(error)}")}

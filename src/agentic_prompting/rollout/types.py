@@ -1,0 +1,222 @@
+"""What an episode is made of: requests and samples, observations, the [`Rollout`] itself, and its limits.
+
+A [`Rollout`] keeps token ids, mask and log-probabilities in step by construction: they change only through
+[`Rollout.add_turn`] and [`Rollout.add_observation`].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ..llm import LLMError, Reply
+from .grammar import Turn
+
+Status = Literal["running", "answered", "out_of_turns", "truncated", "malformed", "failed"]
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """A request to a policy: continue one context.
+
+    Args:
+        context (`list[int]`): Token ids so far, prompt included.
+        max_new_tokens (`int`): At most this many tokens, >= 1.
+        seed (`int`): The randomness of this continuation. The same seed and context give the same tokens whatever
+            else is in the batch, so that a run does not depend on the order in which replies arrive.
+        conversation (`int`, *optional*): The number of the conversation that this is a turn of. A policy may keep what
+            it computed for one turn and reuse it in the next turn of the same conversation.
+        greedy (`bool`, *optional*, defaults to `False`): Take the likeliest token each time, whatever the policy's
+            temperature. Read by models in this process.
+        draft (`Sequence[int]`, *optional*): A guess at the continuation: it saves passes and never changes the result.
+            Read by models in this process.
+    """
+
+    context: list[int]
+    max_new_tokens: int
+    seed: int
+    conversation: int | None = None
+    greedy: bool = False
+    draft: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sampled continuation.
+
+    Args:
+        ids (`list[int]`): The sampled token ids, at least one, the end-of-turn token included where it was sampled.
+        logprobs (`list[float]`, *optional*): Log-probability of each token, if the back end returns them.
+        finished (`bool`, *optional*, defaults to `True`): `False` if the token limit cut the turn off.
+        drafted (`int`, *optional*, defaults to `0`): How many of the tokens came from the request's draft.
+        updates (`Sequence[int]`, *optional*): For each token the number of weight updates before it, if the policy
+            counts them.
+    """
+
+    ids: list[int]
+    logprobs: list[float] | None = None
+    finished: bool = True
+    drafted: int = 0
+    updates: Sequence[int] = ()
+
+
+class Policy(Protocol):
+    """The agent's weights at token level: samples one turn of one conversation. The policy decides which requests share
+    a batch; see `engine.py`."""
+
+    async def __call__(self, request: SampleRequest) -> Sample: ...
+
+
+class Sampler(Protocol):
+    """A back end that works in batches only. Returns one [`Sample`] per request, in order; [`BatchEngine`] makes a
+    [`Policy`] of it."""
+
+    def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]: ...
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the environment returns after one turn.
+
+    Args:
+        text (`str`, *optional*, defaults to `""`): The text that the agent reads. Unused when `error` is set.
+        error ([`LLMError`], *optional*): The environment failed, through no fault of the agent: the rollout ends as
+            `failed` and gets no reward.
+        replies (`tuple[Reply, ...]`, *optional*): The large-LLM calls behind it, for counting.
+        seconds (`float`, *optional*, defaults to `0.0`): How long the environment took.
+    """
+
+    text: str = ""
+    error: LLMError | None = None
+    replies: tuple[Reply, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass
+class Rollout:
+    """One episode.
+
+    Args:
+        prompt_ids (`list[int]`): The rendered prompt.
+        row (`dict`, *optional*): The dataset row it comes from: `question`, `answers`, ...
+        seed (`int`, *optional*, defaults to `0`): The rollout's own randomness; also its identity for replay.
+        batch (`str`, *optional*): The training batch that the rollout belongs to; `""` if it belongs to none.
+        group (`int`, *optional*): Number of the group in the batch: rollouts of one group have the same prompt.
+
+    Attributes:
+        ids (`list[int]`): Everything after the prompt: the agent's tokens and the observations between them.
+        mask (`list[int]`): 1 where `ids` holds the agent's token, 0 where it holds an observation's.
+        logprobs (`list[float]`, *optional*): Log-probability per token, 0.0 under the mask; `None` if not known.
+        turns (`list[Turn]`): The agent's turns, parsed.
+        observations (`list[Observation]`): The environment's observations; one fewer than turns, or as many after a
+            failure.
+        status (`str`): How it ended: `answered`; `out_of_turns`, the last turn allowed was still a request;
+            `truncated`, a turn, the response or the context hit its token limit; `malformed`, a turn fits no rule of
+            the grammar; `failed`, the environment failed: no reward, no gradient.
+        error ([`LLMError`], *optional*): The reason of `failed`.
+    """
+
+    prompt_ids: list[int]
+    row: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    batch: str = ""
+    group: int | None = None
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] | None = None
+    turns: list[Turn] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
+    status: Status = "running"
+    error: LLMError | None = None
+
+    def add_turn(self, sample: Sample, turn: Turn) -> None:
+        """Append the agent's next turn: its tokens (mask 1) and their parsed text."""
+        if not sample.ids:
+            raise ValueError("a sampler returned no token; it must return at least one")
+        if sample.logprobs is not None and len(sample.logprobs) != len(sample.ids):
+            raise ValueError(f"{len(sample.ids)} sampled tokens but {len(sample.logprobs)} log-probabilities")
+        if not self.ids and sample.logprobs is not None:
+            self.logprobs = list(sample.logprobs)
+        elif self.logprobs is not None:  # one turn without them leaves the whole rollout without
+            self.logprobs = None if sample.logprobs is None else self.logprobs + sample.logprobs
+        self.ids += sample.ids
+        self.mask += [1] * len(sample.ids)
+        self.turns.append(turn)
+
+    def add_observation(self, observation: Observation, ids: list[int]) -> None:
+        """Append an observation: its tokens with the template's tokens around them (mask 0)."""
+        self.observations.append(observation)
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(ids)
+
+    def fail(self, observation: Observation) -> Rollout:
+        """End as `failed`: the environment's fault, not the agent's. Its calls are still counted."""
+        self.observations.append(observation)
+        self.error = observation.error
+        return self.finish("failed")
+
+    def finish(self, status: Status) -> Rollout:
+        """End with this status."""
+        self.status = status
+        return self
+
+    @property
+    def context(self) -> list[int]:
+        """Prompt and everything after it: what the policy continues."""
+        return self.prompt_ids + self.ids
+
+    @property
+    def done(self) -> bool:
+        return self.status != "running"
+
+    @property
+    def answer(self) -> str | None:
+        """The answer's text, stripped; `None` if the agent gave none."""
+        return self.turns[-1].answer if self.turns and self.status == "answered" else None
+
+    @property
+    def texts(self) -> list[str]:
+        """The agent's turns as text, what [`prompt_r1_score`] reads."""
+        return [turn.text for turn in self.turns]
+
+    @property
+    def replies(self) -> list[Reply]:
+        """All large-LLM calls made for this episode."""
+        return [reply for observation in self.observations for reply in observation.replies]
+
+    def __repr__(self) -> str:
+        return f"Rollout({self.status}, {len(self.turns)} turns, {len(self.ids)} tokens, seed={self.seed})"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far a rollout may go.
+
+    Args:
+        max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included (Table 6: T=5).
+        max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn (Table 6).
+        max_tokens (`int`, *optional*, defaults to `8192`): Tokens after the prompt, observations included (Table 6).
+        max_context (`int`, *optional*): Tokens of prompt and response together; the model's own limit.
+
+    Raises:
+        `ValueError`: If a limit is below 1.
+    """
+
+    max_turns: int = 5
+    max_turn_tokens: int = 1024
+    max_tokens: int = 8192
+    max_context: int | None = None
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def remaining_tokens(self, rollout: Rollout, extra: int = 0) -> int:
+        """Tokens that the next turn may have, after `extra` more tokens of observation."""
+        used = len(rollout.ids) + extra
+        left = min(self.max_turn_tokens, self.max_tokens - used)
+        return left if self.max_context is None else min(left, self.max_context - len(rollout.prompt_ids) - used)

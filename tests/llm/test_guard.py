@@ -1,0 +1,287 @@
+"""Code of a user's may raise anything: its call fails, nothing hangs, and a loop that ends is noticed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import types
+
+import pytest
+
+from agentic_prompting.llm import ScriptedChat, complete, loop as loop_module, run, start
+from agentic_prompting.llm.guard import Escaped, call_guarded, contained, describe, guarded
+from agentic_prompting.llm.loop import LoopEnded, in_parallel, loop_error
+from agentic_prompting.rollout import (
+    BatchEngine,
+    ChatFormat,
+    Sample,
+    SampleRequest,
+    gather,
+    play_all,
+    run_with_engine,
+)
+from support.base_exceptions import DOORS, KINDS, in_own_process, raising
+from support.episodes import ASK, END, ScriptedSampler, fresh
+from support.tokenizers_for_tests import tokenizer_for
+
+
+def test_no_exception_of_user_code_hangs_or_passes_unnamed():
+    """Red before the guard: 30 of these 50 hung, others ended the rollouts beside them."""
+    outcomes = in_own_process()
+    assert len(outcomes) == 2 * len(KINDS) * len(DOORS) >= 40
+    assert [case for case, outcome in outcomes.items() if outcome is None] == []
+    wrong = [case for case, text in outcomes.items() if f"{case.split()[2]}: from the user's code" not in text]
+    assert wrong == []
+
+
+# Texts
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise SystemExit("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("a" * 300), "ValueError: " + "a" * 200),
+        (KeyError(), "KeyError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (contained(SystemExit(3)), "SystemExit: 3"),
+        (Mute(), "Mute: (its text cannot be shown: SystemExit)"),
+    ],
+)
+def test_every_exception_has_a_text(error, text):
+    assert describe(error) == text
+
+
+def test_an_exception_without_a_text_is_survived_at_every_door():
+    def mute(*args, **kwargs):
+        raise Mute
+
+    async def mute_later(*args, **kwargs):
+        raise Mute
+
+    for function in (mute, mute_later):
+        for door in DOORS.values():
+            assert "Mute" in door(function)
+    assert "Mute" in str(complete(ScriptedChat(mute), "q").error)
+
+
+# One call
+
+
+def test_ordinary_exceptions_pass_as_they_are():
+    assert contained(error := ValueError("x")) is error
+    with pytest.raises(KeyError):
+        run(call_guarded({}.__getitem__, "x"))
+
+
+def test_names_of_arguments_are_the_functions_own():
+    assert run(call_guarded(lambda function, executor: (function, executor), function=1, executor=2)) == (1, 2)
+
+
+def test_a_cancellation_of_ours_passes_and_one_of_the_users_does_not():
+    ended = []
+
+    async def waits():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    async def ours():
+        task = asyncio.create_task(call_guarded(waits))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(ours())
+    assert ended == [True]
+    with pytest.raises(Escaped, match="CancelledError"):
+        asyncio.run(call_guarded(raising(asyncio.CancelledError, is_async=True)))
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(call_guarded(waits), 0.01))
+
+
+def test_a_coroutine_that_is_closed_ends_there():
+    reached = []
+
+    @types.coroutine
+    def suspends():
+        yield
+
+    async def user():
+        await suspends()
+
+    async def ours():
+        await call_guarded(user)
+        reached.append("after")
+
+    coroutine = ours()
+    coroutine.send(None)
+    coroutine.close()
+    assert reached == []
+
+
+def test_ctrl_c_on_the_main_thread_passes():
+    def interrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    with pytest.raises(KeyboardInterrupt):
+        guarded(interrupted, lambda error: "swallowed")()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", [one for one in KINDS.values() if one is not KeyboardInterrupt])
+def test_a_guarded_function(kind, is_async):
+    """As a trainer wraps a reward function."""
+
+    def failed(error, **columns):
+        assert kind.__name__ in describe(error)
+        return [None] * len(columns["completions"])
+
+    reward = guarded(raising(kind, is_async), failed)
+    assert asyncio.iscoroutinefunction(reward) == is_async and reward.__name__ == "look"
+    given = reward(prompts=["p", "p"], completions=["a", "b"])
+    assert (asyncio.run(given) if is_async else given) == [None, None]
+    unmapped = guarded(raising(kind, is_async))
+    with pytest.raises(Escaped, match=kind.__name__):
+        given = unmapped(completions=[])
+        asyncio.run(given)
+
+
+def test_a_guarded_object_keeps_its_name_and_result():
+    class Length:
+        def __call__(self, completions):
+            return [float(len(one)) for one in completions]
+
+    reward = guarded(Length())
+    assert reward.__name__ == "Length" and reward(completions=["abc"]) == [3.0]
+
+
+# The loop
+
+
+@pytest.fixture
+def own_loop(monkeypatch):
+    """A background loop that may end."""
+    monkeypatch.setattr(loop_module, "_current", None)
+
+
+def end_the_loop():
+    async def stray():
+        async def exits():
+            raise SystemExit("from a stray task")
+
+        asyncio.get_running_loop().create_task(exits())
+
+    start(stray())
+
+
+def never():
+    return asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda: run(never()),
+        lambda: list(in_parallel([never()], 1)),
+        lambda: run_with_engine(lambda request: None, never()),
+        lambda: run_with_engine(BatchEngine(lambda requests: [], on_callers_thread=True), never()),
+        lambda: asyncio.run(wrapped()),
+        lambda: run(BatchEngine(slow_sampler)(SampleRequest([1], 1, 0))),
+    ],
+    ids=["run", "in_parallel", "run_with_engine", "engine on this thread", "another loop", "engine of its own"],
+)
+def test_everybody_who_waits_on_a_loop_that_ends_gets_its_cause(own_loop, wait):
+    assert loop_error() is None
+    threading.Timer(0.2, end_the_loop).start()
+    with pytest.raises(LoopEnded, match="SystemExit: from a stray task"):
+        wait()
+    assert "stray" in str(loop_error())
+    with pytest.raises(LoopEnded, match="stray"):
+        complete(ScriptedChat(["x"]), "q")
+
+
+async def wrapped():
+    return await asyncio.wrap_future(start(never()))
+
+
+def slow_sampler(requests):
+    time.sleep(1)
+    return [Sample([1])] * len(requests)
+
+
+def test_an_exit_in_our_own_tasks_is_theirs_alone(own_loop):
+    async def exits():
+        raise SystemExit
+
+    async def lives():
+        return 3
+
+    with pytest.raises(Escaped):
+        run(exits())
+    with pytest.raises(Escaped):
+        run(gather([lives(), exits()]))
+    assert run(lives()) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS.values())
+def test_a_sampler_that_exits_fails_its_requests(own_loop, kind):
+    """On the engine's own thread; red before: the thread ended and every request waited for ever."""
+
+    def sampler(requests):
+        raise kind("in the sampler")
+
+    engine = BatchEngine(sampler)
+    for _ in range(2):  # the next request gets the error as well, from a new thread
+        with pytest.raises(Escaped, match="in the sampler"):
+            start(engine(SampleRequest([1], 1, 0))).result(10)
+
+
+def test_ctrl_c_ends_a_batch_whose_environment_never_returns():
+    """In a process of its own: exit status, and no thread that keeps it alive."""
+    script = """
+        import os, signal, threading, asyncio, sys
+        from agentic_prompting.llm import run
+        from agentic_prompting.rollout import Rollout, observe
+
+        class Waits:
+            async def step(self, rollout):
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                await asyncio.sleep(600)
+
+        run(observe(Waits(), Rollout([1])))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, env=os.environ
+    )
+    assert "KeyboardInterrupt" in done.stderr and done.returncode != 0
+
+
+def test_one_exiting_environment_leaves_the_rollouts_beside_it_alone():
+    class ExitsOnce:
+        def __init__(self):
+            self.kinds = list(KINDS.values())
+
+        async def step(self, rollout):
+            if self.kinds:
+                raise self.kinds.pop()("from the environment")
+            return "It is Kenya."
+
+    chat_format = ChatFormat(tokenizer_for("chatml"))
+    rollouts = fresh(chat_format, 8)
+    play_all(rollouts, ScriptedSampler(chat_format, [ASK, END]), ExitsOnce(), chat_format)
+    assert sorted(one.status for one in rollouts) == ["answered"] * 3 + ["failed"] * 5
+    assert {str(one.error).split(": ")[0] for one in rollouts if one.error} == {
+        f"the environment raised {name}" for name in KINDS
+    }

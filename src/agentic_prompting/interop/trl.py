@@ -51,7 +51,7 @@ class TRLEnvironment(ToolEnvironment):
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row of one episode: its instance under `environments` (what TRL's rewards call it), the prompt with what
         `reset` said. Never raises."""
-        messages = list(row["prompt"])
+        prompt = row["prompt"]
         try:
             instance = self.factory()
             said = await called(instance.reset, row)
@@ -59,13 +59,18 @@ class TRLEnvironment(ToolEnvironment):
             failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {error!r}"[:300])
             return {**row, "environments": failed}
         if said is not None:
-            messages[-1] = {**messages[-1], "content": messages[-1]["content"] + said}
-        return {**row, "prompt": messages, "environments": instance}
+            # Text in TRL's standard format, else messages.
+            prompt = prompt + said if isinstance(prompt, str) else [*prompt[:-1], _longer(prompt[-1], said)]
+        return {**row, "prompt": prompt, "environments": instance}
 
     async def step(self, rollout: Rollout) -> Observation:
         if isinstance(instance := rollout.row["environments"], LLMError):
             return Observation(error=instance)
         return await super().step(rollout)
+
+
+def _longer(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    return {**message, "content": message["content"] + text}
 
 
 def _rewards_of(name: str) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from .spec import (
     rollout_from_trace,
     template_for,
 )
+from .text_format import TextFormat
 
 # fmt: off
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "SampleRequest",
     "Sampler",
     "TagGrammar",
+    "TextFormat",
     "Turn",
     "check_template",
     "escape",

@@ -18,8 +18,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from ..llm.loop import background_loop
-from .chat_format import ChatFormat
 from .play import Environment, Limits, Policy, Rollout, Sample, Sampler, SampleRequest, play
+from .text_format import TextFormat
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -248,7 +248,7 @@ def play_all(
     rollouts: Sequence[Rollout],
     policy: Policy,
     environment: Environment | None,
-    chat_format: ChatFormat,
+    chat_format: TextFormat,
     limits: Limits = Limits(),
     on_done: Callable[[Rollout], None] = lambda rollout: None,
     listen: Callable[[], None] = lambda: None,

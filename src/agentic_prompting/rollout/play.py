@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from ..llm import LLMError, Reply, ServerFailed
-from .chat_format import ChatFormat
 from .grammar import Turn
+from .text_format import TextFormat
 
 Status = Literal["running", "answered", "out_of_turns", "truncated", "malformed", "failed", "left_out"]
 
@@ -248,7 +248,7 @@ async def play(
     rollout: Rollout,
     policy: Policy,
     environment: Environment | None,
-    chat_format: ChatFormat,
+    chat_format: TextFormat,
     limits: Limits = Limits(),
 ) -> Rollout:
     """Play one rollout to its end, in place.
@@ -258,7 +258,8 @@ async def play(
         policy ([`Policy`]): The agent's weights.
         environment ([`Environment`], *optional*): Answers the agent's requests. Without one a request ends the
             episode as `out_of_turns`.
-        chat_format ([`ChatFormat`]): Tokens around observations, and the reading of turns.
+        chat_format ([`TextFormat`]): Tokens around observations, and the reading of turns; for conversations a
+            [`ChatFormat`].
         limits ([`Limits`], *optional*): Turn and token limits.
 
     Returns:
@@ -274,7 +275,8 @@ async def play(
         turn = chat_format.parse(sample.ids)
         rollout.add_turn(sample, turn)
         if turn.kind == "answer":
-            return rollout.finish("answered")
+            # Without tags that close it, an answer that the token limit has cut off is no whole answer.
+            return rollout.finish("answered" if sample.finished or chat_format.grammar.stops else "truncated")
         if turn.kind == "malformed":
             # Cut off before it could close its tags: a matter of length, not of form.
             return rollout.finish("malformed" if sample.finished else "truncated")

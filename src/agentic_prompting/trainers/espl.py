@@ -39,7 +39,7 @@ from ..evolution import (
 )
 from ..llm import ChatModel
 from ..records import atomic_write
-from ..rollout import AgentSpec, Environment, FreeText, Grammar, Rollout
+from ..rollout import AgentSpec, Environment, Rollout
 from .config import ESPLConfig
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .reflecting import PolicyReflector, ReferenceReflector, ReflectionJob, transcript
@@ -136,10 +136,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations
 
-    @staticmethod
-    def _default_grammar(environment: Any) -> Grammar:
-        return FreeText() if environment is None else MultiTurnGRPOTrainer._default_grammar(environment)
-
     def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
         return {**super().roles(environment, functions), "reference": self.reference}
 
@@ -155,12 +151,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             return {"system_prompt": (self._tried or self.final_prompt()).id}
         return {"system_prompt": self._playing[self._slot(index)].id}
 
-    def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         """The row's conversation under that system prompt."""
         if notes["system_prompt"] is None:
             return super().prompt_under(row, notes)
         prompt = self.population.members[notes["system_prompt"]].prompt
-        return [dict(message) for message in prompt.messages(self.spec.messages(row), self.args.prompt_place)]
+        return self.chat_format.prompt(prompt.messages(self.spec.messages(row), self.args.prompt_place))
 
     def _slot(self, index: int) -> int:
         return (index // self.args.num_generations) % self.args.prompts_per_step

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,9 +28,10 @@ from ..local import context_length
 from ..rewards import CostReward
 from ..rollout import (
     AgentSpec,
-    ChatFormat,
     Environment,
+    FreeText,
     Grammar,
+    Limits,
     Rollout,
     RolloutFacts,
     RolloutLog,
@@ -51,7 +52,15 @@ from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
 from .saving_calls import CallSaver, EndsHopeless, counted, honest_advantages, paid_share
 from .stopping import FailureWatch, quiet_about_missing_rewards, rank_barrier, stop, stop_if
-from .trl_batch import ScoredTokens, padded_mask, reward_columns, scored_only, to_trl_batch
+from .trl_batch import (
+    ScoredTokens,
+    completions_of,
+    padded_mask,
+    prompt_format_of,
+    reward_columns,
+    scored_only,
+    to_trl_batch,
+)
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -64,7 +73,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
         train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
-            as [`load_task`] gives; or `prompt` (messages or text), which is then used as it is.
+            as [`load_task`] gives; or `prompt`, which is then used as it is: messages, for the chat template, or text,
+            which is tokenised without one (TRL's standard format). Images are refused.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
@@ -77,7 +87,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             in the words of its `prompt_template` or its docstring; see [`template_for`].
         system_prompt (`str`, *optional*): The agent's system message.
         grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
-            one, else Prompt-R1's tags.
+            one, else Prompt-R1's tags; without an environment [`FreeText`].
         **kwargs: Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
 
     Raises:
@@ -128,7 +138,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
         functions += added
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
-        self.spec = self._agent_spec(prompt_template, system_prompt, grammar, args)
+        evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
+        prompts = prompt_format_of(train_dataset, *evaluated)
+        self.spec = replace(self._agent_spec(prompt_template, system_prompt, grammar, args), prompt_format=prompts)
         if args.hopeless_share < 1:
             self.environment = self._ending_hopeless(self.environment, functions, args)
         self._open_book(functions, args)
@@ -178,7 +190,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             prompt_template=self._default_template(self.environment, grammar) if template is None else template,
             system_prompt=system_prompt,
             grammar=grammar,
-            limits=args.limits(),
+            limits=self._limits(args),
             chat_template_kwargs={
                 **getattr(self.environment, "chat_template_kwargs", {}),
                 **(args.chat_template_kwargs or {}),
@@ -186,6 +198,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             stop_at_tags=args.stop_at_tags,
             sampling=asdict(sampling_of(args)),
         )
+
+    def _limits(self, args: MultiTurnGRPOConfig, readable: int | None = None) -> Limits:
+        """The limits of `args`. Without an environment the only turn is the completion, and may be as long as one."""
+        limits, (own,) = args.limits(readable), (one for one in fields(args) if one.name == "max_turn_tokens")
+        if self.environment is None and args.max_turn_tokens == own.default:
+            limits = replace(limits, max_turn_tokens=limits.max_tokens)
+        return limits
 
     def _open_book(self, functions: list[Any], args: MultiTurnGRPOConfig) -> None:
         """One book for all processes of the job and for its restarts; and who spends is asked whether it can."""
@@ -198,13 +217,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                     spender.check()
 
     def _set_up_rollouts(self, args: MultiTurnGRPOConfig) -> None:
-        self.chat_format = ChatFormat(
-            self._tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, end_of_turn_ids=self.eos_token_ids
-        )
+        self.chat_format = self.spec.tokens(self._tokenizer, self.eos_token_ids)
         self.backend = trainer_backend(self, self.spec.stop_texts)
         self.policy = self.backend.policy
         readable = min(filter(None, (self.backend.max_context, context_length(self.model))), default=None)
-        self.limits = args.limits(readable)
+        self.limits = self._limits(args, readable)
         self.rollout_log = RolloutLog(
             Path(args.output_dir) / "rollouts", self.accelerator.process_index, args.rollouts_max_mb
         )
@@ -250,7 +267,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
-        return getattr(environment, "grammar", None) or TagGrammar()
+        """The environment's; without an environment there is nothing to ask, so a turn is the answer, as in TRL."""
+        return FreeText() if environment is None else getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod
     def _default_template(environment: Any, grammar: Grammar) -> str:
@@ -273,8 +291,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         named = {f"judge_{number + 1}" if len(judges) > 1 else "judge": one for number, one in enumerate(judges)}
         return {"environment": environment, **named}
 
-    def prompt_messages(self, row: Mapping[str, Any], index: int) -> list[dict[str, Any]]:
-        """The conversation that a row begins with.
+    def prompt_messages(self, row: Mapping[str, Any], index: int) -> str | list[dict[str, Any]]:
+        """The prompt that a row begins with: messages, or text where the data set has text.
 
         Args:
             row (`Mapping`): The dataset's row.
@@ -282,13 +300,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """
         return self.prompt_under(row, self.metadata(index))
 
-    def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def prompt_under(self, row: Mapping[str, Any], notes: Mapping[str, Any]) -> str | list[dict[str, Any]]:
         """The same for a rollout with these `metadata`, whenever they were taken.
 
         Raises:
             `LookupError`: They speak of what is not there.
         """
-        return [dict(message) for message in self.spec.messages(row)]
+        return self.chat_format.prompt(self.spec.messages(row))
 
     def metadata(self, index: int) -> dict[str, Any]:
         """What else the record of the rollout at this place of the global batch should say."""
@@ -448,7 +466,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """What rollouts have earned, as far as it can be asked at no cost; `None` for failed ones."""
         if not rollouts:
             return []
-        columns = reward_columns(rollouts)
+        columns = reward_columns(rollouts, self.chat_format)
         given = [(function(**columns), weight) for function, weight in self._free_rewards()]
         totals = [sum(weight * (rewards[i] or 0.0) for rewards, weight in given) for i in range(len(rollouts))]
         return [None if one.status == "failed" else total for one, total in zip(rollouts, totals, strict=True)]
@@ -492,6 +510,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         rollouts = [row["rollout"] for row in inputs]
+        completions = completions_of(rollouts, completions, self.chat_format)
         with quiet_about_missing_rewards(any(one.status == "failed" or not one.weight for one in rollouts)):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         mode = "train" if self.model.training else "eval"

@@ -52,21 +52,18 @@ def intended(name: str) -> str | None:
 
 
 def compared(theirs: Outcomes, ours: Outcomes) -> dict[str, Any]:
-    """What the two classes pass, and where ours fails a test that TRL's passes.
+    """How many tests TRL's class passes, how many of these ours passes, and where it does not.
 
     Args:
         theirs, ours (`Mapping`): By test, how it ended (`passed`, `failed`, `skipped`) and with which message.
     """
     passed = [name for name, (outcome, _) in theirs.items() if outcome == "passed"]
-    lost = {name: ours.get(name, ("not run", "")) for name in passed}
+    found = {name: ours.get(name, ("not run", "")) for name in passed}
+    lost = {name: message or outcome for name, (outcome, message) in found.items() if outcome != "passed"}
     return {
         "trl_passes": len(passed),
-        "ours_passes": sum(outcome == "passed" for outcome, _ in ours.values()),
-        "differences": {
-            name: {"error": message or outcome, "intended": intended(name)}
-            for name, (outcome, message) in lost.items()
-            if outcome != "passed"
-        },
+        "ours_passes": len(passed) - len(lost),
+        "differences": {name: {"error": error, "intended": intended(name)} for name, error in lost.items()},
     }
 
 

@@ -59,7 +59,7 @@ class ChatFormat(TextFormat):
         ends = [i + 1 for i, token in enumerate(before) if token in self.end_of_turn_ids][:1]
         self._closing, self._before_reply = before[: sum(ends)], before[sum(ends) :]
 
-    def prompt(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def prompt(self, messages: Sequence[Message]) -> list[Any]:
         """The prompt of a row as TRL and reward functions get it: the messages."""
         return [dict(message) for message in messages]
 

@@ -51,7 +51,7 @@ class TextFormat:
         # A turn that has a closing tag ends there. One that has none ends with the end-of-sequence token.
         self._closing = [] if self.grammar.stops else list(end_of_turn_ids[:1])
 
-    def prompt(self, messages: Sequence[Message]) -> str | list[dict[str, Any]]:
+    def prompt(self, messages: Sequence[Message]) -> str | list[Any]:
         """The prompt of a row as TRL and reward functions get it: the messages' texts, a blank line between them."""
         return "\n\n".join(message["content"] for message in messages)
 

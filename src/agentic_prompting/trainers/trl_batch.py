@@ -127,7 +127,7 @@ def prompt_format_of(*datasets: Any) -> str:
     Raises:
         `ValueError`: Some are text and some are not, or rows have images, which would be ignored.
     """
-    firsts = [next(iter(dataset), {}) for dataset in datasets if dataset is not None]
+    firsts: list[Mapping[str, Any]] = [next(iter(dataset), {}) for dataset in datasets if dataset is not None]
     for row in firsts:
         _refuse_images(row)
     formats = {"text" if isinstance(row.get("prompt"), str) else "chat" for row in firsts}

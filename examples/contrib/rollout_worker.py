@@ -30,7 +30,6 @@ from agentic_prompting.environments import as_environment
 from agentic_prompting.llm import start
 from agentic_prompting.rollout import (
     AgentSpec,
-    ChatFormat,
     Policy,
     Rollout,
     RolloutFacts,
@@ -40,7 +39,7 @@ from agentic_prompting.rollout import (
     rollout_seed,
 )
 from agentic_prompting.trainers.stopping import FailureWatch, TrainingStopped
-from agentic_prompting.trainers.trl_batch import as_message, reward_columns
+from agentic_prompting.trainers.trl_batch import completion_of, reward_columns
 
 
 @dataclass(eq=False)
@@ -82,9 +81,7 @@ class RolloutWorker:
 
     def __post_init__(self) -> None:
         self.environment = as_environment(self.environment)
-        self.chat_format = ChatFormat(
-            self.tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, own_texts=self.spec.own_texts
-        )
+        self.chat_format = self.spec.tokens(self.tokenizer)
         self.rollout_buffer, self.metrics_queue = queue.Queue[Any](), queue.Queue[dict[str, float]]()
         self.version, self._alive = 0, time.monotonic()
         self._failures = FailureWatch(self.failure_window, self.max_failed_share)
@@ -133,7 +130,7 @@ class RolloutWorker:
 
     async def _group(self, number: int, row: dict[str, Any]) -> None:
         """Play the rollouts of a row, score them, and put them into the trainer's buffer."""
-        version, spec, prompt = self.version, self.spec, self.spec.messages(row)
+        version, spec, prompt = self.version, self.spec, self.chat_format.prompt(self.spec.messages(row))
         rollouts = [
             Rollout(self.chat_format.prompt_ids(prompt), {**row, "prompt": prompt}, rollout_seed(self.seed, number, i))
             for i in range(self.num_generations)
@@ -143,7 +140,7 @@ class RolloutWorker:
         self.metrics_queue.put({name: float(value) for name, value in rollout_metrics(facts).items()})
         if why := self._failures.why_stop(facts):
             raise TrainingStopped(why)
-        columns = reward_columns(rollouts)
+        columns = reward_columns(rollouts, self.chat_format)
         scores = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]
         scores = [await one if inspect.isawaitable(one) else one for one in scores]
         by_function = np.array(scores, dtype=float)  # functions x rollouts; `None` becomes NaN
@@ -162,7 +159,7 @@ class RolloutWorker:
         before = [0] * len(rollout.prompt_ids)
         return RolloutSample(
             prompt=rollout.row["prompt"],
-            completion=as_message(rollout),
+            completion=completion_of(rollout, self.chat_format),
             input_ids=np.asarray(rollout.context, dtype=np.int64),
             completion_mask=np.asarray(before + rollout.mask, dtype=np.int64),
             old_log_probs=np.asarray(before + rollout.logprobs, dtype=np.float32),

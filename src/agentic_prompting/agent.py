@@ -12,12 +12,12 @@ from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
 from .rollout import (
     AgentSpec,
-    ChatFormat,
     Environment,
     Policy,
     Rollout,
     Sample,
     SampleRequest,
+    TextFormat,
     as_environment,
     play_all,
     reset_rows,
@@ -31,10 +31,10 @@ class GreedyAnswers:
 
     Args:
         policy ([`Policy`]): Samples, and decodes greedily on request.
-        chat_format ([`ChatFormat`]): Parses turns, to find the one that answers.
+        chat_format ([`TextFormat`]): Parses turns, to find the one that answers.
     """
 
-    def __init__(self, policy: Policy, chat_format: ChatFormat):
+    def __init__(self, policy: Policy, chat_format: TextFormat):
         self.policy, self.chat_format = policy, chat_format
 
     def __getattr__(self, name: str) -> Any:
@@ -87,7 +87,7 @@ class PromptAgent:
         readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
         self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
-        self.chat_format = ChatFormat(tokenizer, spec.grammar, spec.chat_template_kwargs, ends, spec.own_texts)
+        self.chat_format = spec.tokens(tokenizer, ends)
         policy = local_policy(
             model.eval(),
             tokenizer,

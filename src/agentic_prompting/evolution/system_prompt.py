@@ -142,8 +142,11 @@ class SystemPrompt:
             raise ValueError("no user message to put the system prompt into")
         return [{"role": "system", "content": self.text}, *messages]
 
-    def left_out(self, messages: Sequence[Message]) -> list[Message]:
-        """The conversation without this prompt, wherever [`SystemPrompt.messages`] has put it."""
+    def left_out(self, messages: Sequence[Message] | str) -> list[Message]:
+        """The conversation without this prompt, wherever [`SystemPrompt.messages`] has put it; a string is one user
+        message."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         rest: list[Message] = []
         for message in messages if self.text else ():
             content = message["content"]

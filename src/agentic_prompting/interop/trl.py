@@ -55,7 +55,7 @@ class TRLEnvironment(ToolEnvironment):
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row of one episode, with its instance in the column `environments` (TRL's name for it) and the text of
         the instance's `reset` after the prompt. Never raises: a failure stands in that column instead."""
-        messages = list(row["prompt"])
+        prompt = row["prompt"]
         try:
             instance = call_guarded_now(self.factory)
             text = await called(instance.reset, row)
@@ -63,13 +63,18 @@ class TRLEnvironment(ToolEnvironment):
             failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {describe(error)}")
             return {**row, "environments": failed}
         if text is not None:
-            messages[-1] = {**messages[-1], "content": messages[-1]["content"] + text}
-        return {**row, "prompt": messages, "environments": instance}
+            # Text in TRL's standard format, else messages.
+            prompt = prompt + text if isinstance(prompt, str) else [*prompt[:-1], _longer(prompt[-1], text)]
+        return {**row, "prompt": prompt, "environments": instance}
 
     async def step(self, rollout: Rollout) -> Observation:
         if isinstance(instance := rollout.row["environments"], LLMError):
             return Observation(error=instance)
         return await super().step(rollout)
+
+
+def _longer(message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    return {**message, "content": message["content"] + text}
 
 
 def _rewards_of(name: str) -> Callable[..., Any]:

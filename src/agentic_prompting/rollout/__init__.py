@@ -18,6 +18,7 @@ from .spec import (
     rollout_from_trace,
     template_for,
 )
+from .text_format import TextFormat
 from .types import Limits, Observation, Policy, Rollout, Sample, Sampler, SampleRequest
 
 # fmt: off
@@ -45,6 +46,7 @@ __all__ = [
     "SampleRequest",
     "Sampler",
     "TagGrammar",
+    "TextFormat",
     "Turn",
     "as_environment",
     "check_template",

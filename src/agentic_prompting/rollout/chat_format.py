@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..llm import Message
-from .grammar import Grammar, TagGrammar, Turn
-from .plain_text import PlainText
+from .grammar import Grammar
+from .text_format import TextFormat
 
 # Words that no template rewrites: no spaces to trim, no tags to strip.
 _USER, _AGENT, _REPLY = "QUSERQ", "QAGENTQ", "QREPLYQ"
 
 
-class ChatFormat:
+class ChatFormat(TextFormat):
     """Renders prompts and observations for one tokenizer, and reads turns back.
 
     Args:
@@ -52,73 +52,31 @@ class ChatFormat:
     ):
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
-                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
-                "use an instruct model, or set tokenizer.chat_template"
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; use an "
+                "instruct model, set tokenizer.chat_template, or give each row a `prompt` that is a string (it needs none)"
             )
-        self.tokenizer = tokenizer
-        self.grammar: Grammar = grammar or TagGrammar()
+        super().__init__(tokenizer, grammar, end_of_turn_ids, own_texts)
         self.chat_template_kwargs = chat_template_kwargs or {}
-        if end_of_turn_ids is None:
-            end_of_turn_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        self.end_of_turn_ids = frozenset(end_of_turn_ids)
-        self._text = PlainText(tokenizer, own_texts)
         before, self._after_reply, self.turn_prefix = self._seams()
         # What ends the agent's turn, up to and including the end-of-turn token, and what comes after that.
         ends = [i + 1 for i, token in enumerate(before) if token in self.end_of_turn_ids][:1]
         self._closing, self._before_reply = before[: sum(ends)], before[sum(ends) :]
 
-    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation, up to where the agent's first turn begins.
+    def prompt(self, messages: Sequence[Message]) -> list[Any]:
+        """The prompt of a row as TRL and reward functions get it: the messages."""
+        return [dict(message) for message in messages]
+
+    def prompt_ids(self, prompt: str | Sequence[Message]) -> list[int]:
+        """The ids of a conversation, up to where the agent's first turn begins. A string is one user message.
 
         The messages are text from outside: no special token comes out of them, and no ordinary added token (`<think>`
         of some tokenizers) but in `own_texts`. The chat template's own tokens stay.
         """
+        messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self._text.conversation_ids(messages, **self.chat_template_kwargs)
-
-    def turn_ids(self, text: str) -> list[int]:
-        """The ids of a turn written by somebody else (a trace), ended with the template's own end-of-turn token."""
-        return [*self._encode(text.removeprefix(self.turn_prefix)), *self._closing]
-
-    def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
-        """The ids between two turns: end of the agent's turn, the observation in its tags, start of the next turn.
-
-        The observation is plain text whatever it contains: neither special tokens nor the grammar's tags in it have
-        an effect.
-
-        Args:
-            text (`str`): The observation.
-            after (`Sequence[int]`): The ids of the turn before. If the agent ended it with an end-of-turn token, it
-                is not ended twice; a turn that was stopped at its closing tag is ended here.
-        """
-        ended = bool(after) and after[-1] in self.end_of_turn_ids
-        separator: str = getattr(self.grammar, "separator", "")
-        first, *others = text.split(separator) if separator else [text]
-        ids = self.plain_ids(self.grammar.escape(first))
-        for other in others:
-            ids += [*self._encode(separator), *self.plain_ids(self.grammar.escape(other))]
-        return [*([] if ended else self._closing), *self._before_reply, *ids, *self._after_reply]
-
-    def plain_ids(self, text: str) -> list[int]:
-        """Tokenise `text` such that no added token comes out, even where its text occurs; see [`PlainText`]."""
-        return self._text.plain_ids(text)
-
-    def trust(self, text: str) -> None:
-        """Add to `own_texts`, for example a system prompt that the run has evolved."""
-        self._text.trust(text)
-
-    def parse(self, ids: Sequence[int]) -> Turn:
-        """Read the sampled ids of one turn. Ending tokens are dropped, every other special token stays visible."""
-        end = len(ids)
-        while end and ids[end - 1] in self.end_of_turn_ids:
-            end -= 1
-        text = self.tokenizer.decode(list(ids[:end]), skip_special_tokens=False)
-        return self.grammar.parse(self.turn_prefix + text)
 
     def _render(self, messages: list[Message], generation_prompt: bool = True) -> str:
         return self._text.render(messages, generation_prompt, **self.chat_template_kwargs)
-
-    def _encode(self, text: str) -> list[int]:
-        return self._text.encode(text)
 
     def _seams(self) -> tuple[list[int], list[int], str]:
         """Ids before and after a reply, and what the template writes of the agent's turn."""

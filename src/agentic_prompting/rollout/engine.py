@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeVar
 
 from ..llm.guard import contain, contained
 from ..llm.loop import start
-from .chat_format import ChatFormat
 from .environment import Environment, as_environment
 from .play import play
+from .text_format import TextFormat
 from .types import Limits, Policy, Rollout, Sample, Sampler, SampleRequest
 
 Request = TypeVar("Request")
@@ -256,7 +256,7 @@ def play_all(
     rollouts: Sequence[Rollout],
     policy: Policy,
     environment: Environment | None,
-    chat_format: ChatFormat,
+    chat_format: TextFormat,
     limits: Limits = Limits(),
     on_done: Callable[[Rollout], None] = lambda rollout: None,
     listen: Callable[[], None] = lambda: None,

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..llm import LLMError, ServerFailed
 from ..llm.guard import call_guarded, describe
-from .chat_format import ChatFormat
 from .environment import RESET_ERROR, Environment
+from .text_format import TextFormat
 from .types import Limits, Observation, Policy, Rollout, SampleRequest
 
 # An engine keeps what it computed for one turn for the next turn of the same conversation.
@@ -24,7 +24,7 @@ async def play(
     rollout: Rollout,
     policy: Policy,
     environment: Environment | None,
-    chat_format: ChatFormat,
+    chat_format: TextFormat,
     limits: Limits = Limits(),
 ) -> Rollout:
     """Play one rollout to its end, in place.
@@ -34,7 +34,7 @@ async def play(
         policy ([`Policy`]): The agent's weights.
         environment ([`Environment`], *optional*): Answers the agent's requests. Without one a request ends the
             episode as `out_of_turns`.
-        chat_format ([`ChatFormat`]): Renders observations and parses turns.
+        chat_format ([`TextFormat`]): Renders observations and parses turns; for conversations a [`ChatFormat`].
         limits ([`Limits`], *optional*): Turn and token limits.
 
     Returns:
@@ -52,7 +52,8 @@ async def play(
         turn = chat_format.parse(sample.ids)
         rollout.add_turn(sample, turn)
         if turn.kind == "answer":
-            return rollout.finish("answered")
+            # Without tags that close it, an answer that the token limit has cut off is no whole answer.
+            return rollout.finish("answered" if sample.finished or chat_format.grammar.stops else "truncated")
         if turn.kind == "malformed":
             # A turn that was cut off before it could close its tags is too long, not malformed.
             return rollout.finish("malformed" if sample.finished else "truncated")

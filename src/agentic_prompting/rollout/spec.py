@@ -19,6 +19,7 @@ from ..records import atomic_write
 from .chat_format import ChatFormat
 from .environment import as_environment
 from .grammar import FreeText, Grammar, Kind, TagGrammar
+from .text_format import TextFormat
 from .types import Limits, Observation, Rollout, Sample, Status
 
 SPEC_FILE = "agentic_prompting.json"
@@ -117,9 +118,12 @@ class AgentSpec:
         join_system_prompt (`bool`, *optional*, defaults to `False`): Put the system prompt in front of a row's own
             system message, as E-SPL trains, instead of giving way to it.
         sampling (`dict`, *optional*): Temperature and the like, as in [`Sampling`].
+        prompt_format (`str`, *optional*, defaults to `"chat"`): What a prompt is: `"chat"`, messages for the chat
+            template, or `"text"`, text that is tokenised as it is (TRL's standard format; see [`TextFormat`]). A
+            trainer sets it by its data: `"text"` where each row has a `prompt` that is a string.
 
     Raises:
-        `ValueError`: If the template has no `{question}`.
+        `ValueError`: If the template has no `{question}`, or `prompt_format` is neither of the two.
     """
 
     prompt_template: str = "{question}"
@@ -130,9 +134,12 @@ class AgentSpec:
     stop_at_tags: bool = True
     join_system_prompt: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
+    prompt_format: str = "chat"
 
     def __post_init__(self):
         check_template(self.prompt_template)
+        if self.prompt_format not in ("chat", "text"):
+            raise ValueError(f"prompt_format must be chat or text, got {self.prompt_format!r}")
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -143,8 +150,19 @@ class AgentSpec:
         """The texts of a prompt that are the agent's own, in which tags are an example and no forgery."""
         return tuple(filter(None, [self.system_prompt, *self.prompt_template.split("{question}")]))
 
+    def tokens(self, tokenizer: Any, end_of_turn_ids: Sequence[int] | None = None) -> TextFormat:
+        """How prompts, turns and observations of this agent become tokens: a [`ChatFormat`], or a [`TextFormat`].
+
+        Raises:
+            `ValueError`: If prompts are conversations and the tokenizer's chat template cannot render them.
+        """
+        if self.prompt_format == "text":
+            return TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
+        return ChatFormat(tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts)
+
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
-        """The conversation a row begins with: its own `prompt` where it has one, else the filled-in template."""
+        """The conversation a row begins with: its own `prompt` where it has one, else the filled-in template. A text is
+        one user message; [`TextFormat.prompt`] makes text of it again."""
         prompt: str | Sequence[Message] = row.get("prompt") or fill_template(self.prompt_template, row["question"])
         messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return with_system(self.system_prompt, messages, join=self.join_system_prompt)
@@ -203,7 +221,7 @@ class AgentSpec:
         return spec
 
 
-def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: ChatFormat) -> Rollout:
+def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: TextFormat) -> Rollout:
     """The rollout that an agent writing this trace would have made: for a warm start in the token form of training.
 
     Args:

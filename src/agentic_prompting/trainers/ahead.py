@@ -181,7 +181,7 @@ class Ahead:
         metadata = kept.get("metadata") or [self.prompts.metadata(i, training=True) for i in indices]
         prompts = kept.get("rendered") or [self.prompts.messages(row, one) for one in metadata]
         seed, batch = self.rows.seed, f"{self.rows.seed}.lead.{number // self.rows.groups_per_batch}"
-        rendered = self.player.reset([{**row, "prompt": prompt} for prompt in prompts])
+        rendered = self.player.reset([{**row, "prompt": self.player.prompt(messages)} for messages in prompts])
         rollouts = [
             Rollout(self.player.prompt_ids(one["prompt"]), one, rollout_seed(seed, "group", number, i), batch, number)
             for i, one in enumerate(rendered)

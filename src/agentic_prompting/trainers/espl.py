@@ -34,7 +34,7 @@ from ..evolution import (
 )
 from ..llm import ChatModel
 from ..records import atomic_write
-from ..rollout import AgentSpec, Environment, FreeText, Grammar, Rollout, transcript
+from ..rollout import AgentSpec, Environment, Rollout, transcript
 from .batch import Batch
 from .config import ESPLConfig
 from .distillation import imitate_without
@@ -116,10 +116,6 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations
-
-    @staticmethod
-    def _default_grammar(environment: Any) -> Grammar:
-        return FreeText() if environment is None else MultiTurnGRPOTrainer._default_grammar(environment)
 
     @cached_property
     def _reflector(self) -> ReferenceReflector | PolicyReflector:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -24,7 +24,7 @@ from ..data import as_dataset, validate_dataset
 from ..interop import environment_of
 from ..llm import Budget, BudgetExceeded, charge
 from ..local import context_length
-from ..rollout import AgentSpec, ChatFormat, Environment, Grammar, Policy, RolloutLog, TagGrammar, template_for
+from ..rollout import AgentSpec, Environment, FreeText, Grammar, Limits, Policy, RolloutLog, TagGrammar, template_for
 from .ahead import Ahead, RowStream
 from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
@@ -38,7 +38,7 @@ from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
 from .source import OnPolicy, Source
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
-from .trl_batch import ScoredTokens, clipped_share, scored_only
+from .trl_batch import ScoredTokens, clipped_share, completions_of, prompt_format_of, scored_only
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -51,7 +51,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             not used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
         train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
-            as [`load_task`] gives; or `prompt` (messages or text), which is then used as it is.
+            as [`load_task`] gives; or `prompt`, which is then used as it is: messages for the chat template,
+            or text, which is tokenised without one (TRL's standard format). Images are refused.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
@@ -112,7 +113,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             args = copy(args)
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
-        self.spec = self._agent_spec(environment, prompt_template, system_prompt, grammar, args)
+        evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
+        prompts = prompt_format_of(train_dataset, *evaluated)
+        spec = self._agent_spec(environment, prompt_template, system_prompt, grammar, args)
+        self.spec = replace(spec, prompt_format=prompts)
         self.spending = self._charged(environment, functions, args)
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
@@ -165,7 +169,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             prompt_template=self._default_template(environment, grammar) if template is None else template,
             system_prompt=system,
             grammar=grammar,
-            limits=args.limits(),
+            limits=_limits(args, environment),
             chat_template_kwargs={**from_environment, **(args.chat_template_kwargs or {})},
             stop_at_tags=args.stop_at_tags,
             sampling=asdict(sampling_of(args)),
@@ -186,17 +190,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _compose(self, environment: Environment | None) -> None:
         """The parts that the hooks below use."""
         args, run = self.args, int(time.time())
-        chat_format = ChatFormat(
-            *(self._tokenizer, self.spec.grammar, self.spec.chat_template_kwargs, self.eos_token_ids),
-            own_texts=self.spec.own_texts,
-        )
         backend = trainer_backend(self, self.spec.stop_texts)
         readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
         self.player = Player(
             backend,
             environment,
-            chat_format,
-            args.limits(readable),
+            self.spec.tokens(self._tokenizer, self.eos_token_ids),
+            _limits(args, environment, readable),
             self.accelerator,
             full_determinism=args.full_determinism,
             show_progress=not args.disable_tqdm,
@@ -251,7 +251,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
-        return (environment and environment.grammar) or TagGrammar()
+        """The environment's. Without an environment there is nothing to ask, so a turn is the answer, as in TRL."""
+        return FreeText() if environment is None else environment.grammar or TagGrammar()
 
     @staticmethod
     def _default_template(environment: Any, grammar: Grammar) -> str:
@@ -323,6 +324,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         batch = self._batch
         assert batch is not None
+        completions = completions_of(batch.rollouts, completions, self.chat_format)
         with quiet_about_missing_rewards(any(rollout.status == "failed" for rollout in batch.rollouts)):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         seen = self.observer.seen(batch, rewards, self.total_rewards)
@@ -465,3 +467,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         with only_the_model(Path(self.args.output_dir), self._tokenizer):
             super()._push_from_checkpoint(checkpoint_folder)
+
+
+def _limits(args: MultiTurnGRPOConfig, environment: Environment | None, readable: int | None = None) -> Limits:
+    """The limits of `args`. Without an environment the only turn is the completion, and may be as long as one."""
+    limits, (own,) = args.limits(readable), (one for one in fields(args) if one.name == "max_turn_tokens")
+    if environment is None and args.max_turn_tokens == own.default:
+        limits = replace(limits, max_turn_tokens=limits.max_tokens)
+    return limits

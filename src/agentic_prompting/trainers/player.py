@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
-from ..llm import run
-from ..rollout import ChatFormat, Environment, Limits, Rollout, play_all, reset_rows, run_with_engine
+from ..llm import Message, run
+from ..rollout import Environment, Limits, Rollout, TextFormat, play_all, reset_rows, run_with_engine
 from ..rollout.progress import progress
 from .policies import Backend, PolicyUnreachable
 from .stopping import first_reason, rank_barrier
@@ -22,7 +22,7 @@ class Player:
     Args:
         backend ([`Backend`]): The policy, and what all processes do around a batch of rollouts.
         environment ([`Environment`], *optional*): Answers the agent's requests.
-        chat_format ([`ChatFormat`]): Prompts and observations as tokens, turns as text.
+        chat_format ([`TextFormat`]): Prompts and observations as tokens, turns as text.
         limits ([`Limits`]): Turn and token limits.
         accelerator (`Accelerator`): The job's processes.
         full_determinism (`bool`, *optional*, defaults to `False`): As [`play_all`]'s.
@@ -34,7 +34,7 @@ class Player:
         self,
         backend: Backend,
         environment: Environment | None,
-        chat_format: ChatFormat,
+        chat_format: TextFormat,
         limits: Limits,
         accelerator: Accelerator,
         *,
@@ -46,9 +46,13 @@ class Player:
         self.chat_format, self.limits, self.accelerator = chat_format, limits, accelerator
         self.full_determinism, self.show_progress, self.sync = full_determinism, show_progress, sync
 
-    def prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """A rendered prompt."""
-        return self.chat_format.prompt_ids(messages)
+    def prompt_ids(self, prompt: Any) -> list[int]:
+        """The token ids of a [`Player.prompt`]."""
+        return self.chat_format.prompt_ids(prompt)
+
+    def prompt(self, messages: Sequence[Message]) -> Any:
+        """Rendered messages as TRL and reward functions get them: text where prompts are text."""
+        return self.chat_format.prompt(messages)
 
     def reset(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows with their prompts, after the environment has started an episode for each."""

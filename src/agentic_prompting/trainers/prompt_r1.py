@@ -6,7 +6,7 @@ from typing import Any
 
 from ..data import validate_dataset
 from ..rewards import PromptR1Reward
-from ..rollout import prompt_r1_template, template_for
+from ..rollout import Grammar, TagGrammar, prompt_r1_template, template_for
 from .config import PromptR1Config
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 
@@ -59,6 +59,11 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
                 f"PromptR1Reward(gate={args.gate!r}) among the reward_funcs"
             )
         return reward_funcs
+
+    @staticmethod
+    def _default_grammar(environment: Any) -> Grammar:
+        """The paper's tags, whoever answers: its reward reads them."""
+        return getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod
     def _default_template(environment: Any, grammar: Any) -> str:

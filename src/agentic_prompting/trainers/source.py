@@ -38,7 +38,10 @@ class OnPolicy:
         """Render the rows that TRL gives and play a rollout of each."""
         first = self.player.accelerator.process_index * len(rows)
         metadata = [self.prompts.metadata(first + i, place.trains) for i in range(len(rows))]
-        rendered = [{**row, "prompt": self.prompts.messages(row, one)} for row, one in zip(rows, metadata, strict=True)]
+        rendered = [
+            {**row, "prompt": self.player.prompt(self.prompts.messages(row, one))}
+            for row, one in zip(rows, metadata, strict=True)
+        ]
         rendered = self.player.reset(rendered)
         rollouts = [self._rollout(first + i, row, place) for i, row in enumerate(rendered)]
         self.player.play(rollouts, place.what)

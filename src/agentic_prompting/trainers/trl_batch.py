@@ -7,29 +7,116 @@ so label those -100 too. Loss and gradients stay the same; benchmarks/training_s
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from ..rollout import Rollout, transcript
+from ..rollout import Grammar, Rollout, TextFormat
 
 IGNORED = -100  # the label of positions that are not scored; torch's and TRL's
 
 
-def as_message(rollout: Rollout) -> list[dict[str, str]]:
-    """What was said, as TRL has the completion of a conversation."""
-    return [{"role": "assistant", "content": transcript(rollout)}]
+def completion_of(rollout: Rollout, form: TextFormat) -> Any:
+    """The rollout as TRL's reward functions get a completion.
+
+    Args:
+        rollout ([`Rollout`]): Finished; its row has the `prompt` that it began with.
+        form ([`TextFormat`]): How it became tokens.
+
+    Returns:
+        `str` for a prompt that is text: everything after it. Else `list[dict]`: a message for each turn of the agent
+        (`assistant`, with its `tool_calls` if it made some) and for each observation between them (`tool` with the
+        `name` of the tool, or `user`).
+    """
+    decode = partial(form.tokenizer.decode, skip_special_tokens=True)
+    if isinstance(rollout.row["prompt"], str):
+        return decode(rollout.ids)
+    # A turn is a run of the agent's own tokens: the chat template's stand between two of them.
+    runs = groupby(zip(rollout.mask, rollout.ids, strict=True), key=itemgetter(0))
+    spoken = [decode([token for _, token in run]) for own, run in runs if own]
+    messages: list[dict[str, Any]] = []
+    for number, text in enumerate(spoken):
+        calls = tool_calls(rollout.turns[number].text, form.grammar)
+        messages.append({"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})})
+        if number + 1 < len(spoken):  # what came after the last turn is not in the rollout's tokens
+            messages += _heard(rollout.observations[number].text, calls, form.grammar)
+    return messages
 
 
-def reward_columns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def completions_of(rollouts: Sequence[Rollout], given: Sequence[Any], form: TextFormat) -> list[Any]:
+    """The completions of a batch for reward functions: those that TRL has `given`, but for conversations of several
+    turns, which TRL takes for one message."""
+    both = zip(rollouts, given, strict=True)
+    return [one if isinstance(one, str) or len(r.turns) < 2 else completion_of(r, form) for r, one in both]
+
+
+def tool_calls(text: str, grammar: Grammar) -> list[dict[str, Any]]:
+    """The calls in a turn of a grammar that has them, as chat templates take them; of a broken one its text."""
+    calls = []
+    for body in getattr(grammar, "bodies", lambda text: [])(text):
+        try:
+            function = {"name": json.loads(body)["name"], "arguments": json.loads(body).get("arguments", {})}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            function = {"name": "", "arguments": body}
+        calls.append({"type": "function", "function": function})
+    return calls
+
+
+def _heard(text: str, calls: Sequence[Mapping[str, Any]], grammar: Grammar) -> list[dict[str, Any]]:
+    """An observation as messages: one for each call, or what a user says."""
+    if not calls:
+        return [{"role": "user", "content": text}]
+    results = text.split(getattr(grammar, "separator", "")) if len(calls) > 1 else [text]
+    names = (call["function"]["name"] for call in calls)
+    return [{"role": "tool", "name": name, "content": one} for name, one in zip(names, results, strict=False)]
+
+
+def reward_columns(rollouts: Sequence[Rollout], form: TextFormat) -> dict[str, Any]:
     """What a reward function is called with, beside what TRL alone has to give."""
     columns: dict[str, Any] = {name: [one.row[name] for one in rollouts] for name in rollouts[0].row}
-    prompts, completions = columns.pop("prompt"), [as_message(one) for one in rollouts]
+    prompts, completions = columns.pop("prompt"), [completion_of(one, form) for one in rollouts]
     ids = [one.ids for one in rollouts]
     return {**columns, "prompts": prompts, "completions": completions, "completion_ids": ids, "rollout": rollouts}
+
+
+def prompt_format_of(*datasets: Any) -> str:
+    """What the prompts of all data sets are: `text` where rows have a `prompt` that is a string, else `chat`.
+
+    Args:
+        *datasets (`Dataset`, `IterableDataset` or `None`): The first row of each is looked at.
+
+    Raises:
+        `ValueError`: Some are text and some are not, or rows have images, which would be ignored.
+    """
+    firsts: list[Mapping[str, Any]] = [next(iter(dataset), {}) for dataset in datasets if dataset is not None]
+    for row in firsts:
+        _refuse_images(row)
+    formats = {"text" if isinstance(row.get("prompt"), str) else "chat" for row in firsts}
+    if len(formats) > 1:
+        raise ValueError(
+            "some datasets have a column `prompt` of text, others messages or questions: give all of them one form"
+        )
+    return formats.pop() if formats else "chat"
+
+
+def _refuse_images(row: Mapping[str, Any]) -> None:
+    columns = [name for name in ("image", "images") if name in row]
+    prompt = row.get("prompt")
+    contents = [] if prompt is None or isinstance(prompt, str) else [message.get("content") for message in prompt]
+    parts = [part for content in contents if not isinstance(content, str) for part in content or ()]
+    if columns or any(part.get("type") not in (None, "text") for part in parts):
+        where = f"a column `{columns[0]}`" if columns else "a `prompt` with images"
+        raise ValueError(
+            f"the dataset has {where}, and this trainer reads text alone: take the images out, or use trl.GRPOTrainer, "
+            "which trains models that see"
+        )
 
 
 class ScoredTokens:

@@ -1,0 +1,169 @@
+"""Tiny models and data under the names that TRL's tests load, as folders relative to the working directory.
+
+A test that asks for `trl-internal-testing/tiny-Qwen2ForCausalLM-2.5` finds such a folder and downloads nothing. Models
+are made from their configuration classes with random weights, tokenizers from a vocabulary of our own: the 256 bytes
+and those few words of Qwen's vocabulary that the tests write as token ids, the rest filled with short words. Chat
+templates are the installed TRL's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import torch
+import transformers
+import trl
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+OWNER = "trl-internal-testing"
+END, PAD, START = 151645, 151643, 151644
+_TAGS = {151657: "<tool_call>", 151658: "</tool_call>", 151667: "<think>", 151668: "</think>"}
+SIZE = 151672
+# Of Qwen's vocabulary, the words that fixed completions of the tests are made of.
+_WORDS = {
+    293: " b", 314: " {", 330: ' "', 397: ">\n", 411: "out", 450: "de", 497: '",', 522: "</", 606: "name", 788: '":',
+    894: " any", 927: "sh", 944: "'t", 1318: "text", 1414: " know", 1513: " don", 2765: " won", 4913: '{"',
+    5212: ' {"', 5392: " tool", 6023: "hi", 6659: "call", 7692: "async", 9520: "step", 11248: "}}\n", 13477: "crement",
+    14172: "tool", 16252: " increment", 16370: "arguments", 17453: "Done", 22785: "_tool", 35744: "increment",
+    64648: "multiply", 93054: "_multiply", 95642: '"}}\n',
+}  # fmt: skip
+
+_SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+_DENSE = {**_SMALL, "intermediate_size": 32}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
+# Folder, configuration, its arguments, chat template, text of the end of a turn.
+_QWEN2, _QWEN3, _LLAMA = ("qwen2_5", "<|im_end|>"), ("qwen3", "<|im_end|>"), ("llama3", "<|eot_id|>")
+_MODELS: list[tuple[str, str, dict[str, Any], tuple[str | None, str]]] = [
+    ("tiny-Qwen2ForCausalLM-2.5", "Qwen2Config", _DENSE, _QWEN2),
+    ("tiny-Qwen2ForSequenceClassification-2.5", "Qwen2Config", _DENSE, _QWEN2),
+    ("tiny-Qwen3ForCausalLM", "Qwen3Config", {**_DENSE, "head_dim": 4}, _QWEN3),
+    ("tiny-Qwen3ForSequenceClassification", "Qwen3Config", {**_DENSE, "head_dim": 4}, _QWEN3),
+    ("tiny-Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**_DENSE, **_EXPERTS, "head_dim": 4}, _QWEN3),
+    ("tiny-LlamaForCausalLM-3.2", "LlamaConfig", _DENSE, _LLAMA),
+    ("tiny-LlamaForSequenceClassification-3.2", "LlamaConfig", _DENSE, _LLAMA),
+    ("tiny-MistralForCausalLM-0.2", "MistralConfig", _DENSE, (None, "</s>")),
+    ("tiny-Gemma2ForCausalLM", "Gemma2Config", {**_DENSE, "head_dim": 4}, ("gemma", "<end_of_turn>")),
+    ("tiny-Cohere2ForCausalLM", "Cohere2Config", _DENSE, ("cohere2", "<|END_OF_TURN_TOKEN|>")),
+    (
+        "tiny-GptOssForCausalLM",
+        "GptOssConfig",
+        {**_DENSE, "head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True},
+        ("gptoss", "<|return|>"),
+    ),
+    (
+        "tiny-Glm4MoeForCausalLM",
+        "Glm4MoeConfig",
+        {
+            **_DENSE, "head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "n_shared_experts": 1, "first_k_dense_replace": 1,
+        },
+        ("glm4moe", "<|user|>"),
+    ),
+]  # fmt: skip
+_CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Beginnings of the Zen of Python (`import this`), in its order, which one of TRL's tests counts on.
+_LINES = [
+    "Beautiful is better than", "Explicit is", "Simple is better", "Complex", "Flat is better than", "Sparse is better",
+    "Readability", "Special cases aren't special", "Although practicality beats", "Errors should never",
+    "Unless explicitly", "In the face of ambiguity, refuse", "There should be one-- and preferably",
+    "Although that way may not be obvious", "Now is better than", "Although never is often",
+    "If the implementation is hard to explain,", "If the implementation is easy", "Namespaces are one honking",
+]  # fmt: skip
+_TESTS = 2  # rows of the split `test`
+
+
+def make_all(folder: Path) -> list[str]:
+    """Make every model and data set in `folder`; returns the names of what could not be made with this transformers."""
+    _make_zen(folder / OWNER / "zen")
+    missing = []
+    for name, config, arguments, (template, end) in _MODELS:
+        try:
+            _make_model(folder / OWNER / name, config, arguments, tokenizer(template, end))
+        except Exception as error:  # one architecture less is not a reason to run none
+            missing.append(f"{name}: {type(error).__name__}: {error}")
+    return missing
+
+
+@cache
+def tokenizer(template: str | None, end: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with Qwen's ids for bytes, words of `_WORDS`, tags and the two tokens that end a text.
+
+    Args:
+        template (`str`, *optional*): Name of one of TRL's chat templates. Defaults to ChatML.
+        end (`str`): The text of the token that ends a turn.
+    """
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    symbols = _byte_symbols()
+    vocabulary = {symbols[byte]: number for number, byte in enumerate(_byte_order())}
+    for number, word in _WORDS.items():
+        vocabulary["".join(symbols[byte] for byte in word.encode())] = number
+    taken, fill = set(vocabulary.values()), _other_words(set(vocabulary))
+    vocabulary |= {next(fill): number for number in range(PAD) if number not in taken}
+    added = {PAD: "<|endoftext|>", START: "<|im_start|>", END: end, **_TAGS}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    made.pre_tokenizer, made.decoder = byte_level, decoders.ByteLevel()
+    for number in range(PAD, SIZE):  # added tokens get the next free id
+        text = added.get(number, f"<|extra_{number}|>")
+        made.add_tokens([AddedToken(text, special=number not in _TAGS, normalized=False)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=made, eos_token=end, pad_token=added[PAD])
+    path = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
+    fast.chat_template = path.read_text(encoding="utf-8") if template and path.exists() else _CHATML
+    return fast
+
+
+def _make_model(folder: Path, config: str, arguments: dict[str, Any], fast: PreTrainedTokenizerFast) -> None:
+    torch.manual_seed(0)
+    ends = {"vocab_size": SIZE, "eos_token_id": END, "pad_token_id": PAD, "bos_token_id": None}
+    made = getattr(transformers, config)(**{**arguments, **ends})
+    kind = transformers.AutoModelForCausalLM
+    if "SequenceClassification" in folder.name:
+        kind, made.num_labels = transformers.AutoModelForSequenceClassification, 1
+    kind.from_config(made).save_pretrained(folder)
+    fast.save_pretrained(folder)
+
+
+def _make_zen(folder: Path) -> None:
+    """Two forms of the same prompts, as `load_dataset(folder, form, split=...)` reads them."""
+    forms = {
+        "standard_prompt_only": _LINES,
+        "conversational_prompt_only": [[{"role": "user", "content": f"{line} what?"}] for line in _LINES],
+    }
+    card = ["---", "configs:"]
+    for form, prompts in forms.items():
+        (folder / form).mkdir(parents=True)
+        card += [f"- config_name: {form}", "  data_files:"]
+        for split, rows in {"train": prompts[:-_TESTS], "test": prompts[-_TESTS:]}.items():
+            card += [f"  - split: {split}", f"    path: {form}/{split}.jsonl"]
+            lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in rows)
+            (folder / form / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "README.md").write_text("\n".join([*card, "---", ""]), encoding="utf-8")
+
+
+def _byte_order() -> list[int]:
+    """The bytes in the order of their ids: those that print first, as GPT-2 has them."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    return shown + [byte for byte in range(256) if byte not in shown]
+
+
+def _byte_symbols() -> dict[int, str]:
+    """The character that stands for each byte in a byte-level vocabulary."""
+    order = _byte_order()
+    return {byte: chr(byte if place < 188 else 256 + place - 188) for place, byte in enumerate(order)}
+
+
+def _other_words(taken: set[str]) -> Iterator[str]:
+    """Short words that fill a vocabulary."""
+    for length in range(2, 5):
+        for letters in product(ascii_lowercase, repeat=length):
+            if (word := "".join(letters)) not in taken:
+                yield word

@@ -27,7 +27,7 @@ Match = Sequence[PromptResult]
 
 @dataclass(frozen=True)
 class Job:
-    """What of a batch is reflected on: plain data, which outlives a checkpoint.
+    """The part of a batch that is reflected on: plain data, which checkpoints keep.
 
     Args:
         batch (`int`): The number of the batch, from 0.

@@ -1,7 +1,7 @@
-"""What a run of evolution leaves behind: its journal, one line for each child that was attempted and why; and
-E-SPL's evolutionary tree (Figure 3): who came from whom, what is believed of each, where to draw it, and the picture.
+"""The records of an evolution: the journal, one line per attempted child with its cause, and E-SPL's evolutionary tree
+(Figure 3): parents, ratings, positions in the picture, and the picture itself.
 
-A line of the journal is known by its step and its number within the step.
+A line of the journal is identified by its step and its number within the step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ JOURNAL_FILE = "evolution.jsonl"
 
 
 def journal_beside(state: str | Path) -> Path:
-    """Where the journal of the evolution in this state file is: `evolution.jsonl` beside a trainer's `population.json`,
-    `<name>.evolution.jsonl` beside any other, as there may be several in a folder."""
+    """The path of the journal that belongs to a state file: `evolution.jsonl` beside a trainer's `population.json`,
+    `<name>.evolution.jsonl` beside any other, because a folder may hold several."""
     state = Path(state)
     return state.with_name(JOURNAL_FILE if state.name == "population.json" else f"{state.stem}.{JOURNAL_FILE}")
 
 
 class EvolutionJournal(RecordFile):
-    """Keeps [`attempt_records`] on the disk. For one process of a job only."""
+    """A file of [`attempt_records`]. Only one process of a job may write it."""
 
     def __init__(self, path: str | Path):
         super().__init__(path, sync=True)
@@ -54,8 +54,8 @@ class EvolutionJournal(RecordFile):
                 logger.warning("%s cannot be written, training goes on without: %s", self.path, error)
 
     def keep_before(self, step: int) -> None:
-        """Take away the attempts of this step and later ones: a run that was killed does them again, perhaps with other
-        children, and none must be there twice."""
+        """Remove the attempts of this step and later ones: a resumed run does these steps again, perhaps with other
+        children, and no attempt may be listed twice."""
         self.keep(lambda attempt: attempt["step"] < step)
 
 
@@ -80,15 +80,15 @@ def attempt_records(
     Args:
         step (`int`): The batch that the operators worked on, from 0.
         outcomes (`Sequence[Outcome]`): Of its operators, in order.
-        children (`Sequence[SystemPrompt | None]`): As they joined the population, with their ids.
+        children (`Sequence[SystemPrompt | None]`): The children that joined the population, with their ids.
         scores (`Mapping[int, Sequence[float | None]]`): By prompt id its mean reward on each problem of the batch.
-        population ([`Population`]): For what is known of the parents on held-out problems.
+        population ([`Population`]): Has the parents' scores on held-out problems.
 
     Returns:
         `list[dict]`: Each `step`, `attempt`, `operator`, `reason`, `child` (id or `None`), `parents`, `counts`, `edits`
             and `evidence` (of the [`OperatorTrace`]; each problem with the `scores` of the batch's prompts on it by id,
-            and the ids in `won` and `lost`, both empty where all did alike), `held_out` of the parents where it was
-            measured.
+            and the ids in `won` and `lost`, both empty if all scores are equal), `held_out` of the parents that were
+            evaluated.
     """
     records = []
     for attempt, (outcome, child) in enumerate(zip(outcomes, children, strict=True)):
@@ -136,7 +136,7 @@ class Node:
         lane (`int`): Its row in the picture, 0 at the top.
         in_window (`bool`): Whether it can still be selected.
         best (`bool`): Whether it is [`Population.best`].
-        story (`dict`, *optional*): The line of the journal that tells what led to it; see [`attempt_records`].
+        story (`dict`, *optional*): Its line of the journal; see [`attempt_records`].
     """
 
     member: Member
@@ -147,14 +147,14 @@ class Node:
 
     @property
     def counts(self) -> Mapping[str, int] | None:
-        """What its operator did: edits proposed, applied, refused."""
+        """The counts of its operator: edits proposed, applied, refused."""
         counts = (self.story or {}).get("counts")
         return counts if isinstance(counts, dict) else None
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """All prompts of a run, in order of birth.
+    """All prompts of a run, in the order in which they joined.
 
     Args:
         nodes (`list[Node]`): A prompt's id is its place.
@@ -204,10 +204,10 @@ def _lineage(members: Sequence[Member], best: Member, window: int, attempts: Ite
 
 
 def lanes(members: Sequence[Member]) -> list[int]:
-    """A row for each prompt, so that a line of descent runs straight and side branches turn off below it.
+    """A row of the picture for each prompt: a line of descent runs straight, and side branches are below it.
 
-    The first child of a prompt by mutation goes on in its branch; every other child opens a new one, right under its
-    (first) parent's. Branches of different times share a row: the first one, from the top, that has room.
+    The first child of a prompt by mutation continues its branch. Every other child opens a new branch, directly under
+    that of its (first) parent. Branches of different times share a row: the first one, from the top, that has room.
     """
     branches: list[list[int]] = []  # from top to bottom, each a list of ids
     branch_of: dict[int, list[int]] = {}
@@ -258,10 +258,10 @@ def figure_class() -> Any:
 
 
 def plot_lineage(lineage: Lineage, path: str | Path) -> None:
-    """Draw the tree over the steps at which prompts were born: descent above, ratings with their doubt below.
+    """Draw the tree over the steps at which prompts joined: descent above, ratings with their uncertainty below.
 
     Mutations are solid lines and crossovers dashed ones; the colour is μ, a filled circle can still be selected, the
-    star is the best. Below are μ ± σ, in order of birth.
+    star is the best. Below are μ ± σ, in the order in which the prompts joined.
 
     Raises:
         `ImportError`: If matplotlib is missing.

@@ -1,8 +1,8 @@
 """Mutation and crossover: from rollouts to a child prompt, through the reference LLM (3.2, A.1 to A.5, Algorithm 2);
 and correction of what was learned (Table 1).
 
-Coroutines that read like the paper and await a [`ChatModel`]. None touches the population: if one fails, nothing has
-happened but what its [`Outcome`] tells.
+Coroutines that follow the paper and await a [`ChatModel`]. They do not change the population: a failure appears only in
+the [`Outcome`].
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .templates import shorten
 
 Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged"]
 Summaries = Sequence[tuple[float, str]]
-"""Of one problem: reward and summary of each attempt."""
+"""Reward and summary of each attempt at one problem."""
 
 MAX_ATTEMPT_CHARS = 20_000
 """Longer attempts are summarised without their middle."""
@@ -34,7 +34,7 @@ MAX_CHARS = 600
 """Characters of each text: question, answer, summary, edit, reason. The middle of a longer one is left out."""
 MAX_PROBLEMS = 20
 MAX_REFLECTIONS = 8
-"""Of a problem."""
+"""Summaries per problem."""
 MAX_EDITS = 60
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -42,7 +42,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass
 class OperatorTrace:
-    """Why a child is as it is: what its operator was shown, and every edit that was proposed.
+    """The cause of a child: the evidence that its operator was shown, and every edit that was proposed.
 
     Args:
         parents (`tuple[int, ...]`): Ids of the prompts it works from.
@@ -57,33 +57,33 @@ class OperatorTrace:
     edits: list[dict[str, Any]] = field(default_factory=list)
 
     def show(self, column: int, problem: ProblemResult, summaries: Summaries = ()) -> None:
-        """Note a problem that the operator looks at."""
+        """Add a problem that the operator is shown."""
         if len(self.problems) < MAX_PROBLEMS:
             kept = [{"reward": reward, "text": _short(text)} for reward, text in summaries[:MAX_REFLECTIONS]]
             shown = {"question": _short(problem.question), "truth": _short(problem.truth), "reflections": kept}
             self.problems.append({"column": column, **shown})
 
     def propose(self, report: EditReport, problem: int | None = None) -> None:
-        """Note edits and what became of them."""
+        """Add edits, each with the reason if it was refused."""
         for edit, why in [*((edit, None) for edit in report.applied), *report.refused][: MAX_EDITS - len(self.edits)]:
-            said = {name: _short(getattr(edit, name)) for name in ("text", "search", "reason")}
-            self.edits.append({"problem": problem, "op": edit.op, "ids": list(edit.ids)[:20], **said, "refused": why})
+            texts = {name: _short(getattr(edit, name)) for name in ("text", "search", "reason")}
+            self.edits.append({"problem": problem, "op": edit.op, "ids": list(edit.ids)[:20], **texts, "refused": why})
 
 
 @dataclass
 class Outcome:
-    """What became of one operator.
+    """The result of one operator.
 
     Args:
         operator (`str`): `mutation`, `crossover` or `correction`.
         child ([`SystemPrompt`], *optional*): With parents and operator, without id: for [`Population.add`].
-        reason (`str`): `child`; `no_evidence` and `too_few_winners`: there was nothing to work on, and nobody was
-            asked; `call_failed`, `unreadable`, `unchanged`: the operator failed.
+        reason (`str`): `child`; `no_evidence` and `too_few_winners`: no problem was worth reflecting on, and no
+            call was made; `call_failed`, `unreadable`, `unchanged`: the operator failed.
         counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that fit), `applied` (of
             the final plan), `refused/<why>` of both, `unread/<why>`.
-        usage ([`Usage`]): Of all calls.
+        usage ([`Usage`]): The usage of all calls.
         error ([`LLMError`], *optional*): The worst error among the calls: the first fatal one, else the first.
-        trace ([`OperatorTrace`]): What it was shown and what edits were proposed.
+        trace ([`OperatorTrace`]): The evidence and the proposed edits.
     """
 
     operator: str
@@ -96,7 +96,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether it was tried and gave no child."""
+        """Whether the operator made calls and returned no child."""
         return self.reason in ("call_failed", "unreadable", "unchanged")
 
     def metrics(self) -> dict[str, float]:
@@ -110,13 +110,13 @@ class Outcome:
         }
 
     def finish(self, reason: Reason, child: SystemPrompt | None = None) -> Outcome:
-        """This outcome, complete."""
+        """Set the reason and the child; returns the outcome."""
         self.reason, self.child = reason, child
         return self
 
 
 class _Work:
-    """One operator at work on a prompt: the reference LLM asked, its edits read and applied, all told in `outcome`."""
+    """One operator on one prompt: calls the reference LLM, reads and applies its edits, records all in `outcome`."""
 
     def __init__(
         self, outcome: Outcome, prompt: SystemPrompt, reference: ChatModel, settings: ESPLSettings, sampling: Any
@@ -127,9 +127,9 @@ class _Work:
         self._costs: list[float] = []
 
     async def ask(self, template: str, stage: str = "", **values: object) -> str | None:
-        """What the reference says to this, without its thoughts; `None` if there is nothing.
+        """The reference LLM's reply to a filled-in template, without thoughts; `None` if it failed or is empty.
 
-        Of a `stage` that asks for edits the template says how to write them, for this kind of prompt.
+        The template of a `stage` that asks for edits gets the format of edits for this kind of prompt.
         """
         if stage:
             form = templates.FORMATS[stage, "free text" if self.free_text else "principles"]
@@ -146,7 +146,7 @@ class _Work:
         return text
 
     def read(self, text: str) -> ParsedEdits:
-        """The edits of a reply, what cannot be read counted."""
+        """The edits of a reply. Counts the parts that cannot be read."""
         read = parse_edits(text)
         if self.free_text and not read.found and templates.NO_CHANGE in text:
             read = ParsedEdits(found=True)
@@ -154,14 +154,14 @@ class _Work:
         return read
 
     def judged(self, report: EditReport, count: str, problem: int | None = None) -> EditReport:
-        """What became of some edits, told and counted."""
+        """Record and count which edits were applied and which were refused."""
         self.outcome.trace.propose(report, problem)
         self.outcome.counts[count] += len(report.applied)
         self.outcome.counts.update(f"refused/{why}" for _, why in report.refused)
         return report
 
     def finish(self, plan: str | None, draft: Draft, allowed: Collection[str]) -> Outcome:
-        """The last step of both operators: the edits of a reply onto the draft, like a patch, and the child."""
+        """The last step of both operators: apply the edits of a reply to the draft, like a patch."""
         if plan is None:
             return self.outcome.finish("call_failed")
         read = self.read(plan)
@@ -171,7 +171,7 @@ class _Work:
         return self.born(draft)
 
     def born(self, draft: Draft) -> Outcome:
-        """What comes of the draft."""
+        """The outcome of a finished draft: a child, or `unchanged`."""
         child = draft.finish()
         if child.text == self.prompt.text:
             return self.outcome.finish("unchanged")
@@ -188,9 +188,9 @@ async def mutate(
 
     Args:
         reference ([`ChatModel`]): π_ref, which reflects and edits. A fixed model, by the paper's ablation (4.4).
-        result ([`PromptResult`]): The parent and how it did.
-        settings ([`ESPLSettings`], *optional*): What is looked at, and the limits of the edits.
-        sampling (*optional*): Passed on with every call.
+        result ([`PromptResult`]): The parent and its results.
+        settings ([`ESPLSettings`], *optional*): Which problems are reflected on, and the limits of the edits.
+        sampling (*optional*): Sampling options of every call.
     """
     settings, prompt = settings or ESPLSettings(), result.prompt
     outcome = Outcome("mutation", trace=OperatorTrace(_known([prompt.id])))
@@ -219,10 +219,10 @@ async def mutate(
 
 
 async def _critique(work: _Work, problem: ProblemResult) -> tuple[Summaries, str | None]:
-    """Of one problem the summaries of its attempts (A.3) and the critique of them together (A.4)."""
-    told = {"prompt": work.prompt.text, "question": problem.question, "truth": problem.truth}
+    """The summaries of the attempts at one problem (A.3), and the critique of them together (A.4)."""
+    shared = {"prompt": work.prompt.text, "question": problem.question, "truth": problem.truth}
     texts = await gather(
-        work.ask(templates.SUMMARISE, attempt=shorten(attempt, MAX_ATTEMPT_CHARS), reward=f"{reward:g}", **told)
+        work.ask(templates.SUMMARISE, attempt=shorten(attempt, MAX_ATTEMPT_CHARS), reward=f"{reward:g}", **shared)
         for attempt, reward in problem.scored
     )
     scored = zip(problem.scored, texts, strict=True)
@@ -230,7 +230,7 @@ async def _critique(work: _Work, problem: ProblemResult) -> tuple[Summaries, str
     if not summaries:
         return summaries, None
     shown = {"summaries": templates.render_summaries(summaries), "max_ops": work.settings.max_ops}
-    return summaries, await work.ask(templates.CRITIQUE, "critique", **told, **shown)
+    return summaries, await work.ask(templates.CRITIQUE, "critique", **shared, **shown)
 
 
 def _propose(work: _Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft, list[list[str]]]:
@@ -249,7 +249,8 @@ def _propose(work: _Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draf
         else:
             report = draft.apply(reply.edits, ("add", "modify"), max_ops, known, suggested=("modify",))
         work.judged(report, "proposed", place)
-        agreed = [edit for edit, why in report.refused if why == "duplicate"]  # said twice: worth knowing
+        # Two problems propose the same: the plan should know.
+        agreed = [edit for edit, why in report.refused if why == "duplicate"]
         if report.applied or agreed:
             proposals.append([_describe(edit) for edit in [*report.applied, *agreed]])
     return draft, proposals
@@ -265,7 +266,7 @@ async def crossover(
     named are those of [`mutate`].
 
     Args:
-        results (`Sequence[PromptResult]`): The batch.
+        results (`Sequence[PromptResult]`): The results of the batch.
     """
     settings, outcome = settings or ESPLSettings(), Outcome("crossover")
     scored = [result for result in merge_results(results) if any(value is not None for value in result.row)]

@@ -1,4 +1,4 @@
-"""From what an LLM really sends to edits. Never raises: what cannot be read is said in `problems`.
+"""Reads edits out of the replies of LLMs. Never raises: `problems` lists the parts that cannot be read.
 
 JSON is found (fenced or bare, prose around it, the last block counts), made safe for LaTeX and read; what is not quite
 JSON goes through `json-repair`. Search and replace blocks for free text are read as they stand.
@@ -61,8 +61,8 @@ class ParsedEdits:
     """The edits of one reply.
 
     Args:
-        edits (`tuple[Edit, ...]`): What could be read, in order; nothing is checked against a prompt yet.
-        problems (`tuple[str, ...]`): One label for each thing that could not: `no_json`, `not_an_edit`,
+        edits (`tuple[Edit, ...]`): The edits that could be read, in order; they are not checked against a prompt yet.
+        problems (`tuple[str, ...]`): One label for each part that could not: `no_json`, `not_an_edit`,
             `unknown_operation`, `cut_off` (the reply ended inside the last edit, which is left out).
         found (`bool`): Whether there was a block of edits at all. An empty list is one: nothing is to be changed.
     """
@@ -88,7 +88,7 @@ def parse_edits(text: str) -> ParsedEdits:
 
 
 def final_text(text: str) -> str:
-    """What a thinking model says after it has thought: the text behind the last `</think>`."""
+    """The reply of a thinking model without its thoughts: the text behind the last `</think>`."""
     return text.rpartition("</think>")[2].strip()
 
 
@@ -122,8 +122,8 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _values(text: str) -> Iterator[tuple[list[Any], bool]]:
-    """What JSON a text holds, in blocks: neighbours with nothing but commas between them are one (JSON lines); and
-    whether the last value of a block had to be mended."""
+    """The JSON values of a text, in blocks, each with whether its last value had to be repaired. Values with only
+    commas between them form one block (JSON lines)."""
     block: list[Any] = []
     end, mended = 0, False
     while (start := _JSON.search(text, end)) is not None:
@@ -139,7 +139,7 @@ def _values(text: str) -> Iterator[tuple[list[Any], bool]]:
 
 
 def _repair(text: str) -> Any:
-    """What can be made of text that begins with broken JSON."""
+    """The value of a text that begins with broken JSON, as far as it can be repaired."""
     if len(text) > _REPAIR_LIMIT:
         return None
     double = {'"': '\\"', "\\'": "'"}
@@ -169,7 +169,7 @@ def _records(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
         yield from (found for item in value for found in _records(item, depth + 1))
     elif isinstance(value, dict) and depth <= 6:
         record = {str(key).strip().casefold(): item for key, item in value.items()}
-        if _said(record, "op") is not None or isinstance(_said(record, "search"), str):
+        if _field(record, "op") is not None or isinstance(_field(record, "search"), str):
             yield record
             return
         for key, item in record.items():
@@ -185,8 +185,8 @@ def _grouped(op: str, value: Any) -> Iterator[dict[str, Any]]:
             yield {"op": op, "ids" if op == "remove" else "text": item}
 
 
-def _said(record: dict[str, Any], field: str) -> Any:
-    """A field's value, under whichever of its names it comes."""
+def _field(record: dict[str, Any], field: str) -> Any:
+    """The value of a field under any of its names."""
     return next((record[name] for name in _NAMES[field] if record.get(name) is not None), None)
 
 
@@ -195,9 +195,9 @@ def _is_empty_list(value: Any) -> bool:
 
 
 def _edit(record: dict[str, Any]) -> Edit | None:
-    op = _OPERATIONS.get(_text(_said(record, "op") or "replace").strip().casefold())
-    text, search, reason = (_text(_said(record, field)) for field in ("text", "search", "reason"))
-    ids = _said(record, "ids")
+    op = _OPERATIONS.get(_text(_field(record, "op") or "replace").strip().casefold())
+    text, search, reason = (_text(_field(record, field)) for field in ("text", "search", "reason"))
+    ids = _field(record, "ids")
     if isinstance(ids, str):
         ids = [part for part in re.split(r"[,;&+]|\band\b", ids.strip("[]() ")) if part.strip()]
     names = tuple(principle_id(name) for name in (ids if isinstance(ids, list) else [ids]) if name is not None)

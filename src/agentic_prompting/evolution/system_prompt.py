@@ -26,7 +26,7 @@ class SystemPrompt:
     """One system prompt.
 
     Args:
-        preamble (`str`): What comes before the principles; the whole text if there are none.
+        preamble (`str`): The text before the principles; the whole text if there are none.
         principles (`tuple[str, ...]`, *optional*): The rules, one line each (white space is folded), numbered from 0 by
             their place. May be empty. `None` makes it free text.
         id (`int`, *optional*): Given by the [`Population`] it joins; `None` before.
@@ -66,7 +66,7 @@ class SystemPrompt:
 
     @property
     def text(self) -> str:
-        """What the policy reads: for principles the preamble and a line `[G0]. ...` for each."""
+        """The text that the policy reads: the preamble, and a line `[G0]. ...` for each principle."""
         if self.principles is None:
             return self.preamble
         lines = [f"[G{number}]. {principle}" for number, principle in enumerate(self.principles)]
@@ -118,9 +118,9 @@ class SystemPrompt:
         """The conversation under this prompt.
 
         Args:
-            conversation (`Sequence[Message]` or `str`): What is asked; a string is one user message.
-            place (`str`, *optional*, defaults to `"system"`): `system`: in the system message, in front of what one
-                says that is already there. `user`: in front of the first user message, as in the paper's maths tasks.
+            conversation (`Sequence[Message]` or `str`): The messages; a string is one user message.
+            place (`str`, *optional*, defaults to `"system"`): `system`: in the system message, in front of its
+                present text if there is one. `user`: in front of the first user message, as in the paper's maths tasks.
                 `after`: behind it, as in the released code.
 
         Raises:
@@ -182,7 +182,7 @@ class Edit:
         ids (`tuple[str, ...]`, *optional*): The principles concerned, `"G3"`. Several only for `merge`.
         text (`str`, *optional*): The new principle, or the replacement.
         search (`str`, *optional*): For `replace`: what is replaced.
-        reason (`str`, *optional*): Why, where the LLM said so. Kept for logs.
+        reason (`str`, *optional*): The LLM's reason, if it gave one. For logs.
     """
 
     op: str
@@ -194,7 +194,7 @@ class Edit:
 
 @dataclass
 class EditReport:
-    """What became of the edits; `len(applied) + len(refused)` is the number that was given.
+    """Which edits were applied and which refused; together they are all that were given.
 
     Args:
         applied (`list[Edit]`): In the order given.
@@ -339,5 +339,5 @@ def _folded(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    """What makes two principles the same: case and the final full stop do not count."""
+    """The key by which principles are compared: case and a final full stop do not count."""
     return text.casefold().rstrip(" .;")

@@ -1,6 +1,6 @@
 """Algorithm 1 of the ProRefine paper (arXiv 2506.05305) for one query: [`refine`], its settings and its verifiers.
 
-Failure is data here: a call that came to nothing keeps the prompt and is counted, and every query ends with a result.
+Failure is data here: a failed call keeps the prompt and is counted, and every query ends with a result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GREEDY: dict[str, dict[str, Any]] = {
 }
 
 History = Literal[True, False, "task", "all"]
-# Who is shown its own earlier steps.
+# The roles that are shown their own earlier steps.
 _REMEMBERING: dict[History, tuple[Role, ...]] = {
     False: (),
     True: ("feedback", "optimizer"),
@@ -50,14 +50,14 @@ _REMEMBERING: dict[History, tuple[Role, ...]] = {
 Judge = Callable[[Query, str], "bool | Awaitable[bool | None] | None"]
 """A verifier that is no model: query and answer in; `True` (right), `False` (wrong) or `None` (no verdict) out.
 
-A plain function runs on a thread that it shares with all others of the process, one call after another; an `async` one
-on the event loop. What it raises is a failure of the verifier, not of the run. One that cannot work without accepted
-answers says so with an attribute `needs_answers = True`; a query without any is then an error before the first call."""
+A plain function runs on one thread that all plain verifiers of the process share; an `async` one on the event loop. An
+exception in it is a failure of the verifier and does not end the run. A verifier that needs accepted answers has an
+attribute `needs_answers = True`; a query without any is then an error before the first call."""
 
 Verifier = ChatModel | Judge
-"""Who decides whether a query is refined at all: it judges the first answer, the one under the prompt as it was given.
+"""Decides whether a query is refined at all: it judges the first answer, which is given under the initial prompt.
 
-Right: it is used as it is. Wrong: the prompt is refined; also without a verdict, which is counted."""
+Right: the answer is final. Wrong, or no verdict: the prompt is refined. Missing verdicts are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +68,14 @@ class RefineSettings:
         tokens_per_step (`int`, *optional*, defaults to `10`): k (section "Experimental Setup").
         max_steps (`int`, *optional*, defaults to `25`): n (section "Experimental Setup").
         unit (`str`, *optional*, defaults to `"tokens"`):
-            What a step adds: `"tokens"`: k tokens; `"sentence"` or `"paragraph"`: one of these (section "Implementation
-            Details"; `tokens_per_step` is not read). Then the task model writes up to `final_max_tokens` whenever the
-            prompt has changed, and the critic is shown the beginning.
-        history (`bool` or `str`, *optional*, defaults to `False`): Who sees its own earlier steps for the query:
-            `True`: critic and optimizer; `"task"`: the task model, as in the released code; `"all"`: all three, the
-            full chat history of the paper, which found no consistent gain in it. The final answer is a fresh one.
+            The unit of a step: `"tokens"`: k tokens; `"sentence"` or `"paragraph"`: one of these (section
+            "Implementation Details"; `tokens_per_step` is not read). Then the task model writes up to
+            `final_max_tokens` whenever the prompt has changed, and the critic is shown the beginning.
+        history (`bool` or `str`, *optional*, defaults to `False`): Which roles see their own earlier steps for the
+            query: `True`: critic and optimizer; `"task"`: the task model, as in the released code; `"all"`: all three,
+            the full chat history of the paper, which found no consistent gain in it. The final answer is a fresh one.
         final_max_tokens (`int`, *optional*, defaults to `512`): For the final and the first answer.
-        prompts ([`RolePrompts`], *optional*): The words of the roles.
+        prompts ([`RolePrompts`], *optional*): The messages of the roles.
         max_failures (`int`, *optional*, defaults to `3`): After so many failed calls no more refining is done for the
             query: it ends with the best answer there is and `error` set. A fatal failure ends it at once.
         sampling (`dict[str, dict]`, *optional*): Sampling arguments by role (`task`, `feedback`, `optimizer`,
@@ -110,7 +110,7 @@ class RefineSettings:
             raise ValueError("the task model's max_tokens follow from tokens_per_step and final_max_tokens")
 
     def sampling_of(self, role: str) -> dict[str, Any]:
-        """What is sent with a role's calls; a `None` of the user's takes a default out, for models that refuse it."""
+        """The sampling options of a role's calls. A `None` of the user removes a default, for models that refuse it."""
         merged = {**GREEDY[role], **(self.sampling or {}).get(role, {})}
         return {name: value for name, value in merged.items() if value is not None}
 
@@ -169,11 +169,11 @@ async def refine(
 
 
 class _NoReply(Exception):
-    """A call came to nothing, which is written down already. Its text is the role."""
+    """A call failed, and the failure is recorded. The text is the role."""
 
 
 class _Roles:
-    """The models in their roles for one query: what each is told, and what came of it, in `result`."""
+    """The models in their roles for one query: sends the messages of each role and records the replies in `result`."""
 
     def __init__(self, models: Mapping[str, Any], query: Query, settings: RefineSettings, result: RefinementResult):
         self.models, self.query, self.settings, self.result = models, query, settings, result
@@ -206,7 +206,7 @@ class _Roles:
 
     @property
     def ended(self) -> StopReason | None:
-        """Why no further step is made, if none is."""
+        """The reason why no further step is made; `None` if there is one."""
         steps = self.result.steps
         if self.result.verdict == "right":
             return "verified"
@@ -233,17 +233,17 @@ class _Roles:
         return output, complete, reply.usage.completion_tokens
 
     async def feedback(self, output: str, complete: bool) -> str:
-        """f_i: what the critic says to the output so far."""
+        """f_i: the critic's remarks on the output so far."""
         state = self.settings.prompts.complete if complete else self.settings.prompts.cut_off
         return await self._ask("feedback", query=self.query.shown, output=output, state=state)
 
     async def optimizer(self, prompt: str, feedback: str) -> tuple[str, str | None]:
-        """The next p*, and why it is the same where a new one was wanted."""
+        """The next p*, and the reason if the reply has no new prompt."""
         improved, problem = read_improved_prompt(await self._ask("optimizer", prompt=prompt, feedback=feedback))
         return prompt if improved is None or improved == prompt.strip() else improved, problem
 
     async def judge(self, answer: str) -> Verdict:
-        """What the verifier says of a whole answer. What goes wrong with it is no verdict, and counted."""
+        """The verdict on a whole answer. A failure of the verifier is counted and gives no verdict."""
         verifier = self.models["verifier"]
         try:
             if isinstance(verifier, ChatModel):
@@ -290,7 +290,7 @@ class _Roles:
         return reply
 
     async def _ask(self, role: Role, **values: str) -> str:
-        """What a role other than the task model says to its filled-in template."""
+        """The reply of a role other than the task model to its filled-in template."""
         prompts, past = self.settings.prompts, self.past.get(role, [])
         request: Message = {"role": "user", "content": fill(getattr(prompts, role), **values)}
         system: Message = {"role": "system", "content": prompts.role(role)}
@@ -314,12 +314,12 @@ class _Roles:
 
 
 def _ended(reply: Reply) -> bool:
-    """Whether the model came to its end of sequence rather than to the limit."""
+    """Whether the model reached its end of sequence and not the limit."""
     return reply.finish_reason != "length"
 
 
 async def _judged(judge: Judge, query: Query, answer: str) -> bool | None:
-    """The verdict of a callable; raises what it raises, and `TypeError` for a text, which would count as true."""
+    """The verdict of a callable. Raises its exceptions, and `TypeError` for a text, which would count as true."""
     verdict = await call_guarded_on(_judges(os.getpid()), judge, query, answer)
     if isinstance(verdict, str) or verdict not in (True, False, None):
         raise TypeError(f"a verifier returns True, False or None, not {verdict!r:.100}")

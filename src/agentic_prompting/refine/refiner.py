@@ -241,7 +241,7 @@ def _keys(prompt: str, queries: Sequence[Query]) -> Iterator[str]:
 
 
 def _name_of(model: Any) -> str:
-    """As its endpoint calls it, or where a local model was loaded from, or what the function or class is called."""
+    """The name of a model: that of its endpoint, the path of a local model, or the name of the function or class."""
     named = getattr(model, "model", None)
     loaded_from = getattr(getattr(named, "config", None), "name_or_path", None)
     own = repr(model) if isinstance(model, LabelVerifier) else getattr(model, "__qualname__", type(model).__name__)
@@ -252,7 +252,7 @@ class RefinedChat:
     """A [`ChatModel`] that refines its system message for each question before it answers.
 
     So a refiner can be an environment, a judge, or be served. The system message of a conversation is the prompt, its
-    last user message the question; what was said in between is shown to the task model as it is.
+    last user message the question; the messages in between go to the task model unchanged.
 
     Args:
         refiner ([`ProRefiner`]): Without a verifier that needs accepted answers: a conversation has none.

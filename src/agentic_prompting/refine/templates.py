@@ -1,4 +1,4 @@
-"""The words of ProRefine's four roles: what they are told, and how what they say is read. No calls, no state.
+"""The messages of ProRefine's four roles, and the readers of their replies. No calls, no state.
 
 The wording is ours; the division of labour is the paper's.
 
@@ -7,10 +7,10 @@ Variables, filled in once and never inside one another's text:
 | template | variables |
 |---|---|
 | `task` | `{query}`: the question. The prompt that is being refined is the task model's system message |
-| `feedback` | `{query}`; `{output}`: what the task model wrote so far; `{state}`: whether that is all of it |
-| `optimizer` | `{prompt}`: the prompt so far; `{feedback}`: what the critic said |
-| `verifier` | `{query}`; `{output}`: the first answer, under the prompt as it was given |
-| `complete`, `cut_off` | none: the two texts that `{state}` may be |
+| `feedback` | `{query}`; `{output}`: the task model's output so far; `{state}`: whether it is complete |
+| `optimizer` | `{prompt}`: the current prompt; `{feedback}`: the critic's remarks |
+| `verifier` | `{query}`; `{output}`: the first answer, under the initial prompt |
+| `complete`, `cut_off` | none: the two values of `{state}` |
 
 The `..._role` texts are system messages and have no variables.
 """
@@ -91,14 +91,14 @@ START_PROMPTS = {
 
 @dataclass(frozen=True)
 class RolePrompts:
-    """The words of the four roles; see the table at the top of this module for the variables.
+    """The messages of the four roles; see the table at the top of this module for the variables.
 
     Args:
         task (`str`, *optional*, defaults to `"{query}"`): The task model's user message.
         feedback_role (`str`, *optional*), feedback (`str`, *optional*): The critic's system and user message.
-        complete (`str`, *optional*), cut_off (`str`, *optional*): What the critic is told of the output's end.
-        optimizer_role (`str`, *optional*), optimizer (`str`, *optional*): The optimizer's.
-        verifier_role (`str`, *optional*), verifier (`str`, *optional*): The verifier's, where it is a model.
+        complete (`str`, *optional*), cut_off (`str`, *optional*): The two values of `{state}`.
+        optimizer_role (`str`, *optional*), optimizer (`str`, *optional*): The same for the optimizer.
+        verifier_role (`str`, *optional*), verifier (`str`, *optional*): The same for a verifier that is a model.
 
     Raises:
         `ValueError`: If a template lacks one of its variables (`{state}` may be left out).
@@ -127,7 +127,7 @@ class RolePrompts:
         return getattr(self, f"{name}_role")
 
 
-# What they say --------------------------------------------------------------------------------------------------------
+# The replies ---------------------------------------------------------------------------------------------------------
 
 Unit = Literal["tokens", "sentence", "paragraph"]
 
@@ -148,7 +148,7 @@ def read_improved_prompt(reply: str) -> tuple[str, None] | tuple[None, str]:
     complete one counts: models tend to speak of the tags before they use them.
 
     Args:
-        reply (`str`): What the optimizer wrote.
+        reply (`str`): The optimizer's reply.
 
     Returns:
         `tuple`: Prompt and `None`; or `None` and `no tag`, `unclosed tag` or `empty prompt`.
@@ -168,7 +168,7 @@ def read_improved_prompt(reply: str) -> tuple[str, None] | tuple[None, str]:
 def first_units(text: str, count: int, unit: Unit) -> str:
     """The first `count` sentences (a line's end is one too) or paragraphs (up to an empty line), as they stand.
 
-    All of it where it has no more, and where `unit` is `"tokens"`: those the model has counted itself.
+    The whole text if it has no more, or if `unit` is `"tokens"`, which the model has counted itself.
     """
     if unit == "tokens":
         return text

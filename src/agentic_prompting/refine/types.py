@@ -1,4 +1,4 @@
-"""What goes into a refinement and what comes out: plain values, their JSON, and the same as text for people."""
+"""The inputs and results of a refinement: plain values, their JSON, and their text for people."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Query:
         text (`str`): The question itself.
         id (`str`, *optional*, defaults to `""`): For people; carried into the result.
         answers (`tuple[str, ...]`, *optional*): Accepted answers. Only a verifier that compares with them reads them.
-        context (`tuple[Message, ...]`, *optional*): What was said before the question, system messages left out.
+        context (`tuple[Message, ...]`, *optional*): The messages before the question, without system messages.
         repeat (`int`, *optional*, defaults to `0`): Which of several refinements of the same question, for replay.
     """
 
@@ -80,7 +80,7 @@ def check_prompt(prompt: str) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A call that gave nothing.
+    """A call that failed.
 
     Args:
         role (`str`): `task`, `feedback`, `optimizer` or `verifier`.
@@ -109,12 +109,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class RoleUsage(Usage):
-    """What one role's calls came to, beside their [`Usage`].
+    """The calls of one role, with their [`Usage`].
 
     Args:
         calls (`int`, *optional*, defaults to `0`): Replies received, failures and recorded ones included.
-        failed (`int`, *optional*, defaults to `0`): Of these, failures.
-        cached (`int`, *optional*, defaults to `0`): Of these, recorded ones, unpaid.
+        failed (`int`, *optional*, defaults to `0`): Failed ones among them.
+        cached (`int`, *optional*, defaults to `0`): Recorded ones among them, which cost nothing.
     """
 
     calls: int = 0
@@ -176,7 +176,7 @@ class RefinementResult:
             is no verifier.
         steps (`tuple[RefinementStep, ...]`, *optional*): In order.
         error ([`Failure`], *optional*): What ended the query before its time. Failures it survived are in `failures`.
-        failures (`tuple[Failure, ...]`, *optional*): All calls that gave nothing, in order.
+        failures (`tuple[Failure, ...]`, *optional*): All calls that failed, in order.
         usage (`dict[str, RoleUsage]`, *optional*): By role, for roles that were asked.
         seconds (`float`, *optional*, defaults to `0.0`): The whole query, waiting included.
     """

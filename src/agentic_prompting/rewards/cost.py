@@ -11,10 +11,9 @@ from ..rollout import Rollout
 
 @dataclass(frozen=True)
 class CostReward:
-    """Minus `weight` for each unit that a rollout's calls are worth, to be added to what the answer earns.
+    """Minus `weight` for each unit of a rollout's calls, to be added to the reward of the answer.
 
-    What counts is what the replies are worth, whoever paid: a reply from a recording, or one that is shared, costs as
-    much here as when it was asked for. So the reward depends on the episode alone.
+    A reply costs its full price even if it was recorded or shared, so that the reward depends on the episode alone.
 
     Args:
         weight (`float`): Reward per unit, at least 0.
@@ -30,7 +29,7 @@ class CostReward:
 
     @property
     def __name__(self) -> str:
-        """What TRL calls this reward in logs."""
+        """The name of this reward in TRL's logs."""
         return "cost_reward"
 
     def __call__(self, rollout: Sequence[Rollout], **kwargs: Any) -> list[float | None]:
@@ -38,7 +37,7 @@ class CostReward:
         return [None if one.status == "failed" else -self.weight * self.cost(one) for one in rollout]
 
     def cost(self, rollout: Rollout) -> float:
-        """What the calls of a rollout are worth, in units."""
+        """The price of the calls of a rollout, in units."""
         if self.unit == "calls":
             return float(len(rollout.replies))
         return sum(reply.worth.cost_usd for reply in rollout.replies)

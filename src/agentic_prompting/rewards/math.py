@@ -54,7 +54,7 @@ def math_reward(
 
 
 def math_match(prediction: str, answers: Sequence[str]) -> float | None:
-    """1.0 if an answer equals an accepted one mathematically, else 0.0; `None` if that cannot be told.
+    """1.0 if an answer equals an accepted one mathematically, else 0.0; `None` if the comparison fails.
 
     Args:
         prediction (`str`): The answer given, and nothing but the answer; or a text with its answer in `\\boxed{...}`.
@@ -68,10 +68,10 @@ def math_match(prediction: str, answers: Sequence[str]) -> float | None:
 
 
 def math_equal(text: str, answer: str, timeout_seconds: int | None = TIMEOUT_SECONDS) -> bool | None:
-    """Whether the final answer in `text` equals `answer`; `None` if that cannot be told.
+    """Whether the final answer in `text` equals `answer`; `None` if the comparison fails.
 
     Args:
-        text (`str`): What was written. Without a final answer in it: `False`.
+        text (`str`): A text with a final answer; without one the result is `False`.
         answer (`str`): The accepted answer, LaTeX or plain, with or without dollar signs.
         timeout_seconds (`int`, *optional*, defaults to `5`): For reading, and again for comparing. `None`: no limit.
 

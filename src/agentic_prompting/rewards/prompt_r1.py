@@ -114,7 +114,7 @@ class PromptR1Reward:
             prompts (`Sequence`), completions (`Sequence`): Not read.
             rollout (`Sequence[Rollout]`): One episode per row.
             answers (`Sequence[Sequence[str]]`): Accepted answers per row.
-            **kwargs: Of what TRL passes, `log_metric` (`Callable[[str, float], None]`): gets `exact_match`, `f1`,
+            **kwargs: Only TRL's `log_metric` (`Callable[[str, float], None]`) is used: it gets `exact_match`, `f1`,
                 `format_reward` and `answer_reward` (the part of R_ans that passed the gate) of every scored rollout.
 
         Returns:

@@ -39,8 +39,8 @@ _NUMBERING = re.compile(r"\d+[.)]?")
 def parse_integer(text: str) -> int:
     """The integer that the released evaluation reads in a text.
 
-    Of the last token that has a digit, up to its first point, the digits: `"Answer: $1,240.50"` gives 1240. A minus
-    sign is lost, a range runs together, and a text without a number is 0: all kept, so that figures are comparable.
+    It takes the digits of the last token that has any, up to its first point: `"Answer: $1,240.50"` gives 1240. As
+    there, a minus sign is ignored, a range becomes one number, and a text without a number is 0.
     """
     tokens = [token for token in text.split() if any(character.isdigit() for character in token)]
     digits = "".join(character for character in tokens[-1].split(".")[0] if character.isdigit()) if tokens else ""

@@ -53,7 +53,7 @@ class ChatFormat(TextFormat):
         if not getattr(tokenizer, "chat_template", None):
             raise ValueError(
                 f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; use an "
-                "instruct model, set tokenizer.chat_template, or give each row a `prompt` that is a string (it needs none)"
+                "instruct model, set tokenizer.chat_template, or give each row a `prompt` that is a string"
             )
         super().__init__(tokenizer, grammar, end_of_turn_ids, own_texts)
         self.chat_template_kwargs = chat_template_kwargs or {}

@@ -1,17 +1,17 @@
-"""The guarded world, E-SPL's sandbox: some facts the oracle gives out only to those who say the word.
+"""The guarded world, E-SPL's sandbox: the oracle gives some facts only to requests that carry the right word.
 
-Which words, no reasoning can find out, and by trial it takes long; somebody has to be told. That is what a system
-prompt is for. Splitting a question into single facts, on the other hand, is a skill that a policy learns by reward. So
-this world holds both kinds of thing that E-SPL is meant for, and tells them apart.
+No reasoning finds these words, and trial takes long, so a system prompt has to state them. Splitting a question into
+single facts, on the other hand, is a skill that a policy learns by reward. This world has both kinds of thing that
+E-SPL is meant for, and keeps them apart.
 
-A refusal names the word, and ends the conversation: whatever is asked after it is not answered. Otherwise an agent
-could use the word it has just been told, and nobody would have to know it beforehand.
+A refusal names the word and ends the conversation: later requests get no answer. Otherwise an agent could use the word
+of the refusal, and no system prompt would need it.
 
-Also what the tiny policy is warm-started on here: following the principles of a system prompt. Every trace has rules
-and principles of its own, so that nothing about the rules of any run can be learned from them, only what principles
-are: `say currency amber` is a word for a kind of request, `ask one fact at a time` a way to proceed. The policy obeys
-them most of the time, good ones and bad ones alike. Without a principle it says no word, now and then a random one, and
-splits a question now and then. Text only, no torch.
+The module also makes the warm-start traces of the tiny policy: following the principles of a system prompt. Every trace
+has rules and principles of its own, so that the policy learns nothing about the rules of any run, only the meaning of
+principles: `say currency amber` is a word for a kind of request, `ask one fact at a time` a way to proceed. The policy
+obeys them most of the time, good ones and bad ones alike. Without a principle it uses no word, now and then a random
+one, and splits a question now and then. Text only, no torch.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ MIXES: Mapping[str | None, Mapping[str, float]] = {
 }
 """Shares of the kinds of trace under each principle: the good one lifts splitting about half-way, and no further."""
 
-OBEYS = 0.97  # how often a word that a principle gives is said
-RANDOM_WORD = 0.25  # how often some word is said where no principle gives one: all that RL has to find words with
-MOST_WORDS = 7  # that principles give
+OBEYS = 0.97  # share of the words of principles that the traces use
+RANDOM_WORD = 0.25  # share of requests with a random word, without a principle: RL finds words by these alone
+MOST_WORDS = 7  # in the principles of a trace
 ADVISED = 0.4  # share of the traces with a principle about how to proceed
 RIGHT = 0.85  # share of the principles whose word is the right one
 
@@ -117,11 +117,11 @@ def split_by_country(seed: int, n_test_countries: int = 20) -> tuple[list[Questi
 class GuardedOracle(Oracle):
     """An [`Oracle`] that gives guarded facts only to requests that carry their word.
 
-    Questions of several hops it guesses at, as every oracle does, and asks no word for that.
+    It guesses at questions of several hops, as every oracle does, and needs no word for that.
 
     Args:
         rules (`Mapping[str, str]`): The word for each guarded relation; see [`draw_rules`].
-        world ([`World`], *optional*): What it knows; [`load_guarded_world`] by default.
+        world ([`World`], *optional*): The world that it knows; [`load_guarded_world`] by default.
         **options: `noise`, `guess_right`, `latency` and `seed`, as of [`Oracle`].
     """
 
@@ -147,7 +147,7 @@ def is_refusal(reply: str) -> bool:
     return reply.startswith(REFUSAL.partition("{")[0])
 
 
-# What is imitated -----------------------------------------------------------------------------------------------------
+# Traces to imitate ----------------------------------------------------------------------------------------------------
 
 
 class _Refused(Exception):

@@ -112,12 +112,13 @@ def nonsense(
 ) -> list[Rollout]:
     """Conversations with random words in the place of their names and nouns: exercises in copying, as well.
 
-    They state nothing, and only copying gets on in them. So the policy learns to copy whatever stands where a name
-    stands, and not those names alone that its conversations have.
+    They state nothing, so that only copying predicts their tokens. The policy learns to copy any word in the place of a
+    name, not only the names of its conversations.
 
     Args:
-        conversations (`Sequence[Rollout]`): What is made nonsense; each word is replaced by the same all through one.
-        tokenizer (`PreTrainedTokenizerFast`): Of the world.
+        conversations (`Sequence[Rollout]`): The conversations to change; within one of them a
+            word is always replaced by the same word.
+        tokenizer (`PreTrainedTokenizerFast`): The tokenizer of the world.
         world ([`World`]): Whose names and relations are replaced.
         rng (`random.Random`): Draws the words; of a question's own nouns none, so that none is a question.
     """
@@ -148,7 +149,7 @@ def keep_freed_memory() -> bool:
 
     glibc asks the system anew for every large block and returns it at once. PyTorch on a CPU does that some thousand
     times in a step of the sandbox's policy, and each time the system clears the pages: a third of `make demo`, and
-    more on a virtual machine. What a process of the sandbox keeps is a few hundred MB.
+    more on a virtual machine. A process of the sandbox keeps a few hundred MB.
 
     Returns:
         `bool`: Whether the C library took it; others than glibc do not know these settings.

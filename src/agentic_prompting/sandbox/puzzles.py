@@ -1,15 +1,16 @@
 """ProRefine's sandbox: puzzles made by rule, and four scripted models that answer, criticise, edit and judge them.
 
-The puzzles are word sorting and object counting in the wording of BIG-Bench Hard; their answers are known by
-construction and scored by the same functions as those of the real sets.
+The puzzles are word sorting and object counting in the wording of BIG-Bench Hard. Their answers are known by
+construction, and the functions that score the real sets score them too.
 
-Each model reads its messages and nothing else, as a real model would; nobody sees the accepted answers. Being large
-models they can work a puzzle out for themselves, and being models they are sometimes wrong: how often is an argument,
-set by hand, so accuracies here show that the loop works, not how well models do. Whether they are wrong in a given case
-follows from the seed and what they read, so a run repeats itself.
+Each model reads only its messages, as a real model would; none of them sees the accepted answers. They solve the
+puzzles themselves, and sometimes make mistakes. The rate of mistakes is an argument, set by hand: accuracies here show
+that the loop works, not how good models are. Whether a model makes a mistake follows from the seed and its messages, so
+that a run can be repeated.
 
-What the task model does wrong depends on what its prompt says (`FAULTS`). One piece of advice does harm: told to be
-short it skips its steps, and slips anew as if nobody had warned it. That is how refining can spoil a right answer.
+The mistakes of the task model depend on its prompt (`FAULTS`). One piece of advice does harm: if the prompt asks for
+short answers, the model skips its steps and makes the mistakes that other advice had prevented. In this way refining
+can spoil a right answer.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ENDINGS = ["d", "ge", "k", "ley", "m", "ness", "on", "ry", "st", "ter", "ther",
 
 @dataclass(frozen=True)
 class Puzzle:
-    """What a question says, read from its text.
+    """The content of a question, read from its text.
 
     Args:
         kind (`str`): `"bbh_word_sorting"` or `"bbh_object_counting"`.
@@ -326,7 +327,7 @@ def puzzle_models(seed: int = 0, latency: float = 0.0) -> dict[str, ChatModel]:
 def _sorted(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
     """The steps and the result of a word sorting: the words of each first letter, in order."""
     words = [word for word, _ in puzzle.items]
-    if "lost" in slips and len(words) > 8:  # nobody loses a word out of a few
+    if "lost" in slips and len(words) > 8:  # only long lists lose a word
         words.pop()
     groups = [[word for word in words if word[0] == letter] for letter in sorted({word[0] for word in words})]
     if "ties" not in slips:
@@ -349,7 +350,7 @@ def _counted(puzzle: Puzzle, slips: set[str]) -> tuple[str, str]:
 
 
 def _remarks(puzzle: Puzzle, output: str) -> list[str]:
-    """What is wrong in an output, as far as it goes."""
+    """The mistakes in an output, which may be incomplete."""
     lines = re.findall(r"^(\w+): (.+)\.$", output, re.MULTILINE)
     if not lines and "Answer: " in output:
         return [] if score_puzzle(output, [puzzle.answer]) else [NO_STEPS]

@@ -1,8 +1,7 @@
 """The reference LLM of the guarded world: reads the real reflection prompts, answers in the real format, can err.
 
-It holds nothing about that world: no words, no relations, no facts. What it advises it has read in the attempts it was
-shown, and its mistakes are made of that as well. It knows how to read, as an LLM would: what a refusal looks like, what
-a principle looks like, and what asking everything at once looks like.
+It knows nothing about that world: no words, no relations, no facts. Its advice, and its mistakes too, come from the
+attempts that it is shown. Like an LLM it recognises a refusal, a principle, and a request that asks everything at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a run in the sandbox prints and writes: exact match on held-out questions, before training and after it.
+"""The results of a run in the sandbox: exact match on held-out questions, before and after training.
 
-`summary.json` is what the model card and the report read; nothing here says anything about real models.
+The model card and the report read `summary.json`. These numbers say nothing about real models.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def guarded_exact_match(sandbox: GuardedSandbox, model: str | Path, prompt: Syst
 
 
 def exact_match_of(rollouts: Sequence[Rollout]) -> Estimate:
-    """Share of right answers with its 95 % Wilson interval. A failed rollout is left out: nobody answered."""
+    """Share of right answers with its 95 % Wilson interval. A failed rollout has no answer and is left out."""
     scored = [rollout for rollout in rollouts if rollout.status != "failed"]
     right = sum(exact_match(rollout.answer or "", rollout.row["answers"]) for rollout in scored)
     return wilson_interval(int(right), len(scored))

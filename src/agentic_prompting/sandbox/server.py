@@ -45,13 +45,13 @@ class OracleServer(ThreadingHTTPServer):
     """Serves a [`ChatModel`] on this machine; a context manager.
 
     Args:
-        oracle ([`ChatModel`], *optional*): Who answers; `Oracle()` by default.
+        oracle ([`ChatModel`], *optional*): The model that answers; `Oracle()` by default.
         host (`str`, *optional*, defaults to `"127.0.0.1"`): Address to listen on.
         port (`int`, *optional*, defaults to `0`): Port to listen on; 0 takes a free one.
         api_key (`str`, *optional*): When given, requests without it get a 401. Needed where other machines can ask.
 
     Attributes:
-        base_url (`str`): What a client is given, `/v1` included.
+        base_url (`str`): The address for clients, `/v1` included.
 
     Raises:
         `OSError`: If the port is taken.
@@ -154,7 +154,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _read_body(self) -> bytes:
         length = self.headers.get("Content-Length", "0")
-        closes, self.close_connection = self.close_connection, True  # unread, nobody knows where the next one begins
+        # If this body is not read, the beginning of the next request is unknown.
+        closes, self.close_connection = self.close_connection, True
         if not length.isdecimal() or "Transfer-Encoding" in self.headers:
             raise _Refusal(411, "Send a Content-Length and a body that is not chunked.")
         if len(length) > 9 or int(length) > _MAX_BODY_BYTES:

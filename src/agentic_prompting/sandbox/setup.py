@@ -62,7 +62,7 @@ from .world import Oracle, Question, World, as_rows, load_world, make_split, sou
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What a run in the sandbox needs.
+    """The parts of a run in the sandbox.
 
     Args:
         model (`Path`): Folder of the warm-started policy.
@@ -95,7 +95,7 @@ def prepare_sandbox(
         n_test (`int`, *optional*, defaults to `256`): Held-out questions.
         warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces, after half as many of
             64 copying exercises.
-        by (`str`, *optional*, defaults to `"country"`): What is held out; see [`make_split`].
+        by (`str`, *optional*, defaults to `"country"`): The kind of split; see [`make_split`].
     """
     train, test = make_split(seed, n_test, by=by)
     spec, rng, seen = sandbox_spec(), random.Random(seed), world_of(train)
@@ -196,8 +196,8 @@ class GuardedSandbox(Sandbox):
 
     Args:
         oracle ([`GuardedOracle`]): The oracle that guards them.
-        root ([`SystemPrompt`]): Where the evolution starts.
-        mistakes (`float`): Of the [`GuardedReflector`] that belongs to this world.
+        root ([`SystemPrompt`]): The first prompt of the evolution.
+        mistakes (`float`): The share of wrong advice of this world's [`GuardedReflector`].
     """
 
     oracle: GuardedOracle
@@ -224,7 +224,7 @@ def prepare_guarded(
         warm_start_steps (`int`, *optional*, defaults to `450`): Supervised steps of 32 traces.
         copying_steps (`int`, *optional*, defaults to `150`): Steps of 64 copying exercises before. Without them a
             policy of this size does not learn to say the words of its principles.
-        world (`str`, *optional*, defaults to `"rules"`): What is to be learned. `"rules"`: words that a sentence can
+        world (`str`, *optional*, defaults to `"rules"`): The skills to learn. `"rules"`: words that a sentence can
             state, and splitting questions. `"habits"`: no fact is guarded, and the policy heeds no principle about how
             to proceed, so that only practice helps. `"misleading"`: the first prompt gives words that are out of date,
             and half of the reflector's advice is wrong.
@@ -243,7 +243,7 @@ def prepare_guarded(
     def traces() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         n, seen = 20 * warm_start_steps, world_of(train, load_guarded_world())
         made = make_guarded_traces(train, n, rng, heeds=world != "habits")
-        # Nonsense without principles: which word belongs to a relation could not be told from a question that has none.
+        # Copying exercises without principles: a question without a relation would not show which word belongs to it.
         plain = make_traces(train, n // 2, MIXES[None], Oracle(seen, seed=seed), rng, world=seen)
         return [under(*one) for one in made], [under((), trace) for trace in plain]
 
@@ -287,9 +287,9 @@ class Transcript(TagGrammar):
 
 
 class AgentChat:
-    """An agent with its environment as a [`ChatModel`]: somebody else's agent, of which [`evolve`] can change only the
-    system prompt. One call is a whole episode, the reply its transcript, in which [`Transcript`] finds the answer. What
-    is sampled depends on the conversation, its `repeat` and `seed` alone.
+    """An agent with its environment as a [`ChatModel`]: an agent of which [`evolve`] can change only the
+    system prompt. One call is a whole episode; the reply is its transcript, in which [`Transcript`] finds the answer.
+    The samples depend only on the conversation, its `repeat` and `seed`.
 
     Args:
         agent ([`PromptAgent`]): The agent. Its own template is not used: the conversation is the prompt.
@@ -303,8 +303,9 @@ class AgentChat:
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
         agent = self.agent
-        told = repr([(message["role"], message["content"]) for message in messages])
-        rollout = Rollout(agent.chat_format.prompt_ids(messages), seed=rollout_seed(self.seed, told, repeat or 0))
+        conversation = repr([(message["role"], message["content"]) for message in messages])
+        seed = rollout_seed(self.seed, conversation, repeat or 0)
+        rollout = Rollout(agent.chat_format.prompt_ids(messages), seed=seed)
         try:
             await play(rollout, agent.policy, agent.environment, agent.chat_format, agent.spec.limits)
         except Exception as error:  # out of memory, say: this call fails, the next one may not

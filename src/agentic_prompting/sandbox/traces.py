@@ -63,7 +63,7 @@ class Episode:
     """An episode while it is being written: the turns, and the conversation with the oracle that goes with them.
 
     Args:
-        oracle ([`ChatModel`]): Who replies.
+        oracle ([`ChatModel`]): The model that replies.
         grammar ([`TagGrammar`]): The tags to write.
     """
 
@@ -87,7 +87,7 @@ class Episode:
         self.turns.append(f"{_tagged(self.grammar.think, thought)} {_tagged(self.grammar.answer, answer)}")
 
     def trace(self, kind: str, question: Question) -> Trace:
-        """What was written, once it has come to its end."""
+        """The complete episode as a trace."""
         replies = [message["content"] for message in self.messages if message["role"] == "assistant"]
         return Trace(
             kind=kind, question=question.text, answers=[question.answer], turns=self.turns, observations=replies
@@ -166,10 +166,11 @@ def make_traces(
         questions (`Sequence[Question]`): Questions of two hops or more; drawn with replacement.
         n (`int`): Number of traces.
         mix (`Mapping[str, float]`): How often each kind is drawn, relative to the others; `DEFAULT_MIX`, for example.
-        oracle ([`ChatModel`]): Who is asked. A noisy one makes the good traces worse.
+        oracle ([`ChatModel`]): The model that replies. A noisy one makes the good traces worse.
         rng (`random.Random`): Draws questions, kinds and slips.
         grammar ([`TagGrammar`], *optional*): The tags to write.
-        world ([`World`], *optional*): What impatient answers are drawn from; the whole world by default.
+        world ([`World`], *optional*): The world that impatient answers are drawn from; the whole world by
+            default.
 
     Returns:
         `list[Trace]`: In the order they were drawn.

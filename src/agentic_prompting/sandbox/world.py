@@ -1,9 +1,9 @@
 """The sandbox's world: countries, a few facts about each, the questions made of them, and an oracle that knows them.
 
-Real facts, so that whoever looks over a run can check it; few, so that a policy of under a million parameters can learn
-all the words. They are in `countries.csv`. Not an atlas: a country is left out where a fact about it is contested,
-about to change or not a single one (several capitals, a capital of the country's own name, a continent or an official
-language in dispute).
+The facts are real, so that the reader of a run can check it, and few, so that a policy of under a million parameters
+can learn all the words. They are in `countries.csv`. It is not an atlas: a country is left out if a fact about it is
+contested, about to change or not unique (several capitals, a capital with the country's own name, a continent or an
+official language in dispute).
 
 A question is where it starts, and the chain of relations to follow from there. `("NBO", ("capital", "name",
 "currency"))` is "what is the currency of the country whose capital is served by airport NBO ?". One relation, one hop.
@@ -86,7 +86,7 @@ class Country:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and of which country: the whole chain is about one, as every start belongs to exactly one.
+    """A question about one country: every start belongs to exactly one country, and so does the whole chain.
 
     Args:
         start (`str`): An airport code, a capital or a country, spelled as the world spells it.
@@ -257,9 +257,9 @@ def make_split(
         n_test (`int`, *optional*, defaults to `200`): Number of test questions.
         hops (`Iterable[int]`, *optional*, defaults to `(2, 3)`): Numbers of hops.
         world ([`World`], *optional*): The whole world by default.
-        by (`str`, *optional*, defaults to `"country"`): What is set aside: whole countries, as many as it takes (what
-            the last one has too many questions is in neither part), so that no training question is about one of the
-            test's; or `"question"`, where single facts may occur on both sides.
+        by (`str`, *optional*, defaults to `"country"`): The unit that is held out. Whole countries, as many as
+            needed, so that no training question is about a test country (surplus questions of the last country are in
+            neither part); or `"question"`: the same fact may then occur on both sides.
 
     Returns:
         `tuple[list[Question], list[Question]]`: Train and test, with no question in both.
@@ -284,7 +284,7 @@ def make_split(
 
 
 def world_of(questions: Iterable[Question], world: World | None = None) -> World:
-    """The part of a world that questions are about: nothing that is said in it is about any other country."""
+    """The countries of a world that the questions are about, and no other country."""
     world, asked = world or load_world(), {question.country for question in questions}
     return replace(world, countries=tuple(country for country in world.countries if country in asked))
 
@@ -313,11 +313,11 @@ class Oracle:
     which is which. It is right about 1 time in 6 for a continent, 70 for a currency or language, 170 for a country:
     6 % over all questions of two and three hops.
 
-    It answers the last user message; what was said before does not help it. It keeps no state: what it says follows
-    from its seed and the conversation. Sampling arguments are ignored.
+    It answers the last user message and ignores the earlier ones. It has no state: its reply follows from its seed and
+    the conversation. Sampling arguments are ignored.
 
     Args:
-        world ([`World`], *optional*): What it knows; the whole world by default.
+        world ([`World`], *optional*): The world that it knows; the whole world by default.
         noise (`float`, *optional*, defaults to `0.0`): Probability that the answer to a one-hop question is a wrong
             value of the right kind. Drawn anew for each conversation and `repeat`, so asking again later can help.
         guess_right (`float`, *optional*, defaults to `0.0`): Probability that a guess is right on purpose; the others

@@ -1,4 +1,4 @@
-"""What is evaluated: a [`System`], questions in, [`Answer`]s out: a prompted model, an agent, ProRefine, any function.
+"""The systems to evaluate, from questions to [`Answer`]s: a prompted model, an agent, ProRefine, any function.
 
 An answer keeps three outcomes apart: an answer (a text), none (the system was asked and gave none: wrong), and a
 failure (an outage, a spent budget: not the system's doing, no score).

@@ -19,6 +19,7 @@ import dspy
 from dspy.clients.provider import Provider, ReinforceJob
 
 from ..llm import Message, Reply
+from ..llm.guard import describe
 from ..llm.loop import run
 from ..local import Sampling, local_policy
 from ..rollout import FreeText, Rollout, Sample, SampleRequest, play, rollout_seed
@@ -121,8 +122,8 @@ class TrainerJob(ReinforceJob):
         try:
             self.provider.trainer.train()
             self.ended = "max_steps"
-        except Exception as error:
-            self.ended = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # of any kind: DSPy's thread waits for `waiting`
+            self.ended = describe(error, 1000)
         self.provider.waiting.set()
 
     def get_status(self) -> dict[str, Any]:

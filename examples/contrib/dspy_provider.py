@@ -26,6 +26,7 @@ from dspy.clients.provider import Provider, ReinforceJob
 
 from agentic_prompting.interop.dspy import Engine
 from agentic_prompting.llm import Message, Reply, run
+from agentic_prompting.llm.guard import describe
 from agentic_prompting.local import Sampling, local_policy
 from agentic_prompting.rollout import FreeText, Rollout, Sample, SampleRequest, play, rollout_seed
 
@@ -129,8 +130,8 @@ class TrainerJob(ReinforceJob):
         try:
             self.provider.trainer.train()
             self.ended = "max_steps"
-        except Exception as error:
-            self.ended = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # of any kind: DSPy's thread waits for `batch_wanted`
+            self.ended = describe(error, 1000)
         self.provider.batch_wanted.set()
 
     def get_status(self) -> dict[str, Any]:

@@ -285,3 +285,33 @@ def test_one_exiting_environment_leaves_the_rollouts_beside_it_alone():
     assert {str(one.error).split(": ")[0] for one in rollouts if one.error} == {
         f"the environment raised {name}" for name in KINDS
     }
+
+
+def test_a_connection_that_is_cancelled_while_it_opens_is_an_outage(monkeypatch):
+    """Red before: calls that waited for an MCP server while its connection was dropped waited for ever."""
+    mcp = pytest.importorskip("mcp")
+    from agentic_prompting.interop.mcp import MCPTools
+    from agentic_prompting.llm import Unreachable
+
+    class NeverOpens:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        async def __aenter__(self):
+            await asyncio.Event().wait()
+
+        async def __aexit__(self, *args):
+            pass
+
+    monkeypatch.setattr(mcp, "Client", NeverOpens)
+    tools = object.__new__(MCPTools)
+    tools.server, tools.timeout, tools._client, tools._keeper = "nowhere", 1.0, None, None
+
+    async def drops():
+        waiting = asyncio.create_task(tools._connected())
+        await asyncio.sleep(0.01)
+        tools._keeper.cancel()
+        await asyncio.wait_for(waiting, 5)
+
+    with pytest.raises(Unreachable, match="CancelledError"):
+        asyncio.run(drops())

@@ -165,9 +165,11 @@ class MCPTools:
             async with Client(self.server, read_timeout_seconds=self.timeout) as client:
                 opened.set_result(client)
                 await asyncio.Event().wait()
-        except Exception as error:
+        except BaseException as error:  # a cancellation too: calls that wait for `opened` would hang
             if not opened.done():
                 opened.set_exception(Unreachable(f"no MCP server: {self._described(error)}"))
+            if not isinstance(error, Exception):
+                raise
 
 
 def _fail(opened: asyncio.Future[Any], keeper: asyncio.Task[None]) -> None:

@@ -130,7 +130,11 @@ def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None 
     Example:
 
     ```python
-    reward = guarded(reward, lambda error, **columns: [None] * len(columns["completions"]))
+    def reward(completions, **columns):
+        exit()
+
+    safe = guarded(reward, lambda error, completions, **columns: [None] * len(completions))
+    assert safe(completions=["a", "b"]) == [None, None]
     ```
     """
 

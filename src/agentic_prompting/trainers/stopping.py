@@ -24,6 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
 from ..llm import Budget
+from ..llm.guard import describe
 from ..rollout import Limits, RolloutFacts
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ def rank_barrier(what: str) -> Iterator[Callable[[], None]]:
         if store.check([f"{_STORE}/failed"]):  # what broke here is a collective that the failed process has left
             raise PeerFailed(store.get(f"{_STORE}/failed").decode()) from error
         where = f"process {rank} of {world} ({socket.gethostname()}) failed in {what}"
-        store.set(f"{_STORE}/failed", f"{where}: {type(error).__name__}: {error}")
+        store.set(f"{_STORE}/failed", f"{where}: {describe(error, 1000)}")
         error.add_note(f"{where}; the other processes stop with it")
         raise
     # How many stretches this process has been through is counted in the store: there may be several trainers.

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from trl import GRPOConfig, GRPOTrainer
 from trl.models import unwrap_model_for_generation
 
+from ...llm.guard import describe
 from ...local import Sampling, TransformersEngine, local_policy
 from ...rollout import BatchEngine, Policy, Sample, Sampler, SampleRequest
 from ..stopping import PeerFailed
@@ -248,7 +249,7 @@ class CollectivePolicy(BatchEngine):
         except PeerFailed:
             raise  # every process raises it in the same round
         except BaseException as error:
-            gather_object([f"{type(error).__name__}: {error}"])
+            gather_object([describe(error, 1000)])
             raise
         while width := self._widest(0):
             self._sample([], width)

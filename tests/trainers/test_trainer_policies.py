@@ -107,8 +107,10 @@ def test_a_barrier_of_one_costs_nothing():
 
 
 def test_fsdp_of_the_first_version_is_refused(tiny_policy, rows, tmp_path):
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1))
+    first_version = SimpleNamespace(accelerator=SimpleNamespace(state=state))
     with pytest.raises(ValueError, match="fsdp_version: 2"):
-        GatheredPolicy(SimpleNamespace(_dist=SimpleNamespace(fsdp_version=1)))
+        GatheredPolicy(first_version)
 
 
 def test_how_the_server_is_called_is_checked(tmp_path):

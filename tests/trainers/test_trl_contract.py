@@ -19,7 +19,6 @@ import pytest
 import torch
 from datasets import Dataset
 from packaging.requirements import Requirement
-from packaging.version import Version
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -28,54 +27,22 @@ from trl.trainer.utils import pad
 
 import agentic_prompting
 from agentic_prompting.trainers import MultiTurnGRPOTrainer
+from agentic_prompting.trainers.contract import CONTRACT, TESTED, Part, TRLChanged, compare
 
-CHECKED_ON = "1.16.0"
+CHECKED_ON = TESTED[-1]
 TRAINERS = Path(agentic_prompting.__file__).parent / "trainers"
 ROOT = Path(__file__).parents[2]
-
-# By file of trainers/: the private names, and the undocumented public ones, of TRL's trainer that it reads, calls,
-# sets or overrides; and what it imports from below trl's top level. A test below is about each.
-USED = {
-    "multi_turn_grpo.py": {
-        "num_generations",
-        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_tokenizer", "_step",
-        "_tag_names", "eos_token_ids", "reward_func_names", "reward_weights", "use_vllm",
-        "_compute_loss", "_get_per_token_logps_and_entropies", "pad_to_multiple_of",
-        "_push_from_checkpoint", "_save", "is_world_process_zero", "_last_loaded_step", "vllm_generation",
-    },
-    "carry_over.py": {"_metrics", "_step", "num_iterations", "shuffle_dataset"},
-    "stopping.py": {"_save_checkpoint", "is_in_train"},
-    "trl_batch.py": {"trl.trainer.utils.pad"},
-    "policies/__init__.py": {
-        "_tokenizer", "eos_token_ids", "use_transformers_continuous_batching", "use_vllm", "vllm_generation",
-        "_generate_single_turn", "continuous_batching_config", "generation_config", "_dist", "model_wrapped",
-        "trl.models.unwrap_model_for_generation",
-    },
-    "policies/weight_sync.py": {
-        "_dist", "processing_class", "trl.generation.vllm_generation.VLLMGeneration", "trl.trainer.grpo_trainer",
-    },
-    "resumable.py": {
-        "_buffered_inputs", "_get_output_dir", "_get_train_sampler", "_globalstep_last_logged",
-        "_load_optimizer_and_scheduler", "_metrics", "_run_epoch", "_save_checkpoint", "_step", "_tr_loss", "control",
-        "is_deepspeed_enabled", "num_generations", "num_iterations", "shuffle_dataset",
-        "trl.trainer.utils.RepeatSampler", "_current_train_step_time", "_prepare_inputs",
-        "current_gradient_accumulation_steps",
-    },
-    "checkpoints.py": {"_get_output_dir", "_push_from_checkpoint"},
-    "hub.py": {"_name", "_tag_names", "hub_model_id", "reward_func_names", "reward_funcs"},
-    "callbacks.py": {"callback_handler", "reward_func_names", "reward_funcs"},
-    "prompt_r1.py": {"_name"},
-    "espl.py": {
-        "_generate_and_score_completions", "_calculate_rewards", "_metrics", "_name",
-        "_load_optimizer_and_scheduler", "num_generations",
-    },
-}  # fmt: skip
 
 # transformers.Trainer's and TRL's documented attributes and methods; using them needs no contract.
 DOCUMENTED = {
     "accelerator", "add_callback", "args", "create_optimizer", "evaluate", "log", "model", "pop_callback",
     "push_to_hub", "remove_callback", "save_model", "state", "train", "train_dataset", "training_step",
+    "is_in_train", "is_world_process_zero", "model_wrapped", "processing_class",
 }  # fmt: skip
+
+
+# Names that stand for something of our own there.
+OWN = {"ahead.py": {"_metrics"}, "callbacks.py": {"reward_funcs"}, "hub.py": {"reward_funcs"}}
 
 
 # --- the list is the truth ----------------------------------------------------------------------------------------
@@ -123,19 +90,58 @@ def test_the_reading_of_uses():
     assert uses_of_trl(source, theirs) == {"trl.deep.thing", "_tag", "_save", "_inner", "_far", "public_one"}
 
 
-@pytest.mark.parametrize("name", [path.relative_to(TRAINERS).as_posix() for path in sorted(TRAINERS.rglob("*.py"))])
-def test_every_private_use_has_a_contract(name):
-    theirs = names_of_trl()
-    if name.endswith("config.py"):  # there `self` is a GRPOConfig, whose fields are documented
-        theirs = theirs - set(GRPOConfig.__dataclass_fields__)
-    used = uses_of_trl((TRAINERS / name).read_text(encoding="utf-8"), theirs)
-    assert used == USED.get(name, set()), "write the new name into USED and a test about it below"
+def touches():
+    """The names of TRL that files of trainers/ use, by file."""
+    found = {}
+    for path in sorted(TRAINERS.rglob("*.py")):
+        theirs, name = names_of_trl(), path.relative_to(TRAINERS).as_posix()
+        if name == "contract.py":
+            continue
+        if name == "config.py":  # there `self` is a GRPOConfig, whose fields are documented
+            theirs = theirs - set(GRPOConfig.__dataclass_fields__)
+        used = uses_of_trl(path.read_text(encoding="utf-8"), theirs) - OWN.get(name, set())
+        if used:
+            found[name] = used
+    return found
 
 
-def test_every_name_of_the_list_is_tested():
+def test_every_private_use_is_in_the_contract():
+    assert set().union(*touches().values()) == {part.name for part in CONTRACT}, "write it there, and a test of it here"
+
+
+def test_trl_is_touched_in_few_files_by_few_names():
+    """The surface that a new TRL can break: it only ever gets smaller."""
+    assert len(touches()) <= 7 and len(CONTRACT) <= 37
+    assert sum(part.name.startswith("_") for part in CONTRACT) <= 22
+
+
+@pytest.mark.parametrize("part", CONTRACT, ids=lambda part: part.name)
+def test_the_installed_trl_has_the_part(part):
+    assert part.difference() == ""
+
+
+def test_every_part_has_a_test_of_what_it_does():
     tests = "".join(inspect.getsource(f) for name, f in globals().items() if name.startswith("test_"))
-    for name in set().union(*USED.values()):
-        assert name.rpartition(".")[2] in tests, f"no test here is about {name}"
+    for part in CONTRACT:
+        assert part.name.rpartition(".")[2] in tests, f"no test here is about {part.name}"
+
+
+def test_another_version_with_the_same_parts_is_warned_of():
+    with pytest.warns(UserWarning, match=r"TRL 1.99.0 is not among the tested versions \(1.16.0\)"):
+        compare("1.99.0", GRPOTrainer)
+
+
+def test_a_version_that_differs_is_refused_by_the_parts_name():
+    class Other(GRPOTrainer):
+        def _compute_loss(self, batch):
+            """With another signature."""
+
+    with pytest.raises(TRLChanged) as raised:
+        compare("1.99.0", Other)
+    said = str(raised.value)
+    assert "_compute_loss takes (batch), and (model, inputs) was expected" in said and "1.16.0" in said
+    assert "\n" not in said and said.count("expected") == 1
+    assert "does not exist" in Part("_gone").difference() and "does not exist" in Part("trl.models.gone").difference()
 
 
 def test_only_trainers_imports_trl():
@@ -150,9 +156,8 @@ def test_the_installed_trl_is_in_the_range():
     (trl,) = (r for r in map(Requirement, project["dependencies"]) if r.name == "trl")
     installed = importlib.metadata.version("trl")
     assert trl.specifier.contains(installed), f"trl {installed} is outside of {trl.specifier} in pyproject.toml"
-    assert trl.specifier.contains(CHECKED_ON)
-    minor = Version(CHECKED_ON)
-    assert not trl.specifier.contains(f"{minor.major}.{minor.minor + 1}.0"), "private parts may differ there"
+    assert all(trl.specifier.contains(version) for version in TESTED) and not trl.specifier.contains("2.0.0")
+    assert not trl.specifier.contains("1.14.2") and not trl.specifier.contains("1.15.0"), "these fail tests here"
 
 
 # --- a plain GRPOTrainer with a rollout_func, watched -------------------------------------------------------------

@@ -22,6 +22,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..llm import run
+from ..llm.guard import contain
 from ..rollout import Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed
 from .batch import Batch, Place
 from .in_flight import EpisodeLog, InFlightFile, length_of
@@ -218,7 +219,7 @@ class Ahead:
         player = self.player
         for group in self.groups:
             group.tasks = group.tasks or [
-                asyncio.create_task(play(rollout, log, log, player.chat_format, player.limits))
+                asyncio.create_task(contain(play(rollout, log, log, player.chat_format, player.limits)))
                 for rollout, log in zip(group.rollouts, group.episodes, strict=True)
             ]
         due = [group for group in self.groups if self.updates - group.update >= self.max_staleness]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from trl.trainer.utils import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from ..rollout import Rollout, rollout_seed
 
@@ -68,7 +68,6 @@ class Batch:
         rollouts (`list[Rollout]`): Played to their ends.
         off_policy (`bool`, *optional*, defaults to `False`): Older weights sampled some of the tokens, so the loss
             needs the importance ratio.
-        pad_to_multiple_of (`int`, *optional*): As TRL pads completions.
     """
 
     place: Place
@@ -76,7 +75,6 @@ class Batch:
     metadata: list[dict[str, Any]]
     rollouts: list[Rollout]
     off_policy: bool = False
-    pad_to_multiple_of: int | None = None
     scored: torch.Tensor | None = None  # set by `for_trl`
 
     def for_trl(self, end_ids: Sequence[int], with_logprobs: bool) -> dict[str, Any]:
@@ -102,5 +100,5 @@ class Batch:
             output["logprobs"].append([*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)])
             output["env_mask"].append([*mask, *(0 for _ in end)])
         masks = [torch.tensor(mask) for mask in output["env_mask"]]
-        self.scored = pad(masks, 0, "right", self.pad_to_multiple_of)
+        self.scored = pad_sequence(masks, batch_first=True)
         return {**output, "logprobs": output["logprobs"] if with_logprobs else None, "rollout": list(self.rollouts)}

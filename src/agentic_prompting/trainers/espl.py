@@ -73,7 +73,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         `ValueError`: For arguments that cannot work together; names values that do.
     """
 
-    _name = "E-SPL"
+    method = "E-SPL"
     _config = ESPLConfig
     _default_output = "espl_output"
 

@@ -29,11 +29,12 @@ from .ahead import Ahead, RowStream
 from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
+from .guarded_rewards import guarded_reward
 from .hub import Trained, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
 from .observer import Observer
 from .player import Player
-from .policies import PolicyUnreachable, pushed_by, sampling_of, trainer_backend
+from .policies import PolicyUnreachable, pushed_by, sampling_of, tokenizer_of, trainer_backend
 from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
 from .source import OnPolicy, Source
@@ -75,6 +76,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         [`TrainingStopped`]: From `train`, if too many rollouts failed or the environment can never work.
     """
 
+    method = "multi-turn GRPO"  # for model cards
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "agentic-prompting"]
     _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
     _default_output = "trainer_output"
@@ -117,7 +119,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         prompts = prompt_format_of(train_dataset, *evaluated)
         spec = self._agent_spec(environment, prompt_template, system_prompt, grammar, args)
         self.spec = replace(spec, prompt_format=prompts)
-        self.spending = self._charged(environment, functions, args)
+        self.spending, self._functions = self._charged(environment, functions, args), functions
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
@@ -125,7 +127,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model=model,
-                reward_funcs=functions or None,
+                reward_funcs=[guarded_reward(one) for one in functions] or None,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -195,7 +197,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.player = Player(
             backend,
             environment,
-            self.spec.tokens(self._tokenizer, self.eos_token_ids),
+            self.spec.tokens(tokenizer_of(self), self.eos_token_ids),
             _limits(args, environment, readable),
             self.accelerator,
             full_determinism=args.full_determinism,
@@ -209,7 +211,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             args.report_to,
             lambda: self.callback_handler.callbacks,
             self.reward_func_names,
-            self.reward_funcs,
+            self._functions,
             getattr(self, "population", None),
         )
         log = RolloutLog(Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb)
@@ -298,7 +300,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """Where the next batch stands in the run."""
         steps, trains = self.state.global_step, self.model.training
         part = self._step % self.args.gradient_accumulation_steps if trains else self._eval_batches
-        block = self.args.steps_per_generation * self.num_iterations
+        block = self.args.steps_per_generation * self.args.num_iterations
         last = -(-self.state.max_steps * self.args.gradient_accumulation_steps // block)
         return Place(self.args.seed, "train" if trains else "eval", steps, part, self._step // block, last)
 
@@ -351,17 +353,22 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         finally:
             self.use_vllm = before
 
-    def _get_per_token_logps_and_entropies(self, model, *args, **kwargs):
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
         if self._batch is not None and not isinstance(model, ScoredTokens):
-            model = ScoredTokens(model, self._batch.scored)
-        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            # TRL may have padded the completions further, to a multiple.
+            padding = (0, logits_to_keep - self._batch.scored.shape[1])
+            model = ScoredTokens(model, torch.nn.functional.pad(self._batch.scored, padding))
+        return super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+        )
 
     # --- rewards, logs, stops ------------------------------------------------------------------------------------
 
     def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
         """What is trained on: the sum over reward functions weighted by `reward_weights`, as TRL takes it; NaN where no
         function gave a reward."""
-        totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
+        weights = self.args.reward_weights or [1.0] * rewards.shape[1]
+        totals = (rewards * torch.tensor(weights, device=rewards.device)).nansum(1)
         totals[rewards.isnan().all(1)] = torch.nan
         return totals
 
@@ -408,7 +415,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         path = Path(args.output_dir, "in_flight", f"{args.process_index:05d}.jsonl")
         identity = identity_of(self.spec, self.limits, self.environment, repeats, args)
         file = InFlightFile(path, identity, policy_fingerprint(self.model), resumes)
-        rows = RowStream(self.train_dataset, args.seed, self.shuffle_dataset, args.generation_batch_size // repeats)
+        rows = RowStream(self.train_dataset, args.seed, args.shuffle_dataset, args.generation_batch_size // repeats)
         self.source = self.keepers["ahead"] = ahead = Ahead(
             rows, self.prompts, self.player, file, args.async_lead, args.max_staleness,
             updates_now=lambda: self.state.global_step, log=lambda metrics: self.log_batch("train", metrics),
@@ -439,8 +446,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """What a model card says of this trainer's agent."""
         rows = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
         return Trained(
-            self.args, self.model, self.saved_spec(), self._name, self._tag_names, self.environment,
-            getattr(self, "reference", None), self.reward_funcs, self.reward_func_names, rows, self.state.global_step,
+            self.args, self.model, self.saved_spec(), self.method, self._tag_names, self.environment,
+            getattr(self, "reference", None), self._functions, self.reward_func_names, rows, self.state.global_step,
             self.hub_model_id,
         )  # fmt: skip
 
@@ -461,11 +468,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s, of the model alone: no rollouts, no records of spending, no recorded replies, no
         checkpoints."""
-        with only_the_model(Path(self.args.output_dir), self._tokenizer):
+        with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        with only_the_model(Path(self.args.output_dir), self._tokenizer):
+        with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
             super()._push_from_checkpoint(checkpoint_folder)
 
 

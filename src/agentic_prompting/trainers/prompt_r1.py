@@ -45,7 +45,7 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     ```
     """
 
-    _name = "Prompt-R1"
+    method = "Prompt-R1"
     _config = PromptR1Config
     _default_output = "prompt_r1_output"
 

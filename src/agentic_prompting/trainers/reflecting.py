@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list
 
 from ..evolution import Job, Outcome, propose_children
 from ..llm import BadRequest, ChatModel, Message, Reply, TimedOut, Usage, as_chat, start
+from ..llm.guard import describe
 from ..rollout import ChatFormat, Limits, Policy, Rollout, SampleRequest, rollout_seed, run_with_engine
 from .config import ESPLConfig
 
@@ -47,9 +48,7 @@ class ReferenceReflector:
         if self.asks and job.batch not in self._running:
             self.begin(job)
         running = self._running.pop(job.batch, None)
-        results: list[Any] = [running.result() if running is not None else []]
-        broadcast_object_list(results)
-        return results[0]
+        return _on_every_process(None if running is None else running.result)
 
     async def _run(self, job: Job) -> list[Outcome]:
         """The outcomes, at the latest when the job's time is over: no model can hold up training or its end."""
@@ -108,13 +107,13 @@ class PolicyReflector:
 
     def finish(self, job: Job) -> list[Outcome]:
         """The outcomes of a job. Called on every process, and the same on every process."""
-        results: list[Any] = [[]]
+
+        def sample() -> list[Outcome]:
+            work = propose_children(self.write, job, self.settings, repeat=job.batch)
+            return run_with_engine(self.policy(), work)
+
         with self.session():
-            if self.asks:
-                work = propose_children(self.write, job, self.settings, repeat=job.batch)
-                results = [run_with_engine(self.policy(), work)]
-        broadcast_object_list(results)
-        return results[0]
+            return _on_every_process(sample if self.asks else None)
 
     async def write(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
@@ -127,6 +126,21 @@ class PolicyReflector:
         seed = rollout_seed(self.settings.seed, "reflect", repeat, messages[-1]["content"])
         sample = await self.policy()(SampleRequest(context, room, seed))
         return Reply(self.chat_format.parse(sample.ids).text, usage=Usage(len(context), len(sample.ids)))
+
+
+def _on_every_process(reflect: Callable[[], list[Outcome]] | None) -> list[Outcome]:
+    """The outcomes that the process with a `reflect` gets, on every process. If it raises, every process does."""
+    shared: list[Any] = [[], None]
+    if reflect is not None:
+        try:
+            shared[0] = reflect()
+        except Exception as error:
+            broadcast_object_list([None, describe(error)])
+            raise
+    broadcast_object_list(shared)
+    if shared[1] is not None:
+        raise RuntimeError(f"the reflection failed on another process: {shared[1]}")
+    return shared[0]
 
 
 def check_reflector(args: ESPLConfig, reference: ChatModel | None) -> None:

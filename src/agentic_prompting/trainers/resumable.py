@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import DistributedType, send_to_device
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from .checkpoints import STATE_FILE, Staging, alone_in, from_first, saved_whole, whole_checkpoint
+from .contract import check_trl
 from .stopping import checkpoint_on_interrupt
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
     _learns = True  # whether a token has a part in the gradients of the optimizer's next step
 
     def __init__(self, *args: Any, **kwargs: Any):
+        check_trl()
         self.keepers: dict[str, Stateful] = {}
         self.staging = Staging()
         super().__init__(*args, **kwargs)
@@ -100,8 +102,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=repeats,
             batch_size=self.args.generation_batch_size // repeats,
-            repeat_count=self.num_iterations * self.args.steps_per_generation,
-            shuffle=self.shuffle_dataset,
+            repeat_count=self.args.num_iterations * self.args.steps_per_generation,
+            shuffle=self.args.shuffle_dataset,
             seed=self.args.seed,
             epoch=lambda: int(self.state.epoch or 0),  # whole at the beginning of an epoch
         )
@@ -130,7 +132,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     def _exact_state(self) -> dict[str, Any]:
         step, metrics = self._clock.now()
-        block = self.args.steps_per_generation * self.num_iterations
+        block = self.args.steps_per_generation * self.args.num_iterations
         return {
             "world": self.accelerator.num_processes,
             "step": step,
@@ -162,7 +164,11 @@ class ResumableGRPOTrainer(GRPOTrainer):
         folder = Path(self.args.output_dir)
         with alone_in(folder, self.accelerator), checkpoint_on_interrupt(self):
             checkpoint = from_first(self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder))
-            state = self._read_exact_state(checkpoint) if self.is_deepspeed_enabled else None
+            state = (
+                self._read_exact_state(checkpoint)
+                if self.accelerator.distributed_type == DistributedType.DEEPSPEED
+                else None
+            )
             if state is not None and state["world"] != (world := self.accelerator.num_processes):
                 raise ValueError(
                     f"{checkpoint} is cut by DeepSpeed for {state['world']} processes, this job has "

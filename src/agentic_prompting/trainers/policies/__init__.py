@@ -28,7 +28,15 @@ from .vllm import VLLMEnginePolicy, VLLMServerPolicy
 from .vllm_client import PolicyUnreachable, servers_of
 from .weight_sync import WeightSync, pushed_by
 
-__all__ = ["Backend", "CollectivePolicy", "PolicyUnreachable", "pushed_by", "sampling_of", "trainer_backend"]
+__all__ = [
+    "Backend",
+    "CollectivePolicy",
+    "PolicyUnreachable",
+    "pushed_by",
+    "sampling_of",
+    "tokenizer_of",
+    "trainer_backend",
+]
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,11 @@ def sampling_of(args: GRPOConfig) -> Sampling:
     return Sampling(args.temperature, args.top_p, args.top_k, args.min_p, args.repetition_penalty)
 
 
+def tokenizer_of(trainer: GRPOTrainer) -> Any:
+    """The tokenizer of a trainer's model: its processing class, or the part of a processor that tokenises."""
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
 def trainer_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
     """The trainer's own back end: vLLM, continuous batching or transformers, as its arguments say."""
     args = trainer.args
@@ -82,13 +95,13 @@ def trainer_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
 
 def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Backend:
     gathered = GatheredPolicy(trainer)
-    if trainer.use_transformers_continuous_batching:
+    if trainer.args.use_transformers_continuous_batching:
         return Backend(
             BatchEngine(ContinuousBatchingSampler(trainer, gathered.model), on_callers_thread=True), gathered.hold
         )
     policy = local_policy(
         gathered.model,
-        trainer._tokenizer,
+        tokenizer_of(trainer),
         sampling_of(trainer.args),
         stop_texts=stop_texts,
         end_of_turn_ids=trainer.eos_token_ids,
@@ -138,7 +151,8 @@ class GatheredPolicy:
     """
 
     def __init__(self, trainer: GRPOTrainer):
-        if trainer._dist.fsdp_version == 1:
+        plugin = trainer.accelerator.state.fsdp_plugin
+        if plugin is not None and plugin.fsdp_version == 1:
             raise ValueError("rollouts of several turns need FSDP2: set `fsdp_version: 2` in accelerate's fsdp_config")
         self.trainer = trainer
         self._held: PreTrainedModel | None = None

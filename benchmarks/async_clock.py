@@ -12,7 +12,6 @@ import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 GROUPS, ROLLOUTS = 16, 8
 TOKENS, TOKENS_SIGMA, REPLY, REPLY_SIGMA, UPDATE = 150, 0.6, 2.0, 0.6, 10.0
@@ -83,42 +82,39 @@ class Replies:
 
 
 def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps: int) -> dict[str, Any]:
-    """The seconds of a step of the trainer's own `CarryOver`: it waits for groups, then an update takes its time."""
+    """The seconds of a step of the trainer's own [`Ahead`]: it waits for groups, then an update takes its time."""
     from transformers import AutoTokenizer
 
-    from agentic_prompting.rollout import ChatFormat, Limits, TagGrammar
-    from agentic_prompting.trainers import carry_over
+    from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, TagGrammar, as_environment
+    from agentic_prompting.trainers.ahead import Ahead, RowStream
+    from agentic_prompting.trainers.batch import Place
+    from agentic_prompting.trainers.in_flight import InFlightFile
+    from agentic_prompting.trainers.prompts import RowPrompts
 
     loop, speed = VirtualLoop(), 0.5 if layout == "two nodes" else 1.0
     update = UPDATE / speed
     chat_format = ChatFormat(AutoTokenizer.from_pretrained(policy), TagGrammar())
     decoder = Decoder(layout != "one node", speed, chat_format)
-    trainer: Any = SimpleNamespace(
-        args=SimpleNamespace(
-            output_dir=str(folder / f"{layout} {lead}"), lead=lead, max_staleness=2 * lead, seed=0,
-            steps_per_generation=1, gradient_accumulation_steps=1, generation_batch_size=GROUPS * ROLLOUTS,
-            per_device_train_batch_size=GROUPS * ROLLOUTS,
-        ),
-        accelerator=SimpleNamespace(process_index=0, num_processes=1),
-        state=SimpleNamespace(global_step=0, max_steps=10**6),
-        num_iterations=1, shuffle_dataset=True, _step=0, train_dataset=[{"question": str(i)} for i in range(1024)],
-        rollouts_per_row=lambda: ROLLOUTS, metadata=lambda index: {}, chat_format=chat_format, limits=Limits(TURNS),
-        prompt_messages=lambda row, index: [{"role": "user", "content": row["question"]}],
-        begun=lambda rows: rows, policy=decoder, environment=Replies(), run_sampling=lambda work: work(None),
-        _metrics={"train": Metrics()},
+    player: Any = SimpleNamespace(  # on this loop, one process, and no session to open
+        policy=decoder, environment=as_environment(Replies()), chat_format=chat_format, limits=Limits(TURNS),
+        accelerator=SimpleNamespace(process_index=0, num_processes=1), prompt=chat_format.prompt,
+        prompt_ids=chat_format.prompt_ids, reset=lambda rows: rows, run=lambda work, what: loop.run_until_complete(work),
     )  # fmt: skip
+    rows = RowStream([{"question": str(i)} for i in range(1024)], seed=0, shuffle=True, groups_per_batch=GROUPS)
+    file = InFlightFile(folder / f"{layout} {lead}" / "00000.jsonl", {}, 0, resumes=False)
+    logged: list[Any] = []
+    ahead = Ahead(
+        rows, RowPrompts(AgentSpec(), ROLLOUTS), player, file, lead, 2 * lead, updates_now=lambda: 0, log=logged.append
+    )
     working = loop.create_task(decoder.work())
-    ends, ages = [], []
-    with mock.patch.object(carry_over, "run_with_engine", lambda policy, work, listen: loop.run_until_complete(work)):
-        carried = carry_over.CarryOver(trainer, resumes=False)
-        for step in range(steps):
-            trainer.state.global_step = trainer._step = step
-            decoder.lending = True
-            carried.take(GROUPS)
-            decoder.lending = False
-            loop.run_until_complete(asyncio.sleep(update))
-            ends.append(loop.now)
-            ages.append(trainer._metrics["train"]["async/token_age"][-1])
+    ends = []
+    for step in range(steps):
+        decoder.lending = True
+        ahead.take(GROUPS, Place(0, "train", step, number=step, last=10**6))
+        decoder.lending = False
+        loop.run_until_complete(asyncio.sleep(update))
+        ends.append(loop.now)
+    ages = [metrics["async/token_age"] for metrics in logged]
     for task in asyncio.all_tasks(loop):
         task.cancel()
     working.cancel()
@@ -134,8 +130,3 @@ def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps
     row |= {"trainer_idle": round(1 - update / seconds, 3), "age": round(statistics.mean(ages[half:]), 2)}
     print(f"virtual, {layout}, lead {lead}: {row}", flush=True)
     return row
-
-
-class Metrics(dict):
-    def __missing__(self, name: str) -> list:
-        return self.setdefault(name, [])

@@ -1,4 +1,4 @@
-"""Training that does not wait for stragglers (`lead`): the time saved, the cost in score, the losses of a kill.
+"""Training that does not wait for stragglers (`async_lead`): the time saved, the cost in score, the losses of a kill.
 
     OMP_NUM_THREADS=1 python benchmarks/async_training.py --json --quick     # about six minutes on two free cores
     OMP_NUM_THREADS=1 python benchmarks/async_training.py --json             # with scores: some hours
@@ -80,7 +80,7 @@ def trained(
     args = {
         "max_turn_tokens": 48, "max_completion_length": 320, "learning_rate": 1e-3, "lr_scheduler_type": "linear",
         "num_generations": ROLLOUTS, "per_device_train_batch_size": GROUPS * ROLLOUTS, "max_steps": steps,
-        "lead": lead, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "logging_steps": 1,
+        "async_lead": lead, "use_cpu": True, "bf16": False, "gradient_checkpointing": False, "logging_steps": 1,
         "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "seed": seed, **changes,
     }  # fmt: skip
     return train(PromptR1Trainer, PromptR1Config(str(folder), **args), sandbox, Sleeps(median, 1.0), before)
@@ -89,7 +89,7 @@ def trained(
 def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, Any]:
     """Seconds of a step once training runs evenly.
 
-    The first steps are left out, because they start as many groups as `lead` allows, and so are the last, which start
+    The first steps are left out, because they start as many groups as `async_lead` allows, and so are the last, which start
     none.
     """
     from agentic_prompting.sandbox.setup import prepare_sandbox
@@ -202,7 +202,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 
     from agentic_prompting import LLMEnvironment
     from agentic_prompting.sandbox import Oracle, as_rows, make_split
-    from agentic_prompting.trainers.carry_over import CarryOver
+    from agentic_prompting.trainers.ahead import Ahead
     from support.training import trainer_for
 
     folder.mkdir(exist_ok=True)
@@ -218,19 +218,19 @@ def live(policy: Path, folder: Path, steps: int) -> None:
             note("paid", rollout.seed, len(rollout.turns))
             return said
 
-    take = CarryOver.take
+    take = Ahead.take
 
-    def noted(self: Any, wanted: int) -> Any:
-        groups = take(self, wanted)
+    def noted(self: Any, wanted: int, place: Any) -> Any:
+        groups = take(self, wanted, place)
         for group in groups:
             note("used", *(rollout.seed for rollout in group.rollouts))
         return groups
 
-    CarryOver.take = noted  # type: ignore[method-assign]
+    Ahead.take = noted  # type: ignore[method-assign]
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     trainer = trainer_for(
         policy, folder / "run", rows, environment=Paid(Oracle()), max_steps=steps, save_strategy="steps", save_steps=2,
-        lead=2, num_generations=4, per_device_train_batch_size=16, max_turn_tokens=24,
+        async_lead=2, num_generations=4, per_device_train_batch_size=16, max_turn_tokens=24,
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=True)
     note("ended", trainer.state.global_step)
@@ -239,7 +239,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     """Count the losses of runs that are killed at a random moment and resumed to their end."""
     here, rng = multiprocessing.get_context("forkserver"), random.Random(0)
-    here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.carry_over"])
+    here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.ahead"])
 
     def begun(name: str) -> Any:
         process = here.Process(target=live, args=(policy, folder / name, steps))

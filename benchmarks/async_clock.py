@@ -98,7 +98,8 @@ def on_a_virtual_clock(folder: Path, policy: Path, layout: str, lead: int, steps
     player: Any = SimpleNamespace(  # on this loop, one process, and no session to open
         policy=decoder, environment=as_environment(Replies()), chat_format=chat_format, limits=Limits(TURNS),
         accelerator=SimpleNamespace(process_index=0, num_processes=1), prompt=chat_format.prompt,
-        prompt_ids=chat_format.prompt_ids, reset=lambda rows: rows, run=lambda work, what: loop.run_until_complete(work),
+        prompt_ids=chat_format.prompt_ids, reset=lambda rows: rows,
+        run=lambda work, what: loop.run_until_complete(work),
     )  # fmt: skip
     rows = RowStream([{"question": str(i)} for i in range(1024)], seed=0, shuffle=True, groups_per_batch=GROUPS)
     file = InFlightFile(folder / f"{layout} {lead}" / "00000.jsonl", {}, 0, resumes=False)

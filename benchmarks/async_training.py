@@ -89,8 +89,8 @@ def trained(
 def in_real_time(folder: Path, steps: int, warm_start_steps: int) -> dict[str, Any]:
     """Seconds of a step once training runs evenly.
 
-    The first steps are left out, because they start as many groups as `async_lead` allows, and so are the last, which start
-    none.
+    The first steps are left out, because they start as many groups as `async_lead` allows, and so are the last, which
+    start none.
     """
     from agentic_prompting.sandbox.setup import prepare_sandbox
 

@@ -151,7 +151,7 @@ class GatheredPolicy:
     """
 
     def __init__(self, trainer: GRPOTrainer):
-        plugin = trainer.accelerator.state.fsdp_plugin
+        plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)  # there under FSDP only
         if plugin is not None and plugin.fsdp_version == 1:
             raise ValueError("rollouts of several turns need FSDP2: set `fsdp_version: 2` in accelerate's fsdp_config")
         self.trainer = trainer

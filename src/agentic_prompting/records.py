@@ -44,8 +44,9 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
 
 @contextmanager
 def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
-    """Within it no other process writes `path`, a file or what a folder is named after. Enter it before anything there is
-    touched. The lock, `<path>.lock`, is the system's: it ends with the process, and a file left behind locks nothing.
+    """Within it no other process writes `path`, a file or something of a folder. Enter it before anything is touched.
+
+    The lock, `<path>.lock`, is the system's: it ends with the process, and a file left behind locks nothing.
 
     Args:
         path (`str` or `Path`): What is written.

@@ -1,92 +1,23 @@
 """A second run of every kind beside a first, whose lock stands for it: refused in one line, and no file is another."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from agentic_prompting import ProRefiner, evaluate_agent
-from agentic_prompting.cli import optimize, programs
-from agentic_prompting.llm import ScriptedChat
-from agentic_prompting.records import only_writer
-from support import evolving
-
-ROOT = Path(__file__).parents[2]
-ROWS = [{"question": f"q{number}", "answers": ["yes"]} for number in range(6)]
-
-
-def files_of(folder):
-    """Every file with its bytes, but for the locks themselves."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
-
-
-def small(folder):
-    return [
-        "--config", ROOT / "examples" / "configs" / "sandbox.yaml", "--output_dir", folder, "--max_steps", 1,
-        "--n_test", 8, "--warm_start_steps", 1, "--num_generations", 2, "--per_device_train_batch_size", 6,
-    ]  # fmt: skip
-
-
-def train(folder):
-    programs.main("prompt-r1", [*map(str, small(folder))])
-
-
-def espl(folder):
-    words = [*map(str, small(folder))]
-    words[1] = str(ROOT / "examples" / "configs" / "espl" / "sandbox.yaml")
-    programs.main("espl", words)
-
-
-def evolve(folder):
-    evolving.run(config=evolving.EvolveConfig(steps=1, problems_per_step=2), checkpoint=folder / "state.json")
-
-
-def evolve_command(folder):
-    words = optimize.Evolving(sandbox=True, warm_start_steps=1, output_dir=folder)
-    optimize._evolved(words, evolving.EvolveConfig(steps=1), None)
-
-
-def evaluate(folder):
-    evaluate_agent(lambda questions: ["no" for _ in questions], {"mine": ROWS}, runs=1, output=folder, progress=False)
-
-
-def evaluate_command(folder):
-    from paper_tables import load_config, run_table
-
-    run_table(load_config(ROOT / "examples/configs/eval_prorefine_table1.yaml"), True, folder, False)
-
-
-def refine(folder):
-    chat = ScriptedChat(["an answer"])
-    refiner = ProRefiner(task=chat, feedback=chat, optimizer=chat, max_steps=1)
-    refiner.refine_all("Other words.", ROWS, output=folder / "results.jsonl", progress=False)
-
-
-def demo_of_prorefine(folder):
-    optimize.main(["--output_dir", str(folder), "--rows", "3"])
-
-
-SECOND = {
-    train: "training", espl: "training", evolve: "state.json", evolve_command: "state.json",
-    evaluate: "system.jsonl", evaluate_command: "evaluation", refine: "results.jsonl", demo_of_prorefine: "refine",
-}  # fmt: skip
+from support.second_starts import ROOT, SECOND, beside_a_first, evaluate, evolve, files_of, refine
 
 
 @pytest.mark.parametrize("second", SECOND, ids=lambda one: one.__name__)
 def test_a_second_start_changes_no_file(tmp_path, second):
-    """What a first run would have written so far: torn lines, too, which a start of its own would mend."""
-    for name in ("system.jsonl", "results.jsonl", "state.evolution.jsonl", "optimal_verifier.jsonl"):
-        (tmp_path / name).write_bytes(b'{"half a line')
-    before = files_of(tmp_path)
-    with only_writer(tmp_path / SECOND[second]), pytest.raises(ValueError, match="another (process|run) is") as said:
-        second(tmp_path)
-    assert files_of(tmp_path) == before and "\n" not in str(said.value)
-    assert "wait for it, end it, or choose another" in str(said.value)
+    changed, said = beside_a_first(second, tmp_path)
+    assert changed == [] and "\n" not in said
+    assert re.match("another (process|run) is .*wait for it, end it, or choose another", said)
 
 
 @pytest.mark.parametrize("kind", [evolve, evaluate, refine], ids=lambda one: one.__name__)

@@ -25,14 +25,14 @@ class Signalled:
         log (`Path`): The file for all that it prints.
     """
 
-    def __init__(self, words: list[Any], log: Path):
+    def __init__(self, words: list[Any], log: Path, command: list[str] = COMMAND):
         self.log = log
         environment = {
             **os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENAI_API_KEY": "none", "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with open(log, "wb") as file:
             self.process = subprocess.Popen(
-                [*COMMAND, *map(str, words)], stdout=file, stderr=file, env=environment, start_new_session=True
+                [*command, *map(str, words)], stdout=file, stderr=file, env=environment, start_new_session=True
             )
 
     def signalled(self, number: int) -> tuple[int, str]:

@@ -15,8 +15,10 @@ import pytest
 from agentic_prompting.cli import programs
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.population import load_state
+from agentic_prompting.llm.loop import run
 from agentic_prompting.records import atomic_write
 from agentic_prompting.report import write_report
+from agentic_prompting.trainers.policies.vllm_client import PolicyUnreachable
 from support.servers import LoopbackServer
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +81,7 @@ def test_secrets_of_key_and_address_are_in_no_file_of_a_run(tiny_policy, tmp_pat
     from support.servers import Answer
 
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    run, rows = tmp_path / "run", tmp_path / "rows.jsonl"
+    folder, rows = tmp_path / "run", tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"question": f"{n} ?", "answers": ["1"]}) + "\n" for n in range(8)))
 
     def said(body, number):
@@ -88,15 +90,15 @@ def test_secrets_of_key_and_address_are_in_no_file_of_a_run(tiny_policy, tmp_pat
     with LoopbackServer(said) as server:
         address = server.base_url.replace("http://", f"http://someone:{PASSWORD}@")
         programs.main("prompt-r1", [
-            "--model_name_or_path", str(tiny_policy), "--dataset", str(rows), "--output_dir", str(run),
+            "--model_name_or_path", str(tiny_policy), "--dataset", str(rows), "--output_dir", str(folder),
             "--environment_model", "m", "--environment_base_url", address, "--budget_tokens", "1000000",
             "--max_steps", "2", "--save_steps", "1", "--num_generations", "2", "--per_device_train_batch_size", "4",
             "--max_turns", "2", "--max_turn_tokens", "24", "--max_completion_length", "120", "--use_cpu", "true",
             "--bf16", "false", "--gradient_checkpointing", "false", "--report_to", "none", "--max_failed_share", "1",
-            "--replay_cache", str(run / "replies.sqlite"),
+            "--replay_cache", str(folder / "replies.sqlite"),
         ])  # fmt: skip
     printed = capfd.readouterr()
-    files = [path for path in run.rglob("*") if path.is_file()]
+    files = [path for path in folder.rglob("*") if path.is_file()]
     assert {"training_args.bin", "spending.sqlite", "README.md"} <= {path.name for path in files}
     for secret in (KEY, PASSWORD):
         assert not [path for path in files if secret.encode() in contents(path)]
@@ -139,3 +141,57 @@ def test_one_budget_over_three_processes(tmp_path):
         assert limit / cost <= paid == len(asked) <= limit / cost + connections, printed
         again = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
         assert again.stdout.split()[-1] == "0" and len(asked) == paid, "a restart gets no budget of its own"
+
+
+# --- weights on servers of vLLM ---------------------------------------------------------------------------------------
+
+
+class Loads:
+    """As much of a server as `vllm_sync="disk"` speaks to: it has the weights that it was told last."""
+
+    address, version = "http://stand-in", "default"
+
+    async def ask(self, path, body=None):
+        if path == "/weight_info":
+            return {"weight_version": self.version}
+        if path == "/update_weight_version":
+            self.version = body["new_version"]
+
+
+def pushes_to(server, name, monkeypatch):
+    """A trainer's side of it, after its first push."""
+    from agentic_prompting.trainers.policies.weight_sync import DiskSync
+
+    async def same(self, server, model, expected):
+        return 0.0
+
+    sync = DiskSync.__new__(DiskSync)
+    sync.name, sync.version, sync.folder, server.model = name, -1, Path("weights"), "policy"
+    monkeypatch.setattr(DiskSync, "_difference", same)
+    run(sync._push(server, None))
+    sync.version += 1
+    return sync
+
+
+def test_two_trainers_on_one_server_do_not_sample_from_each_others_weights(monkeypatch):
+    """What a dead run has left, and a server that was started anew, are no hindrance; another trainer is named."""
+    server = Loads()
+    server.version = "run-18f00000000-7"
+    first = pushes_to(server, "run-18f00000001", monkeypatch)
+    run(first._push(server, None))
+    server.version = "default"
+    run(first._push(server, None))
+    pushes_to(server, "run-18f00000002", monkeypatch)
+    with pytest.raises(PolicyUnreachable, match="has the weights of another trainer"):
+        run(first._push(server, None))
+
+
+def test_weights_that_cannot_be_written_stop_a_push(tmp_path):
+    """A file stands where the folder should be: an error, and no push of what was there before."""
+    from agentic_prompting.trainers.policies.weight_sync import DiskSync
+
+    sync = DiskSync.__new__(DiskSync)
+    (tmp_path / "in the way").write_text("")
+    sync.folder = tmp_path / "in the way" / "vllm_weights"
+    with pytest.raises(OSError):
+        sync._write({})

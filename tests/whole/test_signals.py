@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -131,6 +132,32 @@ def test_a_signal_ends_the_service(asking_policy, tmp_path, count):
         said = printed.partition("(Ctrl-C stops)")[2].splitlines()
         assert code == 130 and "Traceback" not in printed and len(said) <= 2, (code, printed)
         assert len(got) == 4, "no client waits for ever"
+
+
+LAUNCHES = """
+import subprocess, sys
+from accelerate.commands import launch
+
+def launch_command(arguments):
+    code = "import time; print('trains', flush=True); time.sleep(60)"
+    status = subprocess.Popen([sys.executable, "-c", code]).wait()
+    raise subprocess.CalledProcessError(status, "the program")
+
+launch.launch_command = launch_command
+from agentic_prompting.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launched_program_is_no_orphan(tmp_path, number):
+    """`kill` of the command reaches the process that trains, which would go on without anybody."""
+    run = Signalled(["demo", "--output-dir", tmp_path / "run"], tmp_path / "log", [sys.executable, "-c", LAUNCHES])
+    while "trains" not in run.log.read_text():
+        assert run.process.poll() is None, run.log.read_text()
+        time.sleep(0.05)
+    code, _ = run.signalled(number)
+    assert code == 130
 
 
 def demo(policy, folder, number, moment):

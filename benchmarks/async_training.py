@@ -202,7 +202,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 
     from agentic_prompting import LLMEnvironment
     from agentic_prompting.sandbox import Oracle, as_rows, make_split
-    from agentic_prompting.trainers.carry_over import CarryOver
+    from agentic_prompting.trainers.ahead import Ahead
     from support.training import trainer_for
 
     folder.mkdir(exist_ok=True)
@@ -218,19 +218,19 @@ def live(policy: Path, folder: Path, steps: int) -> None:
             note("paid", rollout.seed, len(rollout.turns))
             return said
 
-    take = CarryOver.take
+    take = Ahead.take
 
-    def noted(self: Any, wanted: int) -> Any:
-        groups = take(self, wanted)
+    def noted(self: Any, wanted: int, place: Any) -> Any:
+        groups = take(self, wanted, place)
         for group in groups:
             note("used", *(rollout.seed for rollout in group.rollouts))
         return groups
 
-    CarryOver.take = noted  # type: ignore[method-assign]
+    Ahead.take = noted  # type: ignore[method-assign]
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     trainer = trainer_for(
         policy, folder / "run", rows, environment=Paid(Oracle()), max_steps=steps, save_strategy="steps", save_steps=2,
-        lead=2, num_generations=4, per_device_train_batch_size=16, max_turn_tokens=24,
+        async_lead=2, num_generations=4, per_device_train_batch_size=16, max_turn_tokens=24,
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=True)
     note("ended", trainer.state.global_step)
@@ -239,7 +239,7 @@ def live(policy: Path, folder: Path, steps: int) -> None:
 def kills(folder: Path, policy: Path, times: int, steps: int) -> dict[str, int]:
     """Count the losses of runs that are killed at a random moment and resumed to their end."""
     here, rng = multiprocessing.get_context("forkserver"), random.Random(0)
-    here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.carry_over"])
+    here.set_forkserver_preload(["support.training", "agentic_prompting.trainers.ahead"])
 
     def begun(name: str) -> Any:
         process = here.Process(target=live, args=(policy, folder / name, steps))

@@ -240,6 +240,7 @@ def lead_kills(size: Size, folder: Path, policy: Path) -> dict[str, int]:
     """Runs that play a step ahead, killed and resumed: `lost` replies were paid and learnt from by nobody."""
     from async_training import kills
 
+    (folder / "lead").mkdir(exist_ok=True)
     found = kills(folder / "lead", policy, size.lead_kills, steps=size.lead_steps)
     return {"tried": found["killed"], "lost": found["discarded"], "twice": found["paid_twice"]}
 

@@ -59,7 +59,10 @@ install: $(VENV)/.demo
 # The run of before is kept, under another name. One thread, and none that spins while it waits: beside other work two
 # that wait for each other take many times as long (benchmarks/demo_under_load.py).
 demo: $(VENV)/.demo
-	@if [ -e runs/demo ]; then rm -rf runs/demo.previous; mv runs/demo runs/demo.previous; \
+	@if [ -e runs/demo ]; then \
+	  $(BIN)/python -c 'from filelock import FileLock; FileLock("runs/demo/training.lock").acquire(timeout=0)' \
+	    2>/dev/null || { echo "another demo is running in runs/demo: wait for it, or end it"; exit 1; }; \
+	  rm -rf runs/demo.previous; mv runs/demo runs/demo.previous; \
 	  echo "runs/demo of before is now runs/demo.previous, in the place of what was there."; fi
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/accelerate launch --quiet --config_file examples/accelerate/single.yaml \
 	  examples/train_prompt_r1.py --config examples/configs/sandbox.yaml

@@ -27,7 +27,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
+sys.path[:0] = [str(TESTS), str(TESTS.parent / "src"), str(Path(__file__).parent)]
 
 from agentic_prompting.llm import LLMError, OpenAIChat, Reply, start  # noqa: E402
 from support.base_exceptions import in_own_process  # noqa: E402
@@ -45,9 +45,14 @@ class Size:
     kills: int = 10
     kill_steps: int = 5
     texts: int = 10_000
+    forged: int = 200
+    lead_kills: int = 20
+    lead_steps: int = 6
+    every_change: bool = True
 
 
-QUICK = Size(calls=300, latency=5.0, repeats=1, outage=4.0, kills=1, kill_steps=3, texts=500)
+QUICK = Size(calls=300, latency=5.0, repeats=1, outage=4.0, kills=1, kill_steps=3, texts=500, forged=20)
+QUICK = replace(QUICK, lead_kills=1, lead_steps=3, every_change=False)
 
 # --- helpers ------------------------------------------------------------------------------------------------------
 
@@ -231,6 +236,15 @@ def base_exceptions() -> dict[str, int]:
     return {"cases": len(outcomes), "hangs": sum(text is None for text in outcomes.values()), "named": sum(named)}
 
 
+def lead_kills(size: Size, folder: Path, policy: Path) -> dict[str, int]:
+    """Runs that play a step ahead, killed and resumed: `lost` replies were paid and learnt from by nobody."""
+    from async_training import kills
+
+    (folder / "lead").mkdir(exist_ok=True)
+    found = kills(folder / "lead", policy, size.lead_kills, steps=size.lead_steps)
+    return {"tried": found["killed"], "lost": found["discarded"], "twice": found["paid_twice"]}
+
+
 # --- all of it ----------------------------------------------------------------------------------------------------
 
 
@@ -241,19 +255,32 @@ def measure(size: Size) -> dict[str, Any]:
     result["faults_tried"] = every_fault()
     result["inputs_tried"] = hostile_inputs(size)
     result["base_exceptions"] = base_exceptions()
+    from datasets import Dataset
+    from forged_tokens import forged_tokens
+
+    from agentic_prompting.sandbox import as_rows, make_split
     from support.killed_runs import killed_and_resumed
     from support.policies import make_asking_policy, make_tiny_policy
+    from support.resume_changes import resume_changes
+    from support.second_starts import second_starts
+
+    result["forged_tokens"] = forged_tokens(size.forged)
 
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr):
         folder = Path(name)
         policy = make_asking_policy(make_tiny_policy(folder / "tiny"), folder / "asking")
         result["outage"] = outage(size, policy, folder)
+        rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
+        result["second_starts"] = second_starts(folder)
+        result["resume_changes"] = resume_changes(folder / "tiny", folder, rows, quick=not size.every_change)
+        result["kills"] = lead_kills(size, folder, policy)
         result["kill9"] = killed_and_resumed(policy, folder, size.kills, steps=size.kill_steps)
     return result
 
 
 def table(r: dict[str, Any]) -> str:
     c, o, k, b = r["concurrency"], r["outage"], r["kill9"], r["base_exceptions"]
+    second, changed, forged, lead = r["second_starts"], r["resume_changes"], r["forged_tokens"], r["kills"]
     nothing = f"{r['lost']} / {r['duplicated']} / {r['answered_with_error_text']}"
     through = f"went on: {o['survived']}, {o['failed_rollouts']} rollouts failed"
     hasty = f"{o['failed_steps_without_patience']} steps failed whole, {o['weights_moved']} moved a weight"
@@ -277,6 +304,22 @@ def table(r: dict[str, Any]) -> str:
         ("… losses and weights as undisturbed, bit for bit", f"{k['same_losses'] and k['same_weights']}", ""),
         ("kinds of fault tried, each ending as documented", str(r["faults_tried"]), "≥ 25"),
         ("calls whose code exits, is cancelled, ...: hang", f"{b['hangs']} of {b['cases']}", "0 of ≥ 40"),
+        (
+            "second starts in a folder that is in use: refused, files changed",
+            f"{second['refused']} of {second['tried']}, {second['files_changed']}",
+            "all, 0",
+        ),
+        ("resumes with other settings or weights: silent", f"{changed['silent']} of {changed['tried']}", "0 of ≥ 12"),
+        (
+            "special tokens forged by texts from outside",
+            f"{forged['total']} ({forged['doors']} doors, {forged['texts']} texts each)",
+            "0 (≥ 6 doors, 200 texts)",
+        ),
+        (
+            "killed with a step in flight: replies lost / paid twice",
+            f"{lead['tried']} kills: {lead['lost']} / {lead['twice']}",
+            "≥ 20: 0 / 0",
+        ),
         ("hostile inputs tried, none of effect", f"{r['inputs_tried']:,}", "≥ 10,000"),
     ]
     return "\n".join(["| | measured | wanted |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])

@@ -23,6 +23,7 @@ from agentic_prompting.evaluation import (
     write_tables,
 )
 from agentic_prompting.llm import Budget, LLMError, ReplayCache, charge
+from agentic_prompting.records import only_writer
 
 from .config import TableConfig
 from .estimates import average_results, over_seeds, wald_column
@@ -73,7 +74,7 @@ def run_table(
             asked once. The table has the means over seeds, with Student's interval over them.
 
     Raises:
-        `ValueError`: A task, model or metric does not exist, or `seeds` has only one.
+        `ValueError`: A task, model or metric does not exist, `seeds` has only one, or another process fills the table.
         [`EvaluationStopped`]: A system cannot continue. The same call resumes the table.
     """
     if len(set(seeds)) != len(seeds) or len(seeds) == 1:
@@ -82,6 +83,7 @@ def run_table(
     folder = Path(output or config.output)
     run = TableRun(Evaluation(), [], left_out=dict(config.left_out))
     with ExitStack() as stack:
+        stack.enter_context(only_writer(folder / "evaluation"))
         cache = ReplayCache(folder / "replies.sqlite")
         stack.callback(cache.close)
         tasks, lessons, models = _sandbox_parts(config, run) if sandbox else _real_parts(config, cache, stack)

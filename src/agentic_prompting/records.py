@@ -1,4 +1,5 @@
-"""Files that survive a crash: one written all or nothing, records appended as JSON Lines, SQLite shared by processes.
+"""Files that survive a crash: one written all or nothing, records appended as JSON Lines, SQLite shared by processes,
+and the lock of those that only one process may write.
 
 In the topmost room, so that every room can use it. A process that is killed while it appends leaves half a line;
 readers skip it, and the next append removes it. A compressed file (`.gz`) grows by a gzip member each time, so that all
@@ -17,9 +18,12 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakSet
+
+from filelock import FileLock, Timeout
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +40,35 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     os.replace(temporary, path)
+
+
+@contextmanager
+def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
+    """Within it no other process writes `path`, a file or something of a folder. Enter it before anything is touched.
+
+    The lock, `<path>.lock`, is the system's: it ends with the process, and a file left behind locks nothing.
+
+    Args:
+        path (`str` or `Path`): What is written.
+        busy (`str`, *optional*): The error's words, if others fit better.
+
+    Raises:
+        `ValueError`: Another process is writing there.
+    """
+    path = Path(path)
+    lock = FileLock(path.with_name(path.name + ".lock"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        instead = f"another process is writing {path}: wait for it, end it, or choose another place to write to"
+        raise ValueError(busy or instead) from None
+    except (OSError, NotImplementedError) as error:  # a disk without locks, or one that may not be written to
+        logger.warning("%s cannot be locked (%s): start no second run that writes there", path, error)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class RecordFile:

@@ -15,7 +15,7 @@ from agentic_prompting import LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import Misconfigured
 from agentic_prompting.rollout import Observation
 from agentic_prompting.sandbox import Oracle
-from agentic_prompting.trainers.checkpoints import LOCK_FILE, damaged
+from agentic_prompting.trainers.checkpoints import damaged
 from support.distributed_runs import uneven
 from support.training import trainer_for
 
@@ -282,7 +282,7 @@ def test_weights_alone_can_be_gone_on_from(tiny_policy, rows, tmp_path, caplog):
 
 def test_one_run_at_a_time_in_a_folder(tiny_policy, rows, tmp_path):
     """The second is refused before it touches anything; a lock that a killed run left behind is no hindrance."""
-    (tmp_path / LOCK_FILE).write_text("left behind")
+    (tmp_path / "training.lock").write_text("left behind")
     first, second = (build(tiny_policy, tmp_path, rows, max_steps=1) for _ in range(2))
 
     class Meanwhile(TrainerCallback):

@@ -247,6 +247,8 @@ def test_make_demo_keeps_the_run_of_before(tmp_path):
     accelerate.parent.mkdir(parents=True)
     accelerate.write_text("#!/bin/sh\nmkdir -p runs/demo && echo threads $OMP_NUM_THREADS $OMP_WAIT_POLICY\n")
     accelerate.chmod(0o755)
+    (accelerate.parent / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (accelerate.parent / "python").chmod(0o755)
     for stamp in (".torch", ".demo"):
         (tmp_path / ".venv" / stamp).touch()
     said = []

@@ -6,8 +6,11 @@ To add a sub-command, write a function whose parameters are its options (of a da
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -87,7 +90,7 @@ def _group(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit: 0, 1 if something failed on the way, 2 for bad input, 130 after
-    Ctrl-C (of which Typer takes care, or a command that has something to say).
+    Ctrl-C or SIGTERM (of which Typer takes care, or a command that has something to say).
 
     A [`ValueError`] or [`OSError`] of a command is bad input: one line that says what to do, no traceback.
 
@@ -98,7 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         if given[:1] == ["evolve"]:  # your own rule is known before the settings, which name it, are made
             register_selections(given)
-        status = app(args=[_with_dashes(word) for word in given], prog_name="agentic-prompting", standalone_mode=False)
+        with _sigterm_as_ctrl_c():
+            words = [_with_dashes(word) for word in given]
+            status = app(args=words, prog_name="agentic-prompting", standalone_mode=False)
     except TyperException as error:
         status = _refuse(getattr(error, "format_message", error.__str__)())
     except (ValueError, OSError) as error:
@@ -110,6 +115,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             raise
         status = _refuse(f"the large LLM cannot be asked: {error}", status=1)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Within it SIGTERM, which schedulers and containers send, ends a command as Ctrl-C does, with the same words."""
+    before = signal.getsignal(signal.SIGTERM)
+    ours = before is signal.SIG_DFL and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _with_dashes(word: str) -> str:

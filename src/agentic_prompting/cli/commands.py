@@ -291,6 +291,11 @@ def evaluate(
     except EvaluationStopped as error:
         print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(
+            f"agentic-prompting: stopped; the same command goes on from {output_dir or table.output}", file=sys.stderr
+        )
+        return 130
     left_out = {**run.skipped, **run.left_out}
     if as_json:
         files = {kind: str(path) for kind, path in run.files.items()}

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..evolution import EvolveConfig, EvolveResult, StepLog, evolve as evolve_prompt
 from ..llm import ChatModel, charge
-from ..records import atomic_write
+from ..records import atomic_write, only_writer
 from ..refine import DEFAULT_PROMPT, START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult, summarize
 from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
@@ -250,6 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     name, folder = script.task or SORTING, script.output_dir
     results = {}
     with ExitStack() as stack:
+        stack.enter_context(only_writer(folder / "refine"))
         roles, rows = script.roles_and_rows(stack, REASONING_SCORERS)
         score = REASONING_SCORERS[name]
         budget = script.budget(folder / "spending.sqlite")
@@ -349,8 +350,8 @@ def _evolved(script: Evolving, config: EvolveConfig, on_step: Callable[[StepLog]
     """Evolve, and write `system_prompt.txt` and `state.json` into `script.output_dir`; a stopped run is resumed."""
     folder = script.output_dir
     with ExitStack() as stack:
-        run = script.in_sandbox(config) if script.sandbox else script.with_models(config, stack)
-        folder.mkdir(parents=True, exist_ok=True)
+        with only_writer(folder / "state.json"):  # which `evolve_prompt` locks again: nothing is made beside a run
+            run = script.in_sandbox(config) if script.sandbox else script.with_models(config, stack)
         budget = script.budget(folder / "spending.sqlite")
         result = evolve_prompt(**run, on_step=on_step, checkpoint=folder / "state.json", budget=budget)
     atomic_write(folder / "system_prompt.txt", result.best.text)

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from transformers import Trainer
 from trl import ModelConfig, TrlParser, get_peft_config
 
@@ -40,6 +41,7 @@ from ..trainers import (
     TrainingStopped,
 )
 from ..trainers.callbacks import quiet_libraries
+from ..trainers.checkpoints import alone_in
 from .doctor import missing_extras, misspelt, read_yaml
 from .loader import REWARDS, load_environment, load_reward, register_selection, register_selections
 from .options import EnvironmentModel, HeldOutRows, ReferenceModel, TaskRows, check_model, setting
@@ -213,12 +215,15 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
     for missing in missing_extras({**vars(args), **vars(script)}):
         if missing.level == "problem":
             raise ValueError(f"{missing.says}: {missing.fix}")
+    folder = Path(args.output_dir)
     with ExitStack() as stack:
-        trainer, report = script.trainer(args, model, stack)
+        with alone_in(folder, PartialState()):  # `train` locks it again: before and after it files are written, too
+            trainer, report = script.trainer(args, model, stack)
         run_training(trainer)
-        trainer.save_model(args.output_dir)
-        if report is not None and trainer.accelerator.is_main_process:
-            report(trainer, time.perf_counter() - started)
+        with alone_in(folder, trainer.accelerator):
+            trainer.save_model(args.output_dir)
+            if report is not None and trainer.accelerator.is_main_process:
+                report(trainer, time.perf_counter() - started)
         trainer.accelerator.end_training()  # without it gloo may abort at exit
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -168,7 +169,7 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     launched = launch_command_parser().parse_args(
         [*settings, "--module", f"{__package__}.programs", method, *arguments]
     )
-    before = signal.signal(signal.SIGINT, _pass_on)
+    before = {number: signal.signal(number, _pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         launch_command(launched)
     except subprocess.CalledProcessError as error:
@@ -176,7 +177,8 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     except ChildFailedError as error:
         return _status(error.get_first_failure()[1].exitcode)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 0
 
 
@@ -198,11 +200,13 @@ def _settings(config: Path | None) -> list[str]:
 
 
 def _pass_on(*signal_and_frame: Any) -> None:
-    """Send the signal to the processes of the job. One in the terminal's group gets it twice and handles it once."""
+    """Ctrl-C for the processes of the job, also where this one got SIGTERM: it would leave them running without it. One
+    in the terminal's group gets it twice and handles it once."""
     import psutil
 
     for child in psutil.Process().children():
-        child.send_signal(signal.SIGINT)
+        with suppress(psutil.NoSuchProcess):
+            child.send_signal(signal.SIGINT)
 
 
 def _status(code: int) -> int:

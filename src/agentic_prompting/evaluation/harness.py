@@ -11,12 +11,13 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..data import TASKS, find_task, is_own, load_task, validate_dataset
-from ..records import Record, RecordFile
+from ..records import Record, RecordFile, only_writer
 from ..rollout.progress import progress as progress_of
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
@@ -97,7 +98,7 @@ def evaluate_agent(
 
     Raises:
         `ValueError`: Before anything is asked: a task, split or metric does not exist, a row lacks its question or its
-            answers (names it), or `output` holds another system's answers.
+            answers (names it), `output` holds another system's answers, or another process is writing them.
         [`EvaluationStopped`]: A system failed in a way that no other question can escape.
     """
     if runs < 1 or (n is not None and n < 1):
@@ -114,7 +115,8 @@ def evaluate_agent(
     for name, one in systems.items():
         answering = as_system(one)
         path = None if output is None else Path(output) / f"{file_name(name)}.jsonl"
-        records = _answers(name, answering, asked, runs, seed, path, progress)
+        with nullcontext() if path is None else only_writer(path):
+            records = _answers(name, answering, asked, runs, seed, path, progress)
         evaluation.records += records
         for task in asked:
             of_task = [record for record in records if record["task"] == task.name]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..llm import Budget, BudgetExceeded, Usage, charge
 from ..llm.loop import in_parallel
+from ..records import only_writer
 from .lineage import EvolutionJournal, journal_beside
 from .population import Population, load_state
 from .scoring import Reward
@@ -83,7 +85,8 @@ def evolve(
 
     Raises:
         `TypeError`: An argument, or the value of the reward function, has a wrong type.
-        `ValueError`: There are fewer rows than `problems_per_step`, or the checkpoint is another run's or damaged.
+        `ValueError`: There are fewer rows than `problems_per_step`, the checkpoint is another run's or damaged,
+            or another process is writing it.
         `RuntimeError`: Called on the thread of the background event loop, which would wait for itself.
 
     Example:
@@ -95,14 +98,15 @@ def evolve(
         charge(budget, policy=policy, reference=reference, judge=reward)
     evolution = Evolution(policy, reference, rows, reward, prompt, config, eval_rows)
     path, stopped = None if checkpoint is None else Path(checkpoint), None
-    if path is not None and path.exists():
-        load_state(path, evolution.load_state_dict)
-    logs, population = evolution.logs, evolution.population
-    try:
-        _run(evolution, on_step, path)
-    except EvolutionStopped as error:
-        stopped = f"{error}{_bill(budget)}"
-        logger.warning("evolution stopped at step %d: %s", len(logs), stopped)
+    with nullcontext() if path is None else only_writer(path):
+        if path is not None and path.exists():
+            load_state(path, evolution.load_state_dict)
+        logs, population = evolution.logs, evolution.population
+        try:
+            _run(evolution, on_step, path)
+        except EvolutionStopped as error:
+            stopped = f"{error}{_bill(budget)}"
+            logger.warning("evolution stopped at step %d: %s", len(logs), stopped)
     if logs and all(log.note for log in logs):
         logger.warning("no step of %d had evidence: the prompt is unchanged", len(logs))
     return EvolveResult(population.best(), population, logs, evolution.usage, stopped)

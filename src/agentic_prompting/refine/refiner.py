@@ -11,14 +11,14 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
 from ..llm.loop import in_parallel
-from ..records import RecordFile
+from ..records import RecordFile, only_writer
 from ..rollout.progress import progress as progress_of
 from .loop import LabelVerifier, RefineSettings, Verifier, refine
 from .templates import DEFAULT_PROMPT
@@ -140,7 +140,7 @@ class ProRefiner(RefineSettings):
 
         Raises:
             `ValueError`: Before the first call: the prompt or a question is empty, a label verifier has no labels, or
-                `output` holds something else.
+                `output` holds something else, or another process is writing it.
         """
         check_prompt(prompt)
         if max_in_flight < 1:
@@ -152,7 +152,13 @@ class ProRefiner(RefineSettings):
                     f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
                     "with `question` and `answers`, or another verifier"
                 )
-        file = None if output is None else ResultsFile(output, self.digest())
+        with nullcontext() if output is None else only_writer(output):
+            file = None if output is None else ResultsFile(output, self.digest())
+            return self._refine_asked(prompt, asked, max_in_flight, file, progress)
+
+    def _refine_asked(
+        self, prompt: str, asked: Sequence[Query], max_in_flight: int, file: ResultsFile | None, progress: bool
+    ) -> list[RefinementResult]:
         done, keys = {} if file is None else file.done, list(_keys(prompt, asked))
         results = {i: replace(done[key], id=asked[i].id) for i, key in enumerate(keys) if key in done}
         left = [i for i in range(len(asked)) if i not in results]

@@ -14,23 +14,24 @@ import os
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from transformers import Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
 
+from ..records import only_writer
+
 logger = logging.getLogger(__name__)
 
 STAGING = ".saving"
-LOCK_FILE = "training.lock"
+TRAINING = "training"  # what only one run does in a folder; its lock is training.lock
 STATE_FILE = "exact_resume_{}.pt"  # what ResumableGRPOTrainer adds, one per process
 _WEIGHTS = ("*.safetensors", "*.bin", "*/adapter_model.*", "global_step*", "pytorch_model_fsdp*")
 
@@ -189,33 +190,19 @@ def _unreadable(path: Path) -> str:
 
 
 @contextmanager
-def alone_in(folder: Path, accelerator: Accelerator) -> Iterator[None]:
+def alone_in(folder: Path, accelerator: Accelerator | PartialState) -> Iterator[None]:
     """Within it no other run trains in this folder. The lock is the system's, and ends with the process.
 
     Raises:
         `ValueError`: On every process, if another run is training there.
     """
-    lock = FileLock(folder / LOCK_FILE)
-
-    def acquire() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(
-                f"another run is training in {folder}: wait for it, end it, or choose another output_dir"
-            ) from None
-        except (OSError, NotImplementedError) as error:  # a disk without locks, or one that may not be written to
-            logger.warning("%s cannot be locked (%s): start no second run in it", folder, error)
-
-    from_first(accelerator, acquire)
-    try:
+    busy = f"another run is training in {folder}: wait for it, end it, or choose another output_dir"
+    with ExitStack() as stack:
+        from_first(accelerator, lambda: stack.enter_context(only_writer(folder / TRAINING, busy)))
         yield
-    finally:
-        lock.release()
 
 
-def from_first(accelerator: Accelerator, decide: Callable[[], T]) -> T:
+def from_first(accelerator: Accelerator | PartialState, decide: Callable[[], T]) -> T:
     """What `decide` returns on the first process, or the `ValueError` that it raises there: on every process alike."""
     said: list = [None, ""]
     if accelerator.is_main_process:

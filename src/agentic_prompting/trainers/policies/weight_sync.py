@@ -8,6 +8,7 @@ push every server says what it expects at places of a text, which must be what t
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import time
 from abc import abstractmethod
@@ -34,6 +35,7 @@ from .vllm_client import NoAnswer, PolicyUnreachable, Refused, Server, paused, s
 FOLDER = "vllm_weights"  # in output_dir
 # Mean difference of a log-probability. The first push tells how far the two differ by arithmetic alone; 16 bits: ~0.01.
 _MOST, _TIMES_THE_FIRST, _LEAST = 0.05, 5.0, 1e-3
+_OF_A_TRAINER = re.compile(r".+-[0-9a-f]{8,}-\d+")  # a version's name
 _NO_START = 2.0  # seconds in which no server can be started anew
 _PLAINLY = {
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 5,
@@ -305,6 +307,8 @@ class DiskSync(WeightSync):
         return await self._load(server, self.version + 1, expected)
 
     async def _load(self, server: Server, version: int, expected: Tensor) -> float:
+        if self.version >= 0:
+            await self._check_ours(server)
         try:
             async with paused(server):
                 told = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
@@ -318,6 +322,20 @@ class DiskSync(WeightSync):
                 f"({error})"
             ) from None
         return await self._difference(server, server.model, expected)
+
+    async def _check_ours(self, server: Server) -> None:
+        """A server has the last weights that anybody gave it: with two trainers, each would sample from the other's.
+
+        Raises:
+            [`PolicyUnreachable`]: Another trainer has given it weights since ours.
+        """
+        with suppress(Refused):  # before vLLM 0.30
+            found = str((await server.ask("/weight_info"))["weight_version"])
+            if _OF_A_TRAINER.fullmatch(found) and not found.startswith(f"{self.name}-"):  # else: started anew
+                raise PolicyUnreachable(
+                    f"the vLLM server at {server.address} has the weights of another trainer ({found}): give each "
+                    "trainer a server of its own, or train LoRA with vllm_sync='adapter'"
+                )
 
     def _pushed(self, expected: Tensor) -> None:
         self.version, self.expected = self.version + 1, expected

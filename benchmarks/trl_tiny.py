@@ -71,13 +71,11 @@ _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Beginnings of the Zen of Python (`import this`), in its order, which one of TRL's tests counts on.
+# Beginnings of the Zen of Python (`import this`), in its order, which one of TRL's tests counts on. The real data has 17
+# rows for training; five are enough for the same tests, which train three epochs each.
 _LINES = [
     "Beautiful is better than", "Explicit is", "Simple is better", "Complex", "Flat is better than", "Sparse is better",
-    "Readability", "Special cases aren't special", "Although practicality beats", "Errors should never",
-    "Unless explicitly", "In the face of ambiguity, refuse", "There should be one-- and preferably",
-    "Although that way may not be obvious", "Now is better than", "Although never is often",
-    "If the implementation is hard to explain,", "If the implementation is easy", "Namespaces are one honking",
+    "Readability",
 ]  # fmt: skip
 _TESTS = 2  # rows of the split `test`
 

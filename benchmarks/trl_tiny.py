@@ -2,8 +2,8 @@
 
 A test that asks for `trl-internal-testing/tiny-Qwen2ForCausalLM-2.5` finds such a folder and downloads nothing. Models
 are made from their configuration classes with random weights, tokenizers from a vocabulary of our own: the 256 bytes
-and those few words of Qwen's vocabulary that the tests write as token ids, the rest filled with short words. Chat
-templates are the installed TRL's.
+and short words. The Qwen3 models have Qwen's token ids, because tests write completions as such ids; the others have a
+small vocabulary, because a test's time is that of its vocabulary. Chat templates are the installed TRL's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 OWNER = "trl-internal-testing"
 END, PAD, START = 151645, 151643, 151644
 _TAGS = {151657: "<tool_call>", 151658: "</tool_call>", 151667: "<think>", 151668: "</think>"}
-SIZE = 151672
+SIZE, SMALL_SIZE = 151672, 1024
 # Of Qwen's vocabulary, the words that fixed completions of the tests are made of.
 _WORDS = {
     293: " b", 314: " {", 330: ' "', 397: ">\n", 411: "out", 450: "de", 497: '",', 522: "</", 606: "name", 788: '":',
@@ -71,13 +71,11 @@ _CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Beginnings of the Zen of Python (`import this`), in its order, which one of TRL's tests counts on.
+# Beginnings of the Zen of Python (`import this`), in its order, which one of TRL's tests counts on. The real data has
+# 17 rows for training; five are enough for the same tests, which train three epochs each.
 _LINES = [
     "Beautiful is better than", "Explicit is", "Simple is better", "Complex", "Flat is better than", "Sparse is better",
-    "Readability", "Special cases aren't special", "Although practicality beats", "Errors should never",
-    "Unless explicitly", "In the face of ambiguity, refuse", "There should be one-- and preferably",
-    "Although that way may not be obvious", "Now is better than", "Although never is often",
-    "If the implementation is hard to explain,", "If the implementation is easy", "Namespaces are one honking",
+    "Readability",
 ]  # fmt: skip
 _TESTS = 2  # rows of the split `test`
 
@@ -88,27 +86,31 @@ def make_all(folder: Path) -> list[str]:
     missing = []
     for name, config, arguments, (template, end) in _MODELS:
         try:
-            _make_model(folder / OWNER / name, config, arguments, tokenizer(template, end))
+            size = SIZE if "Qwen3" in name else SMALL_SIZE
+            _make_model(folder / OWNER / name, config, arguments, tokenizer(template, end, size))
         except Exception as error:  # one architecture less is not a reason to run none
             missing.append(f"{name}: {type(error).__name__}: {error}")
     return missing
 
 
 @cache
-def tokenizer(template: str | None, end: str) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with Qwen's ids for bytes, words of `_WORDS`, tags and the two tokens that end a text.
+def tokenizer(template: str | None, end: str, size: int = SIZE) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with Qwen's ids for bytes and, if it is as large, words of `_WORDS`, tags and the two
+    tokens that end a text.
 
     Args:
         template (`str`, *optional*): Name of one of TRL's chat templates. Defaults to ChatML.
         end (`str`): The text of the token that ends a turn.
+        size (`int`, *optional*, defaults to `SIZE`): How many tokens. In a smaller one all added tokens move down.
     """
+    shift = SIZE - size
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     symbols = _byte_symbols()
     vocabulary = {symbols[byte]: number for number, byte in enumerate(_byte_order())}
-    for number, word in _WORDS.items():
+    for number, word in _WORDS.items() if size == SIZE else ():
         vocabulary["".join(symbols[byte] for byte in word.encode())] = number
     taken, fill = set(vocabulary.values()), _other_words(set(vocabulary))
-    vocabulary |= {next(fill): number for number in range(PAD) if number not in taken}
+    vocabulary |= {next(fill): number for number in range(PAD - shift) if number not in taken}
     added = {PAD: "<|endoftext|>", START: "<|im_start|>", END: end, **_TAGS}
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     made.pre_tokenizer, made.decoder = byte_level, decoders.ByteLevel()
@@ -123,7 +125,8 @@ def tokenizer(template: str | None, end: str) -> PreTrainedTokenizerFast:
 
 def _make_model(folder: Path, config: str, arguments: dict[str, Any], fast: PreTrainedTokenizerFast) -> None:
     torch.manual_seed(0)
-    ends = {"vocab_size": SIZE, "eos_token_id": END, "pad_token_id": PAD, "bos_token_id": None}
+    ends = {"eos_token_id": fast.eos_token_id, "pad_token_id": fast.pad_token_id, "bos_token_id": None}
+    ends["vocab_size"] = len(fast)
     made = getattr(transformers, config)(**{**arguments, **ends})
     kind = transformers.AutoModelForCausalLM
     if "SequenceClassification" in folder.name:

@@ -60,6 +60,13 @@ def test_the_tokenizer_has_the_ids_that_trls_tests_write(benchmark):
     assert tokenizer("<tool_call>")["input_ids"] == [151657]
 
 
+def test_a_small_tokenizer_reads_the_same_texts(benchmark):
+    tokenizer = benchmark("trl_tiny").tokenizer("qwen2_5", "<|im_end|>", 1024)
+    ids = tokenizer("Wo ist Malmö? 東<tool_call><|im_end|>")["input_ids"]
+    assert tokenizer.decode(ids) == "Wo ist Malmö? 東<tool_call><|im_end|>" and ids[-1] == tokenizer.eos_token_id
+    assert len(tokenizer) == 1024 and max(tokenizer.get_vocab().values()) == 1023
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_checkout_is_run_with_both_classes(tmp_path):

@@ -76,7 +76,7 @@ class Environment:
         charge_models_of(self, budget, account)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What a checkpoint has to keep of it; `None` if it has no state."""
+        """The state that a checkpoint keeps; `None` if there is none."""
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

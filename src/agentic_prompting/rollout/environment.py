@@ -178,7 +178,7 @@ def as_environment(thing: Any) -> Environment | None:
 async def reset_rows(environment: Environment | None, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of a batch of episodes, after the environment's `reset` of each, all at once. Never raises.
 
-    If a `reset` fails, its row has the [`LLMError`] under [`RESET_ERROR`], and `play` ends its rollout as `failed`
+    If a `reset` fails, its row has the [`LLMError`] under `RESET_ERROR`, and `play` ends its rollout as `failed`
     before the first turn. All rows then have the same columns, `None` where one has nothing, since rewards get columns.
     """
     if environment is None or not environment.has_reset:

@@ -257,7 +257,7 @@ def make_trl_loop(kind: Any, tool: Any, **more: Any) -> Any:
 
     here = multiprocessing.get_context("spawn")
     queues = here.Queue(), here.Queue(1), here.Queue()
-    for queue in queues:  # nobody reads them, and the process must not wait at its end until somebody has
+    for queue in queues:  # nothing reads them, and the process must not wait at its end for a reader
         queue.cancel_join_thread()
     finished, raised, metrics = queues
     return kind(

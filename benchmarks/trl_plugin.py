@@ -49,7 +49,7 @@ if not _HOW["bf16"]:
     _before = _BaseConfig.__post_init__
 
     def _without(self: Any) -> None:
-        self.bf16 = bool(self.bf16)  # what nobody has set is None
+        self.bf16 = bool(self.bf16)  # options that are not set are None
         _before(self)
 
     _BaseConfig.__post_init__ = _without

@@ -1,4 +1,4 @@
-"""Evolve the system prompt of a model whose weights nobody can train, with E-SPL's evolution alone.
+"""Evolve the system prompt of a model whose weights cannot be trained, with E-SPL's evolution alone.
 
     python examples/evolve_closed_model.py --policy-model gpt-4o-mini --reference-model gpt-4o \\
         --task gsm8k --task-rows 200 --reward math --initial-prompt "Solve it. Put the answer in \\\\boxed{}."

@@ -10,7 +10,7 @@ of your own there is the command: `agentic-prompting refine --help`.
 """
 
 from agentic_prompting.cli.optimize import main
-from agentic_prompting.cli.train import run_script
+from agentic_prompting.cli.script import run_script
 
 if __name__ == "__main__":
     run_script(main)

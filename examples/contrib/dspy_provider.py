@@ -45,7 +45,7 @@ class TrainerProvider(Provider):
         trainer (`Callable`): Makes a trainer; gets `train_dataset`, `environment` and `reward_funcs`.
 
     Raises:
-        `ValueError`: The trainer uses vLLM, several processes, or `lead`.
+        `ValueError`: The trainer uses vLLM, several processes, or `async_lead`.
     """
 
     grammar = FreeText()

@@ -2,7 +2,7 @@
 
 Masks, failures, budgets and replay are ours; batches, weights and loss are TRL's. TRL 1.18 removes the module that this
 file uses. It was tested against TRL's protocol and queue, not on a GPU. For training that does not wait, with any
-policy, see the option `lead` of our own trainers.
+policy, see the option `async_lead` of our own trainers.
 
     PYTHONPATH=examples/contrib accelerate launch train.py
 

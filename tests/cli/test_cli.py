@@ -85,7 +85,7 @@ def test_options_have_the_defaults_of_the_python_api():
     from agentic_prompting.refine.loop import RefineSettings
     from agentic_prompting.serve import ServeConfig
 
-    for name, kind, own in (("serve", ServeConfig, 8), ("refine", RefineSettings, 7), ("evolve", EvolveConfig, 14)):
+    for name, kind, own in (("serve", ServeConfig, 8), ("refine", RefineSettings, 6), ("evolve", EvolveConfig, 14)):
         ours = {one.name: one.default for one in all_commands()[name].params}
         theirs = {one.name: one.default for one in fields(kind) if one.name in ours}
         assert len(theirs) >= own and {option: ours[option] for option in theirs} == theirs, name
@@ -325,7 +325,7 @@ def test_signals_while_training(tmp_path, monkeypatch, capfd):
     ],
 )
 def test_programs_end_with_a_line_and_a_status(capsys, error, status, said):
-    from agentic_prompting.cli.train import run_script
+    from agentic_prompting.cli.script import run_script
 
     def fail():
         raise error
@@ -574,10 +574,10 @@ def test_without_a_hub_data_are_missed_at_once(run, no_hub, tmp_path, monkeypatc
 
 
 def test_a_missing_extra_is_said_before_anything_is_loaded(monkeypatch, nothing_is_fetched, tmp_path):
-    from agentic_prompting.cli import doctor
+    from agentic_prompting.cli import findings
 
-    here = doctor.version_of
-    monkeypatch.setattr(doctor, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name))
+    here = findings.version_of
+    monkeypatch.setattr(findings, "version_of", lambda name: None if name in ("math-verify", "vllm") else here(name))
     common = ["--output_dir", tmp_path, "--task", "gsm8k", "--reflector", "policy", "--model_name_or_path", "x/y"]
     assert "pip install 'agentic-prompting[math]'" in refused("espl", "--reward", "math", *common, *ON_A_CPU)
     assert "pip install 'agentic-prompting[vllm]'" in refused("espl", "--use_vllm", "true", *common, *ON_A_CPU)

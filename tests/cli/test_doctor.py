@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from agentic_prompting.cli import main
-from agentic_prompting.cli.doctor import CHECKS, EXTRAS, Finding, Setup, look
+from agentic_prompting.cli.doctor import CHECKS, Setup, look
+from agentic_prompting.cli.findings import EXTRAS, Finding
 from agentic_prompting.sandbox.server import MODEL, OracleServer
 from support.servers import Answer, LoopbackServer, unused_url
 

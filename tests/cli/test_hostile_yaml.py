@@ -39,7 +39,7 @@ module, words, folder = json.loads(sys.argv[1])
 def command(file):
     if module:
         from agentic_prompting.cli.programs import main
-        from agentic_prompting.cli.train import run_script
+        from agentic_prompting.cli.script import run_script
         run_script(lambda: main(words[0], [*words[1:], file]))
     else:
         from agentic_prompting.cli import main

@@ -274,7 +274,7 @@ def _parts(requirement):
 
 def test_every_extra_is_on_the_page_of_installation():
     """With what it brings, and the very words of what is said without it."""
-    from agentic_prompting.cli.doctor import EXTRAS
+    from agentic_prompting.cli.findings import EXTRAS
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {f"`[{name}]`": list(map(Requirement, of)) for name, of in project["optional-dependencies"].items()}

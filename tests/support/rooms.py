@@ -34,19 +34,18 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(source: str, package: str) -> Iterator[str]:
-    """The absolute names that a module imports, except those under `TYPE_CHECKING`.
+def imports(source: str, package: str, types: bool = False) -> Iterator[str]:
+    """The absolute names that a module imports; those under `TYPE_CHECKING` only with `types`.
 
     `from .. import llm` gives `agentic_prompting.llm`, and `from torch import nn` gives `torch.nn`: a name one level
     too deep does no harm, one too shallow would hide the room.
     """
     skipped: set[ast.AST] = set()
     for node in ast.walk(ast.parse(source)):  # parents come before their children
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for statement in node.body:
-                skipped.update(ast.walk(statement))
-        elif node in skipped:
+        if node in skipped:
             continue
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not types:
+            skipped.update(inner for statement in node.body for inner in ast.walk(statement))
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -55,7 +54,35 @@ def imports(source: str, package: str) -> Iterator[str]:
             yield from (".".join([*base, alias.name]) for alias in node.names)
 
 
-def imports_of(path: Path) -> list[str]:
+def imports_of(path: Path, types: bool = False) -> list[str]:
+    """As [`imports`], of one module of the package."""
     name = dotted(path)
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return list(imports(path.read_text(encoding="utf-8"), package))
+    return list(imports(path.read_text(encoding="utf-8"), package, types))
+
+
+def imported_files(path: Path) -> set[str]:
+    """The modules of the package that a file imports, dotted; those under `TYPE_CHECKING` and inside functions count.
+
+    A package's `__init__.py` only passes on names of its files, so an import from a package is none of a file.
+    """
+    files = {dotted(other) for other in MODULES if other.name != "__init__.py"}
+    return {
+        module for name in imports_of(path, types=True) for module in (name, name.rpartition(".")[0]) if module in files
+    }
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """The sets of names that can be reached from each other, sorted."""
+
+    def reach(start: str) -> set[str]:
+        found, todo = set(), [start]
+        while todo:
+            new = arrows.get(todo.pop(), set()) - found
+            found |= new
+            todo.extend(new)
+        return found
+
+    reached = {name: reach(name) for name in arrows}
+    groups = {frozenset(other for other in reached[name] if name in reached.get(other, ())) for name in arrows}
+    return sorted(sorted(group) for group in groups if len(group) > 1)

@@ -1,7 +1,7 @@
 """The house holds: every room imports only from rooms above it, and what is above the torch line needs no torch.
 
 The order is that of docs/architecture.md, as data. Imports are read from the source, so one inside a function counts as
-well; only those under `TYPE_CHECKING` do not.
+well. Those under `TYPE_CHECKING` count too, except above the torch line, where types of torch may be named.
 """
 
 import ast
@@ -17,7 +17,9 @@ from support.rooms import (
     PACKAGE,
     ROOMS,
     SOURCE,
+    circles,
     dotted,
+    imported_files,
     imports,
     imports_of,
     room,
@@ -31,6 +33,7 @@ def test_the_reading_of_imports():
     )
     expected = ["__future__.annotations", "a.b", "c", "p.llm.Reply", "p.rollout", "p.refine.other", "d", "e.g"]
     assert list(imports(source, "p.refine")) == expected
+    assert list(imports(source, "p.refine", types=True)) == [*expected[:6], "torch", *expected[6:]]
 
 
 def test_there_is_a_house():
@@ -41,7 +44,7 @@ def test_there_is_a_house():
 def test_imports_come_from_above(path):
     assert room(path) in ROOMS, f"{path.name} is in no room of the house; give it one here and in docs/architecture.md"
     own = ROOMS.index(room(path))
-    for name in imports_of(path):
+    for name in imports_of(path, types=True):
         if name.split(".")[0] != PACKAGE:
             continue
         target = [*name.split("."), ""][1]
@@ -49,6 +52,40 @@ def test_imports_come_from_above(path):
             f"{dotted(path)} imports {name}: import from the room, not from the package's front door"
         )
         assert ROOMS.index(target) <= own, f"{dotted(path)} imports {name}, which lies below it"
+
+
+def test_circles_are_found():
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"f"}, "f": {"e", "a"}}
+    assert circles(arrows) == [["a", "b", "c"], ["e", "f"]]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Within a room and between rooms, imports for types and inside functions too."""
+    assert circles({dotted(path): imported_files(path) for path in MODULES}) == []
+
+
+TRAINER_FILES = {"resumable", "multi_turn_grpo", "prompt_r1", "espl"}
+
+
+def test_only_trainers_import_a_trainer():
+    """The parts of a trainer know none: in `trainers/` only the classes that inherit from a trainer import one, and the
+    room's front door. A trainer class is one that inherits from TRL's trainer, directly or not."""
+    classes: dict[str, str] = {}
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in MODULES if room(path) == "trainers"}
+    defined = [(path, node) for path, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)]
+    known = {"GRPOTrainer"}
+    for _ in defined:  # a base may be defined in a file that is read later
+        for path, node in defined:
+            if known & {ast.unparse(base).split("[")[0] for base in node.bases}:
+                known.add(node.name)
+                classes[node.name] = path.stem
+    assert set(classes.values()) == TRAINER_FILES
+    for path in trees:
+        if path.stem in {*TRAINER_FILES, "__init__"}:
+            continue
+        taken = {name.rpartition(".")[2] for name in imports_of(path, types=True)}
+        assert not taken & set(classes), f"{dotted(path)} imports a trainer class"
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if room(path) in ABOVE_THE_TORCH_LINE], ids=dotted)

@@ -17,57 +17,22 @@ import platform
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from .findings import PACKAGE, Finding, missing_extras, misspelt, ok, problem, read_yaml, version_of, warning
 from .options import AsJson, EnvironmentModel, ReferenceModel, Spending, busy, check_model, setting
 
 if TYPE_CHECKING:
     from ..llm import LLMError, OpenAIChat
 
-PACKAGE = "agentic-prompting"
-EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
-    "deepspeed": (("deepspeed",), "DeepSpeed (ZeRO) with accelerate"),
-    "vllm": (("vllm",), "use_vllm (faster rollouts on GPUs)"),
-    "math": (("math-verify",), "the reward `math`"),
-    "similarity": (("sentence-transformers",), "the metric semantic_similarity"),
-    "optimizers": (("gepa", "textgrad"), "GEPA and TextGrad as baselines in tables"),
-    "mcp": (("mcp",), "tools of MCP servers"),
-    "dspy": (("dspy",), "agents in DSPy"),
-    "search": (("bm25s", "requests"), "agentic search with BM25 or over HTTP"),
-    "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
-    "tracking": (("tensorboard",), "report_to: tensorboard"),
-    "report": (("matplotlib",), "pictures (PNG) of runs and reports"),
-}
-"""By extra: its distributions, and what needs them."""
-
 _CORE = ("torch", "trl", "transformers", "accelerate", "peft", "datasets", "openai")
 _SCARCE, _TOO_LITTLE = 20 * 2**30, 2**30  # bytes: a checkpoint of Qwen3-4B with optimizer is 24 GB in bf16
 _SECONDS = 15.0  # for a first word of a large LLM
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-
-
-class Finding(NamedTuple):
-    """One line: `ok`, `warning` (something will not work) or `problem` (the run will fail), and what to type then."""
-
-    level: Literal["ok", "warning", "problem"]
-    says: str
-    fix: str = ""
-
-
-def ok(says: str) -> Finding:
-    return Finding("ok", says)
-
-
-def warning(says: str, fix: str) -> Finding:
-    return Finding("warning", says, fix)
-
-
-def problem(says: str, fix: str) -> Finding:
-    return Finding("problem", says, fix)
 
 
 @dataclass
@@ -174,23 +139,6 @@ def look(check: Check, setup: Setup) -> list[Finding]:
         return [problem(says, "mend what the message names")]
 
 
-def read_yaml(path: Path) -> Any:
-    """Raises `ValueError`, in one line, for what is no YAML."""
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is nested too deeply") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}") from None
-
-
-# --- what is installed, and the machine ------------------------------------------------------------------------------
-
-
 @check
 def python(setup: Setup) -> Iterator[Finding]:
     yield ok(f"python {platform.python_version()}")  # pip has checked that this version is supported
@@ -217,31 +165,6 @@ def versions(setup: Setup) -> Iterator[Finding]:
 @check
 def extras(setup: Setup) -> Iterator[Finding]:
     return missing_extras(setup.values)
-
-
-def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """A problem where the values need one, else a warning."""
-    needed = {
-        "vllm": values.get("use_vllm"),
-        "math": values.get("reward") == "math",
-        "search": values.get("environment") == "search",
-        "deepspeed": values.get("deepspeed"),
-        "tracking": "tensorboard" in str(values.get("report_to")),
-    }
-    for extra, (distributions, purpose) in EXTRAS.items():
-        missing = [name for name in distributions if version_of(name) is None]
-        if missing:
-            says = f"extra [{extra}] is missing ({', '.join(missing)}), needed for {purpose}"
-            # With our exact versions pip searches for minutes and ends in ResolutionImpossible.
-            apart = ", without `-c constraints.txt`: vLLM pins other versions" if extra == "vllm" else ""
-            yield (problem if needed.get(extra) else warning)(says, f"pip install '{PACKAGE}[{extra}]'{apart}")
-
-
-def version_of(name: str) -> str | None:
-    for one in (name, f"{name}-cpu"):  # so vLLM's build for a CPU is called
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(one)
-    return None
 
 
 @check
@@ -327,14 +250,6 @@ def options(setup: Setup) -> Iterator[Finding]:
     yield from misspelt(setup.values, fields, f"{setup.config}: ", f"`{program}`")
     if setup.values.keys() <= fields.keys():
         yield ok(f"{setup.config}: {len(setup.values)} options, all of them of `{program}`")
-
-
-def misspelt(values: Mapping[str, Any], fields: Collection[str], where: str, program: str) -> Iterator[Finding]:
-    """The names that are no options, each with the one that may have been meant."""
-    for name in [name for name in values if name not in fields]:
-        near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
-        fix = f"{near[0]}: {values[name]}" if near else f"delete the line; {program} --help shows every option"
-        yield problem(f"{where}{name!r} is no option of {program}", fix)
 
 
 @check

@@ -42,10 +42,10 @@ from ..trainers import (
 )
 from ..trainers.callbacks import quiet_libraries
 from ..trainers.checkpoints import alone_in
-from .doctor import missing_extras, misspelt, read_yaml
+from .findings import missing_extras, misspelt, read_yaml
 from .loader import REWARDS, load_environment, load_reward, register_selection, register_selections
 from .options import EnvironmentModel, HeldOutRows, ReferenceModel, TaskRows, check_model, setting
-from .train import run_script
+from .script import run_script
 
 Report = Callable[[Trainer, float], object]
 """Prints the results of a finished sandbox run, given the trainer and the seconds it took."""

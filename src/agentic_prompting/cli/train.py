@@ -6,15 +6,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from .loader import UnknownPart
 from .options import option
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -29,9 +27,6 @@ AccelerateConfig = Annotated[
     Path | None,
     option("As of accelerate launch. Default: your `accelerate config`, else every GPU, or the CPU."),
 ]
-
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it."""
 
 _FINISHED = "summary.json"
 # Everything else is an option of the program, `--help` too.
@@ -212,28 +207,3 @@ def _pass_on(*signal_and_frame: Any) -> None:
 def _status(code: int) -> int:
     """The exit status as in a shell: 128 plus the signal that ended the process."""
     return 128 - code if code < 0 else code
-
-
-def run_script(main: Callable[[], object]) -> None:
-    """Run a program's `main`: no traceback for errors that the user can correct.
-
-    Args:
-        main (`Callable`): Called without arguments.
-
-    Raises:
-        `SystemExit`: With status 2 and a line about a part of your own that cannot be loaded; with 1 and a line about
-            a bad option, file or endpoint; with 130 after Ctrl-C.
-    """
-    from ..llm import LLMError
-
-    try:
-        main()
-    except UnknownPart as error:
-        print(f"agentic-prompting: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        sys.exit(2)
-    except (ValueError, OSError, LLMError) as error:
-        raise SystemExit(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
-    except KeyboardInterrupt as interrupted:
-        if os.environ.get("RANK", "0") == "0":  # the first process of the job speaks for all
-            print(str(interrupted) or "interrupted; what is not in a checkpoint is lost", file=sys.stderr, flush=True)
-        sys.exit(INTERRUPTED)

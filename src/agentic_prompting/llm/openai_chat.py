@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from .budget import Budget, Limit, Price, find_price
-from .cache import CacheKey, ReplayCache
+from .cache import ReplayCache
+from .call import Call
 from .guard import describe
 from .loop import background_loop, on_background_thread, run, start
 from .types import BadReply, BadRequest, Closed, LLMError, Message, Misconfigured, Reply, Usage, with_system
@@ -46,21 +47,6 @@ class ChatStats:
     failed: int = 0  # of these, without a text
     retries: int = 0  # requests sent beyond the first of each call
     usage: Usage = field(default_factory=Usage)  # tokens and dollars, retries and failed calls included
-
-
-@dataclass
-class Call:
-    """One call: a copy of its conversation, its limits, and its counts over all attempts. Times in seconds."""
-
-    messages: list[Message]
-    sampling: dict[str, Any]
-    key: CacheKey | None  # `None` if the cache is not used
-    timeout: float  # for each attempt
-    max_retries: int
-    patience: float  # time left to wait for an endpoint that is down
-    attempts: int = 0
-    usage: Usage = field(default_factory=Usage)  # of all attempts: an unusable answer is paid for too
-    started: float = field(default_factory=time.perf_counter)
 
 
 class OpenAIChat:

@@ -21,10 +21,11 @@ import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
+from .call import Call, Endpoint
 from .guard import describe
 from .types import (
     BadReply,
@@ -38,9 +39,6 @@ from .types import (
     Unreachable,
 )
 from .wire import read_completion, said_by, shown_url
-
-if TYPE_CHECKING:
-    from .openai_chat import Call, OpenAIChat
 
 _CONNECT_SECONDS = 10.0
 _CONNECTIONS = 32  # in each pool
@@ -155,11 +153,11 @@ class Http:
     """The connections of one client in one process. Created and used on the background loop.
 
     Args:
-        chat ([`OpenAIChat`]): The client. Its settings are copied, because a reference to it would keep it alive.
+        chat ([`Endpoint`]): The client. Its settings are copied, because a reference to it would keep it alive.
         key (`str`): The API key.
     """
 
-    def __init__(self, chat: OpenAIChat, key: str):
+    def __init__(self, chat: Endpoint, key: str):
         self.model, self.price, self.breaker = chat.model, chat.price, Breaker()
         url = httpx.URL(chat.base_url)
         self._url = url.copy_with(path=url.path.rstrip("/") + "/chat/completions")

@@ -262,7 +262,7 @@ def play_all(
     listen: Callable[[], None] = lambda: None,
     full_determinism: bool = False,
 ) -> None:
-    """Play rollouts to their ends, in place, all at once. Arguments that are not described here are those of [`play`].
+    """Play rollouts to their ends, in place, all at once. Arguments that are not described here are those of `play`.
 
     Args:
         rollouts (`Sequence[Rollout]`): Fresh rollouts, prompts rendered.

@@ -76,7 +76,7 @@ class Environment:
         charge_models_of(self, budget, account)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What a checkpoint has to keep of it; `None` if it has no state."""
+        """The state that a checkpoint keeps; `None` if there is none."""
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -178,7 +178,7 @@ def as_environment(thing: Any) -> Environment | None:
 async def reset_rows(environment: Environment | None, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows of a batch of episodes, after the environment's `reset` of each, all at once. Never raises.
 
-    If a `reset` fails, its row has the [`LLMError`] under [`RESET_ERROR`], and `play` ends its rollout as `failed`
+    If a `reset` fails, its row has the [`LLMError`] under `RESET_ERROR`, and `play` ends its rollout as `failed`
     before the first turn. All rows then have the same columns, `None` where one has nothing, since rewards get columns.
     """
     if environment is None or not environment.has_reset:

@@ -44,7 +44,7 @@ class Turn:
 
 
 class Grammar(Protocol):
-    """What a conversation's turns look like.
+    """The form of a conversation's turns.
 
     Attributes:
         stops (`tuple[str, ...]`): Texts after which a turn is over.

@@ -1,7 +1,7 @@
 """Tokens of text from outside: no special token comes out of it, whatever it holds.
 
 A question, a message of a client, or a document may contain the text of a special token (`<|im_end|>`). A tokenizer
-turns that text into the token itself, and the model then reads a turn that nobody wrote. Such places are therefore cut
+turns that text into the token itself, and the model then reads a forged turn. Such places are therefore cut
 in two, and the parts are tokenised one by one: same characters, other tokens.
 
 In a conversation the chat template's own special tokens have to stay. So the cuts are marked in the messages before the

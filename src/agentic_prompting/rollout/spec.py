@@ -1,7 +1,7 @@
 """What an agent is besides its weights: how it is asked, how it writes, how far it may go; and Prompt-R1's words.
 
 One object for training and for use, saved beside the weights as `agentic_prompting.json`, so that a trained agent is
-asked in exactly the form it was trained in and nobody has to remember flags.
+asked in exactly the form it was trained in, without flags to remember.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ Question: {question}"""
 def template_for(environment: Any, grammar: Grammar) -> str:
     """The agent's user message where none is given: the environment's own `prompt_template`, with the grammar's tags
     filled in; else our words with its name and the first paragraph of its docstring. A bare question where there is
-    nobody to ask, or turns have no tags."""
+    no environment, or turns have no tags."""
     if environment is None or not isinstance(grammar, TagGrammar):
         return "{question}"
     environment = as_environment(environment)
@@ -118,7 +118,7 @@ class AgentSpec:
         join_system_prompt (`bool`, *optional*, defaults to `False`): Put the system prompt in front of a row's own
             system message, as E-SPL trains, instead of giving way to it.
         sampling (`dict`, *optional*): Temperature and the like, as in [`Sampling`].
-        prompt_format (`str`, *optional*, defaults to `"chat"`): What a prompt is: `"chat"`, messages for the chat
+        prompt_format (`str`, *optional*, defaults to `"chat"`): The form of prompts: `"chat"`, messages for the chat
             template, or `"text"`, text that is tokenised as it is (TRL's standard format; see [`TextFormat`]). A
             trainer sets it by its data: `"text"` where each row has a `prompt` that is a string.
 
@@ -169,7 +169,7 @@ class AgentSpec:
 
     def save(self, folder: str | Path) -> None:
         """Write `agentic_prompting.json` into `folder`, all or nothing."""
-        # Of a grammar of the user's own only the name can be kept.
+        # A grammar of the user's own is saved by its name only.
         made_of = asdict(self.grammar) if isinstance(self.grammar, TagGrammar | FreeText) else {}
         grammar = {"kind": type(self.grammar).__name__, **made_of}
         saved = {"format": _FORMAT, **asdict(self), "grammar": grammar}

@@ -275,7 +275,7 @@ class Ahead:
     # --- checkpoints, and the end of training --------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What is in flight, as plain data: complete up to the turns and replies that are under way."""
+        """The groups in flight as plain data: complete but for the turns and replies that are under way."""
         again = [group for group in self._used if group.used_at == self.updates_now()]
         groups = [*again, *self.groups]
         # The checkpoint before this one is whole and may be resumed from; only what it does not need is deleted.

@@ -48,7 +48,7 @@ class Place:
 
     @property
     def what(self) -> str:
-        """What is being played, for messages."""
+        """The name of the work, for messages."""
         return f"the rollouts of step {self.step}" if self.trains else f"an evaluation at step {self.step}"
 
     @property

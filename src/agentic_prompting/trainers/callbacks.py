@@ -1,8 +1,8 @@
-"""What a run shows while it trains: a line per log, and tables for the trackers of `report_to`.
+"""The output of a run while it trains: a line per log, and tables for the trackers of `report_to`.
 
 transformers' own callbacks log the numbers; [`LiveView`] adds, at every log, a table of a few trajectories of the
-latest batch, and under E-SPL a table of the population and its tree. It is for looking at: nothing that goes wrong
-with a tracker ends training, it is said once and that tracker gets no more tables.
+latest batch, and under E-SPL a table of the population and its tree. It is for looking at: a tracker
+that fails does not end training; it gets one warning and no more tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..rollout.progress import Lines, Seldom, watched
 
 logger = logging.getLogger(__name__)
 
-# What a person watching wants to know, in this order: log key, label, format.
+# The line of a step, in this order: log key, label, format.
 _SHOWN = [
     ("reward", "reward", "{:.3f}"),
     ("exact_match", "exact match", "{:.3f}"),
@@ -70,7 +70,7 @@ def log_line(logs: dict[str, Any], step: int) -> str:
 
 
 def quiet_libraries() -> None:
-    """Where nobody is watching: no bars of datasets, transformers and the hub (maps, weights, downloads)."""
+    """Turn off the bars of datasets, transformers and the hub (maps, weights, downloads) in unwatched runs."""
     if not watched():
         datasets.disable_progress_bars()
         transformers_logging.disable_progress_bar()
@@ -93,7 +93,7 @@ class OneLineProgress(ProgressCallback):
     and the last. What has no logs (a warm start) counts its steps instead.
 
     Args:
-        what (`str`, *optional*, defaults to `"training steps"`): What is counted where there are no bars.
+        what (`str`, *optional*, defaults to `"training steps"`): The unit counted, where there are no bars.
         bars (`bool`, *optional*, defaults to `True`): Whether there may be bars.
     """
 
@@ -303,7 +303,7 @@ class LiveView(TrainerCallback):
         return [*(_cell(str(text)) for text in texts), rollout.status, *scores, self._parts(rollout)]
 
     def _parts(self, rollout: Rollout) -> str:
-        """What a reward is made of, where its function can say (`scores`, as Prompt-R1's)."""
+        """The parts of a reward, where its function reports them (`scores`, as Prompt-R1's)."""
         said = []
         for reward in filter(lambda one: callable(getattr(one, "scores", None)), self.reward_funcs):
             try:

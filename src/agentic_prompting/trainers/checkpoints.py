@@ -107,8 +107,8 @@ def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:
     """The checkpoint to resume from.
 
     Args:
-        given (`str` or `bool`, *optional*): A checkpoint; or `True`, the newest whole one in `folder`. What is damaged
-            is skipped with a warning. Where there is none yet, training starts at the beginning.
+        given (`str` or `bool`, *optional*): A checkpoint; or `True`, the newest whole one in `folder`. A damaged
+            one is skipped with a warning. Where there is none yet, training starts at the beginning.
         folder (`Path`): The run's.
 
     Raises:
@@ -140,7 +140,7 @@ def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:
 
 
 def damaged(checkpoint: Path) -> str:
-    """What is wrong with a checkpoint: a file that is missing or cannot be read. Empty if it is whole."""
+    """The fault of a checkpoint: a file that is missing or cannot be read. Empty if it is whole."""
     if not checkpoint.is_dir():
         return "there is no such folder"
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())

@@ -95,7 +95,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
         (own,) = (one for one in fields(self) if one.name == "per_device_eval_batch_size")
         chosen: int = vars(self)[own.name]
-        if chosen == own.default:  # by nobody: whole groups
+        if chosen == own.default:  # not set by the user: take whole groups
             group = self.num_generations_eval or self.num_generations
             setattr(self, own.name, math.ceil(chosen / group) * group)
         super().__post_init__()
@@ -180,17 +180,17 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         phase_steps (`int`, *optional*, defaults to `10`): Training steps of a phase of `alternating`.
         distill_epochs (`float`, *optional*, defaults to `0`): With more than 0, training ends with
             [`ESPLTrainer.distill`] for so many epochs, and the agent is used without the evolved prompt.
-        baseline (`str`, *optional*, defaults to `"normal"`): What is subtracted from a rollout's reward: `normal`, the
+        baseline (`str`, *optional*, defaults to `"normal"`): Subtracted from a rollout's reward: `normal`, the
             mean over the N rollouts of the same problem under the same prompt (eq 1-2); `marginalize`, the mean over
             all M·N rollouts of the problem.
-        reflector (`str`, *optional*, defaults to `"reference"`): Who reflects: `reference`, the fixed LLM passed to the
-            trainer (better, by Figure 15); or `policy`, the model being trained, in turns of `max_turn_tokens`, when
-            its children are due: nothing overlaps then.
+        reflector (`str`, *optional*, defaults to `"reference"`): The reflecting model: `reference`, the fixed LLM
+            passed to the trainer (better, by Figure 15); or `policy`, the model being trained, in turns of
+            `max_turn_tokens`, when its children are due: nothing overlaps then.
         evolution_lag (`int`, *optional*, defaults to `1`): A child joins so many batches later than in Algorithm 1, so
             that the reference LLM works while the weights are updated. 0 is the exact algorithm: each batch waits for
             the children of the last one.
         reflection_timeout (`float`, *optional*, defaults to `1800`): Seconds that the reference LLM may take for one
-            batch, all its stages together. What is not there by then counts as a failed call: the batch has no child,
+            batch, all its stages together. A reply that is late counts as a failed call: the batch has no child,
             which is logged, and training goes on. A model's own timeouts end a call earlier; this is for models that
             have none.
 

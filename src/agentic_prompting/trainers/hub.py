@@ -5,8 +5,8 @@ replies and reports, none of which belong to a model that is shared.
 
 The card says what a trained agent is, how it is asked, what it was trained against, and how to use it. The words and
 citations are in `card.md`; TRL's `generate_model_card` fills the same class from a fixed set of names, none of which
-could say how an agent is asked. Of an endpoint the card says the model's name and the host, never the rest of the
-address, where a key might stand.
+could say how an agent is asked. The card names an endpoint's model and host, never the rest of the
+address, which may contain a key.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Selective:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a model card says of a trained agent.
+    """The facts about a trained agent that a model card states.
 
     Args:
         args ([`MultiTurnGRPOConfig`]): The run's.
@@ -104,9 +104,9 @@ class Trained:
         spec ([`AgentSpec`]): How it is asked.
         method (`str`): The trainer's own name of its method: `Prompt-R1`, `E-SPL`, or another.
         tags (`Sequence[str]`): The trainer's.
-        environment ([`Environment`], *optional*): What it talked to.
+        environment ([`Environment`], *optional*): The agent's environment.
         reference ([`ChatModel`], *optional*): The LLM that wrote its system prompts.
-        reward_funcs (`Sequence[Callable]`), reward_names (`Sequence[str]`): What it was rewarded for.
+        reward_funcs (`Sequence[Callable]`), reward_names (`Sequence[str]`): The reward functions.
         rows (`int`, *optional*): Training rows, where they can be counted.
         steps (`int`): Steps done.
         hub_id (`str`, *optional*): The model's name on the hub.
@@ -149,7 +149,7 @@ def model_card(
 
     Args:
         trained ([`Trained`]): The agent; results in its output folder are shown as well.
-        name (`str`, *optional*): Of the model. Defaults to the hub id's, then to the output folder's.
+        name (`str`, *optional*): The model's. Defaults to the hub id's, then to the output folder's.
         dataset (`str`, *optional*): Hub id of the training data.
         tags (`Sequence[str]`, *optional*): Further ones.
     """
@@ -288,7 +288,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def _example_of(environment: Any) -> tuple[str, str]:
-    """What a reader puts into `OpenAIChat(...)`: the model's name, and that an address belongs there."""
+    """The arguments of `OpenAIChat(...)` in the example: the model's name, and a placeholder for an address."""
     chat = getattr(environment, "chat", None)
     if not isinstance(chat, OpenAIChat) or chat.model == "sandbox-oracle":
         return "gpt-4o-mini", ""
@@ -296,7 +296,7 @@ def _example_of(environment: Any) -> tuple[str, str]:
 
 
 def _name_of(environment: Any) -> str:
-    """Of an environment of one's own: its class, or the function that it is."""
+    """The name of a user's environment: its class, or the function itself."""
     return _line(getattr(environment.described_by, "__name__", "environment"))
 
 

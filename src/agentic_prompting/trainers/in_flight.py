@@ -1,4 +1,4 @@
-"""What a killed run had sampled and paid for: the turns and replies of its groups in flight, on disk.
+"""The turns and replies of groups in flight, on disk, so that a killed run samples and pays for nothing twice.
 
 An [`EpisodeLog`] stands between one rollout's episode and the policy and environment it talks to. It writes down every
 turn and every reply; an entry that exists is not asked for again, so a resumed run replays the episode and goes on from
@@ -103,7 +103,7 @@ class InFlightFile:
         resumes (`bool`): Whether the entries of an earlier process may be used. Otherwise they are deleted.
 
     Attributes:
-        run (`str`): Names the run; a checkpoint keeps it, so that its log can be told from another run's.
+        run (`str`): Names the run; a checkpoint keeps it, so that its log differs from another run's.
         groups (`dict[int, dict]`): What the file holds, by the number of the group.
     """
 
@@ -123,7 +123,7 @@ class InFlightFile:
 
         Args:
             state (`dict`, *optional*): What the checkpoint being resumed keeps: `run` and `identity`. `None`: there is
-                no checkpoint, and the weights that the run began with must be those of now.
+                no checkpoint, and the model must still have the weights that the run began with.
 
         Returns:
             `bool`: Whether what the checkpoint itself holds of groups in flight may be used.
@@ -221,7 +221,7 @@ def identity_of(
 
     Args:
         spec ([`AgentSpec`]): How the agent is asked.
-        limits ([`Limits`]): Of a rollout.
+        limits ([`Limits`]): Turn and token limits of a rollout.
         environment ([`Environment`], *optional*): By its name, and by its large LLM's.
         rollouts_per_row (`int`): Rollouts of a group.
         args ([`MultiTurnGRPOConfig`]): The run's.

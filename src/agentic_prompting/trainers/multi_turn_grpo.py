@@ -48,8 +48,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     Args:
         model (`str` or `PreTrainedModel`): As in [`~trl.GRPOTrainer`].
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions. They get the rollouts as the keyword
-            argument `rollout` (`list[Rollout]`) beside the dataset's columns. What they return for a failed rollout is
-            not used: it has no reward.
+            argument `rollout` (`list[Rollout]`) beside the dataset's columns. Their value for a
+            failed rollout is not used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
         train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
             as [`load_task`] gives; or `prompt`, which is then used as it is: messages for the chat template,
@@ -58,7 +58,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
             function of the rollout that does. If it has `state_dict()` (plain data) and `load_state_dict(state)`,
-            checkpoints keep its state, one per process. `None`: nobody answers, and a request ends the rollout.
+            checkpoints keep its state, one per process. `None`: a request ends the rollout.
         tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
         environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
             its `get_reward`, if it has one, is a reward function beside the others.
@@ -283,7 +283,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.prompts.new_batch()
 
     def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
-        """What a method makes of a batch whose rewards are known.
+        """A method's own work on a batch whose rewards are known.
 
         Args:
             batch ([`Batch`]): This process's part.
@@ -365,8 +365,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     # --- rewards, logs, stops ------------------------------------------------------------------------------------
 
     def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
-        """What is trained on: the sum over reward functions weighted by `reward_weights`, as TRL takes it; NaN where no
-        function gave a reward."""
+        """The rewards that are trained on: the sum over reward functions weighted by `reward_weights`, as in TRL; NaN
+        where no function gave a reward."""
         weights = self.args.reward_weights or [1.0] * rewards.shape[1]
         totals = (rewards * torch.tensor(weights, device=rewards.device)).nansum(1)
         totals[rewards.isnan().all(1)] = torch.nan
@@ -438,12 +438,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self._save_beside(Path(output_dir or self.args.output_dir))
 
     def _save_beside(self, folder: Path) -> None:
-        """What is written beside the weights, by one process."""
+        """Write the files beside the weights. One process calls it."""
         self.saved_spec().save(folder)
         write_card(self.trained(), folder)
 
     def trained(self) -> Trained:
-        """What a model card says of this trainer's agent."""
+        """The facts for the agent's model card."""
         rows = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
         return Trained(
             self.args, self.model, self.saved_spec(), self.method, self._tag_names, self.environment,

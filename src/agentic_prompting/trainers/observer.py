@@ -1,4 +1,4 @@
-"""What is made of a finished batch besides gradients: metrics, records, a live view, and reasons to stop."""
+"""Watches finished batches: metrics, records, a live view, and reasons to stop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Observer:
         log ([`RolloutLog`]): Where this process's rollouts are recorded.
         failures ([`FailureWatch`]): Decides when too many fail.
         run (`int`): Tells apart the records of several runs in one folder.
-        reward_names (`list[str]`): Of the reward functions.
+        reward_names (`list[str]`): The reward functions' names.
         limits ([`Limits`]): For the warning about rollouts that are cut off.
         process (`int`): This process's number. The first one warns.
         show (`Callable`, *optional*): Gets mode, rollouts and rewards of each batch; see [`LiveView.show`].

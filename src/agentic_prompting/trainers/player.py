@@ -63,7 +63,7 @@ class Player:
 
         Args:
             rollouts (`Sequence[Rollout]`): Prompts rendered.
-            what (`str`): What is being done, for messages: "the rollouts of step 3".
+            what (`str`): The name of the work, for messages: "the rollouts of step 3".
 
         Raises:
             [`PolicyUnreachable`]: On every process, if one of them found the policy's server gone.

@@ -62,7 +62,7 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
 
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
-        """The paper's tags, whoever answers: its reward reads them."""
+        """The paper's tags, with any environment, because its reward reads them."""
         return getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod

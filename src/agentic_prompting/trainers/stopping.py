@@ -57,7 +57,7 @@ class FailureWatch:
 
     Args:
         window (`int`): Batches to look at.
-        max_share (`float`): Of the rollouts of these batches that may fail.
+        max_share (`float`): The share of these batches' rollouts that may fail.
     """
 
     def __init__(self, window: int, max_share: float):
@@ -102,7 +102,7 @@ class FailureWatch:
 @contextmanager
 def quiet_about_missing_rewards(quiet: bool) -> Iterator[None]:
     """Around TRL's rewards: where rollouts failed, its warning that "All reward functions returned None" would point
-    the wrong way, and print the row. What failed is said by [`FailureWatch`]."""
+    the wrong way, and print the row. [`FailureWatch`] reports the failure."""
     log = logging.getLogger(GRPOTrainer.__module__)
 
     def keep(record: logging.LogRecord) -> bool:
@@ -158,7 +158,7 @@ def rank_barrier(what: str) -> Iterator[Callable[[], None]]:
     longer runs into no NCCL timeout, and one that failed is heard of at once. Under every launcher the same.
 
     Args:
-        what (`str`): What is being done, for messages: "the rollouts of step 3".
+        what (`str`): The name of the work, for messages: "the rollouts of step 3".
 
     Yields:
         `Callable`: Raises [`PeerFailed`] if another process has failed; to be called now and then.

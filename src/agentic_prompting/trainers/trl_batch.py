@@ -79,7 +79,7 @@ def _heard(text: str, calls: Sequence[Mapping[str, Any]], grammar: Grammar) -> l
 
 
 def reward_columns(rollouts: Sequence[Rollout], form: TextFormat) -> dict[str, Any]:
-    """What a reward function is called with, beside what TRL alone has to give."""
+    """The arguments of a reward function, besides those that TRL adds."""
     columns: dict[str, Any] = {name: [one.row[name] for one in rollouts] for name in rollouts[0].row}
     prompts, completions = columns.pop("prompt"), [completion_of(one, form) for one in rollouts]
     ids = [one.ids for one in rollouts]

@@ -114,7 +114,7 @@ def _transformers_backend(trainer: GRPOTrainer, stop_texts: Sequence[str]) -> Ba
 
 @contextmanager
 def _forgetting(policy: Policy, gathered: GatheredPolicy) -> Iterator[None]:
-    """What was kept between turns goes before the weights change, and before the backward pass needs the memory."""
+    """Drop the cached keys and values before the weights change and before the backward pass needs the memory."""
     with gathered.hold():
         try:
             yield

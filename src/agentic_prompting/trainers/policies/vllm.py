@@ -29,14 +29,14 @@ class VLLMServerPolicy:
     """A [`Policy`] over vLLM servers: one request per turn, the server does the batching.
 
     All turns of a conversation go to one server, which keeps what it computed for them, unless that one is down. A
-    request that is dropped (the server restarts, or was told to pause) is asked again: its seed gives the same turn.
+    request that is dropped (the server restarts or pauses) is sent again: its seed gives the same turn.
 
     Args:
         servers (`list[Server]`): All with the same weights.
         args (`GRPOConfig`): `generation_kwargs` are passed on as they are; `vllm_server_timeout` is how many seconds a
             turn waits for servers that do not answer.
         sampling ([`Sampling`]): Temperature and the like.
-        adapters ([`Adapters`], *optional*): What is asked for instead of the servers' own model.
+        adapters ([`Adapters`], *optional*): The adapters to sample from instead of the servers' own model.
         tell (`Callable`, *optional*): Called with a server before it is asked: one that was started anew has other
             weights.
 
@@ -67,7 +67,7 @@ class VLLMServerPolicy:
     @contextmanager
     def changing(self, updates: int, everyone: Callable[[], None]) -> Iterator[None]:
         """Around a push of weights while turns are under way. These end first, and others begin afterwards: each is
-        sampled by the weights it names. With adapters a turn ends under its own version, and nobody waits.
+        sampled by the weights it names. With adapters a turn ends under its own version, and there is no wait.
 
         Args:
             updates (`int`): That have made these weights; see [`Sample`].
@@ -206,7 +206,7 @@ class VLLMEnginePolicy(Engine[SampleRequest, Sample]):
 
 
 def _options(args: GRPOConfig, sampling: Sampling) -> dict[str, Any]:
-    """What vLLM is told besides the request."""
+    """The sampling options of every request to vLLM."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

@@ -26,15 +26,15 @@ class PolicyUnreachable(RuntimeError):
 
 
 class NoAnswer(Exception):
-    """Of a server: it is not there, broke off, or failed; asking again may help."""
+    """A server is not there, broke off, or failed; a retry may help."""
 
 
 class Refused(Exception):
     """By a server; asking again would not help. The message is its own.
 
     Args:
-        status (`int`): Of HTTP.
-        said (`str`): What came with it.
+        status (`int`): HTTP status code.
+        said (`str`): The body of the response.
     """
 
     def __init__(self, status: int, said: str):
@@ -82,7 +82,7 @@ class Server:
 
         Raises:
             [`NoAnswer`]: There is no answer, or one that says that the server has failed.
-            [`Refused`]: Of any other error.
+            [`Refused`]: The server answered with another error.
         """
         try:
             async with self._session.request(

@@ -157,7 +157,7 @@ class WeightSync(VLLMGeneration):
         return {"model_config": {"logprobs_mode": "processed_logprobs" if all_processed else "raw_logprobs"}}
 
     def sync_weights(self) -> None:
-        """Have every server sample from the weights of now.
+        """Make every server sample from the current weights.
 
         Raises:
             [`PolicyUnreachable`]: On every process, if one does not.
@@ -176,7 +176,7 @@ class WeightSync(VLLMGeneration):
 
     @abstractmethod
     def _weights(self) -> Mapping[str, Tensor]:
-        """What is to be written, gathered from all processes."""
+        """The tensors to write, gathered from all processes."""
 
     @abstractmethod
     def _write(self, weights: Mapping[str, Tensor]) -> None: ...
@@ -287,7 +287,7 @@ class AdapterSync(WeightSync):
 
 class DiskSync(WeightSync):
     """All weights as files that the servers load again: they are paused for it, and their prefix caches emptied. A
-    server says which it has: one that was started anew is told again before it is asked."""
+    server reports its version: one that has restarted loads them again before the next request."""
 
     def _init_vllm(self) -> None:
         super()._init_vllm()
@@ -314,7 +314,7 @@ class DiskSync(WeightSync):
                 told = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
                 await server.ask("/collective_rpc", told)
                 await server.ask("/reset_prefix_cache", {})
-                with suppress(Refused):  # before vLLM 0.30: then it is told more often than it needs to be
+                with suppress(Refused):  # before vLLM 0.30: it loads the weights more often than it needs to
                     await server.ask("/update_weight_version", {"new_version": f"{self.name}-{version}"})
         except Refused as error:
             raise PolicyUnreachable(

@@ -1,0 +1,96 @@
+"""Findings about options and packages, which `doctor` prints and a training program raises before it begins."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.metadata as metadata
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+PACKAGE = "agentic-prompting"
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "deepspeed": (("deepspeed",), "DeepSpeed (ZeRO) with accelerate"),
+    "vllm": (("vllm",), "use_vllm (faster rollouts on GPUs)"),
+    "math": (("math-verify",), "the reward `math`"),
+    "similarity": (("sentence-transformers",), "the metric semantic_similarity"),
+    "optimizers": (("gepa", "textgrad"), "GEPA and TextGrad as baselines in tables"),
+    "mcp": (("mcp",), "tools of MCP servers"),
+    "dspy": (("dspy",), "agents in DSPy"),
+    "search": (("bm25s", "requests"), "agentic search with BM25 or over HTTP"),
+    "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
+    "tracking": (("tensorboard",), "report_to: tensorboard"),
+    "report": (("matplotlib",), "pictures (PNG) of runs and reports"),
+}
+"""By extra: its distributions, and what needs them."""
+
+
+class Finding(NamedTuple):
+    """One line: `ok`, `warning` (something will not work) or `problem` (the run will fail), and what to type then."""
+
+    level: Literal["ok", "warning", "problem"]
+    says: str
+    fix: str = ""
+
+
+def ok(says: str) -> Finding:
+    return Finding("ok", says)
+
+
+def warning(says: str, fix: str) -> Finding:
+    return Finding("warning", says, fix)
+
+
+def problem(says: str, fix: str) -> Finding:
+    return Finding("problem", says, fix)
+
+
+def read_yaml(path: Path) -> Any:
+    """Raises `ValueError`, in one line, for what is no YAML."""
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8: {error}") from None
+
+
+# --- what is installed, and the machine ------------------------------------------------------------------------------
+
+
+def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
+    """A problem where the values need one, else a warning."""
+    needed = {
+        "vllm": values.get("use_vllm"),
+        "math": values.get("reward") == "math",
+        "search": values.get("environment") == "search",
+        "deepspeed": values.get("deepspeed"),
+        "tracking": "tensorboard" in str(values.get("report_to")),
+    }
+    for extra, (distributions, purpose) in EXTRAS.items():
+        missing = [name for name in distributions if version_of(name) is None]
+        if missing:
+            says = f"extra [{extra}] is missing ({', '.join(missing)}), needed for {purpose}"
+            # With our exact versions pip searches for minutes and ends in ResolutionImpossible.
+            apart = ", without `-c constraints.txt`: vLLM pins other versions" if extra == "vllm" else ""
+            yield (problem if needed.get(extra) else warning)(says, f"pip install '{PACKAGE}[{extra}]'{apart}")
+
+
+def version_of(name: str) -> str | None:
+    for one in (name, f"{name}-cpu"):  # so vLLM's build for a CPU is called
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(one)
+    return None
+
+
+def misspelt(values: Mapping[str, Any], fields: Collection[str], where: str, program: str) -> Iterator[Finding]:
+    """The names that are no options, each with the one that may have been meant."""
+    for name in [name for name in values if name not in fields]:
+        near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
+        fix = f"{near[0]}: {values[name]}" if near else f"delete the line; {program} --help shows every option"
+        yield problem(f"{where}{name!r} is no option of {program}", fix)

@@ -76,6 +76,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     method = "E-SPL"
     _config = ESPLConfig
     _default_output = "espl_output"
+    prompts: PopulationPrompts
 
     def __init__(
         self,

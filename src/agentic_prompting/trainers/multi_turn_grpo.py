@@ -355,9 +355,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
         if self._batch is not None and not isinstance(model, ScoredTokens):
+            scored = self._batch.scored
+            assert scored is not None  # the batch has been handed to TRL
             # TRL may have padded the completions further, to a multiple.
-            padding = (0, logits_to_keep - self._batch.scored.shape[1])
-            model = ScoredTokens(model, torch.nn.functional.pad(self._batch.scored, padding))
+            model = ScoredTokens(model, torch.nn.functional.pad(scored, (0, logits_to_keep - scored.shape[1])))
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
-from ..llm import Message, run
+from ..llm import run
 from ..rollout import Environment, Limits, Rollout, TextFormat, play_all, reset_rows, run_with_engine
 from ..rollout.progress import progress
 from .policies import Backend, PolicyUnreachable
@@ -50,7 +50,7 @@ class Player:
         """The token ids of a [`Player.prompt`]."""
         return self.chat_format.prompt_ids(prompt)
 
-    def prompt(self, messages: Sequence[Message]) -> Any:
+    def prompt(self, messages: Sequence[Any]) -> Any:
         """Rendered messages as TRL and reward functions get them: text where prompts are text."""
         return self.chat_format.prompt(messages)
 

@@ -15,7 +15,8 @@ class Prompts(Protocol):
         rollouts_per_row (`int`): How often the sampler repeats each training row.
     """
 
-    rollouts_per_row: int
+    @property
+    def rollouts_per_row(self) -> int: ...
 
     def new_batch(self) -> None:
         """A training batch begins. Called on every process alike, before the batch's rows are rendered."""

@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 class Stateful(Protocol):
     """A part of a trainer whose state belongs in a checkpoint."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain data and tensors."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """Plain data and tensors; `None` if there is nothing to keep."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back a `state_dict`."""
@@ -204,7 +204,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             self._metrics[mode].update(means)
         self._clock.unlogged = state["loss"], state["last_logged"]
         for name, keeper in self.keepers.items():
-            if name in state["own"]:
+            if state["own"].get(name) is not None:
                 keeper.load_state_dict(state["own"][name])
 
     def _read_exact_state(self, checkpoint: str | None) -> dict[str, Any] | None:

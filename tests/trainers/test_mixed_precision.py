@@ -199,8 +199,8 @@ def test_a_trainer_samples_under_the_autocast_that_it_scores_under(
     seen, doing, played = {"sampling": set(), "scoring": set()}, "sampling", []
     block = next(module for name, module in trainer.model.named_modules() if name.endswith("layers.0"))
     block.register_forward_pre_hook(lambda *_: seen[doing].add(_autocast_now()))
-    fresh, trainer.current_gradient_accumulation_steps = trainer._fresh, 1
-    trainer._fresh = lambda first: played.extend(fresh(first)) or played
+    play, trainer.current_gradient_accumulation_steps = trainer.player.play, 1
+    trainer.player.play = lambda rollouts, what: play(rollouts, what) or played.extend(rollouts)
     trainer.model.train()
     batch = trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
     doing = "scoring"

@@ -472,7 +472,8 @@ def test_arguments_come_in_trls_order(tiny_policy, rows, tmp_path):
     trainer = PromptR1Trainer(
         str(tiny_policy), reward, arguments(tmp_path), rows, rows, tokenizer, environment=LLMEnvironment(Oracle())
     )
-    assert trainer.reward_funcs == [reward] and trainer.processing_class is tokenizer
+    assert [one.__wrapped__ for one in trainer.reward_funcs] == [reward]  # behind the guard of user code
+    assert trainer.processing_class is tokenizer
     assert len(trainer.eval_dataset) == len(rows)
 
 

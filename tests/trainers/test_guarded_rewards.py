@@ -32,7 +32,7 @@ def test_a_reward_that_exits_costs_its_batch_the_rewards(tiny_policy, rows, tmp_
     (line,) = [message for message in caplog.messages if "has no reward from it" in message]
     assert reward.__name__ in line and kind.__name__ in line
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert logged[0]["reward"] != logged[0]["reward"] and logged[1]["reward"] == 0.5, "none, then the mean"
+    assert logged[0]["reward"] is None and logged[1]["reward"] == 0.5, "none, then the mean"
 
 
 def test_a_mistake_in_a_reward_is_raised_as_it_is(tiny_policy, rows, tmp_path):

@@ -81,7 +81,7 @@ def chat(function: Callable[..., Any]) -> str:
 
 
 def reward(function: Callable[..., Any]) -> str:
-    from agentic_prompting.evolution.evolve import _score
+    from agentic_prompting.evolution.scoring import score as _score
     from agentic_prompting.llm import Reply, run
     from agentic_prompting.rollout import FreeText
 
@@ -131,7 +131,7 @@ def play_all(kinds: list[str]) -> dict[str, str | None]:
 def in_own_process(*kinds: str) -> dict[str, str | None]:
     """All cases of some kinds (by default of all), by name; `None` for those that hung."""
     kinds = kinds or tuple(KINDS)
-    path = os.pathsep.join([str(Path(__file__).parents[1] / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
     limit = 120 + LIMIT * len(kinds) * len(DOORS) * 2
     command = [sys.executable, __file__, *kinds]
     done = subprocess.run(

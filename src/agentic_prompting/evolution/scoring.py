@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..llm import Reply
+from ..llm.guard import call_guarded
 from ..rollout import Grammar, Rollout, Sample
 
 Reward = Callable[..., Any]
@@ -57,10 +56,7 @@ async def score(
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
         "rollout": [_rollout(row, text, grammar) for row, text in zip(shown, texts, strict=True)],
     }
-    if inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(getattr(reward, "__call__", None)):  # noqa: B004
-        returned = await reward(**columns)
-    else:
-        returned = await asyncio.to_thread(reward, **columns)
+    returned = await call_guarded(reward, **columns)
     try:
         for number, value in zip(answered, returned, strict=True):
             scores[number] = None if value is None else float(value)

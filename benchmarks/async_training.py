@@ -184,7 +184,7 @@ def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
 def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The summary as a Markdown table."""
     lines = [
-        "| `lead` | exact match [95 %] | minus lead 0, paired [95 %] | age of a token, updates | seeds |",
+        "| `async_lead` | exact match [95 %] | minus lead 0, paired [95 %] | age of a token, updates | seeds |",
         "| --- | --- | --- | --- | --- |",
     ]
     for name, row in summarise(records).items():

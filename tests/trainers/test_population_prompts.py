@@ -30,7 +30,7 @@ def parts(members=1, best_alone=lambda: False, root="Answer .", **changes):
     for number in range(1, members):
         population.add(SystemPrompt(root, (f"Rule {number} .",), parents=(0,), operator="mutation"))
     settings = ESPLSettings(**{"prompts_per_step": 2, "num_generations": 3, **changes})
-    return PopulationPrompts(Generation(population), settings, AgentSpec().messages, best_alone)
+    return PopulationPrompts(Generation(population), settings, AgentSpec().messages, best_alone=best_alone)
 
 
 def test_each_slot_has_its_own_prompt():

@@ -136,7 +136,7 @@ def test_a_broken_tracker_is_said_once(caplog):
 
 def test_no_trackers_cost_nothing():
     view = view_of(FakeWandB())
-    view.trainer.args.report_to = []
+    view.report_to = []
     view.show("train", [object()], [])
     log(view)
 

@@ -103,7 +103,7 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
     ("arguments", "message"),
     [
         (["--task", "gsm8k"], "which LLM reflects"),
-        (["--reward", "applause"], "reward must be one of"),
+        (["--reward", "applause"], "there is no reward 'applause'"),
         (["--environment", "llm"], "which large LLM"),
         (["--environment", "search"], "where to search"),
         (["--p_crossover", "2"], "p_crossover"),

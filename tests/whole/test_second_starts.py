@@ -80,7 +80,12 @@ def test_make_demo_leaves_a_running_demo_where_it_is(tmp_path):
     (run / "trainer_state.json").write_text("{}")
 
     def make():
-        return subprocess.run(["make", "-f", ROOT / "Makefile", "demo"], cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(
+            ["make", "--no-print-directory", "-f", ROOT / "Makefile", "demo"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
 
     with FileLock(run / "training.lock"):
         beside = make()

@@ -47,7 +47,7 @@ def load_part(name: str, kind: str, shipped: Mapping[str, str] = {}) -> Any:
     place, colon, attribute = shipped.get(name, name).rpartition(":")
     if not colon or not place or not attribute:
         near = get_close_matches(name, shipped, n=1)
-        guess = f"; did you mean {near[0]}?" if near else ""
+        guess = f"; did you mean {near[0]}?" if near else "."
         known = f" It is one of {', '.join(shipped)}, or your own as" if shipped else " Name it as"
         raise UnknownPart(f"there is no {kind} {name!r}{guess}{known} module:name, such as my_module:MyPart")
     try:

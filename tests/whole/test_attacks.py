@@ -17,7 +17,6 @@ from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.population import load_state
 from agentic_prompting.llm.loop import run
 from agentic_prompting.records import atomic_write
-from agentic_prompting.report import write_report
 from agentic_prompting.trainers.policies.vllm_client import PolicyUnreachable
 from support.servers import LoopbackServer
 
@@ -48,16 +47,6 @@ def test_the_state_of_100_000_prompts(grown, tmp_path):
     assert len(again.members) == 100_000 and again.best() == grown.best()
     assert again.select(3) == grown.select(3), "the same draw"
     assert time.process_time() - started < 60
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_report_of_100_000_prompts(grown, tmp_path):
-    atomic_write(tmp_path / "population.json", json.dumps({"population": grown.state_dict()}))
-    started = time.process_time()
-    page = write_report(tmp_path, pictures=False)
-    assert time.process_time() - started < 60 and page.stat().st_size < 200e6
-    assert grown.best().text.split()[0] in page.read_text()
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------

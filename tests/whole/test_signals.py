@@ -1,6 +1,7 @@
 """SIGINT and SIGTERM at random moments, with requests open: the exit code, a line or two, nobody left, resumable."""
 
 import json
+import os
 import shutil
 import signal
 import sys
@@ -15,7 +16,16 @@ from support.signalled import Counted, Signalled, moments
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGINT)
-FEW, MANY = 3, 10
+FEW = 3
+MANY = pytest.param(
+    10,
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(
+            "AGENTIC_PROMPTING_LONG" not in os.environ, reason="takes minutes: set AGENTIC_PROMPTING_LONG=1"
+        ),
+    ],
+)
 
 
 def refine(folder, url):
@@ -73,7 +83,7 @@ def killed_and_gone_on(kind, folder, count, seconds=0.15, longest=2.0):
             assert code == 0, printed
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [FEW, MANY])
 @pytest.mark.parametrize("kind", [refine, evolve, evaluate], ids=lambda one: one.__name__)
 def test_a_signal_ends_a_command_in_a_line_and_it_goes_on(tmp_path, kind, count):
     killed_and_gone_on(kind, tmp_path, count)
@@ -125,7 +135,7 @@ def serve_with_an_open_request(policy, folder, number, moment):
     return code, printed, got
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [FEW, MANY])
 def test_a_signal_ends_the_service(asking_policy, tmp_path, count):
     for number, moment in enumerate(moments(count, 2.0, seed=count)):
         code, printed, got = serve_with_an_open_request(asking_policy, tmp_path, SIGNALS[number % 3], moment)

@@ -18,18 +18,13 @@ from agentic_prompting.report import history_of, plot_lineage, read_lineage, wri
 from agentic_prompting.report.page import pack, sample_evenly, word_diff
 from agentic_prompting.report.summary import current_records, reward_parts
 from support.browser import evolved, record, write_run
+from support.pages import block
 
 RNG = random.Random(0)
 
 
 def one(step=0, **changes):
     return record(0, RNG, 3, step=step, **{"status": "answered", "answer": "Nairobi", **changes})
-
-
-def block(html, name):
-    """The data of a block of the page."""
-    packed = re.search(rf'<script type="text/plain" id="data-{name}">([^<]*)</script>', html).group(1)
-    return json.loads(gzip.decompress(base64.b64decode(packed)))
 
 
 def test_the_curves_are_means_over_what_is_known():

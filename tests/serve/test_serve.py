@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import openai
+import psutil
 import pytest
 
 from agentic_prompting import LLMEnvironment, ScriptedChat
@@ -33,6 +34,7 @@ from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, make_app
 from agentic_prompting.serve.answering import conversation
 from support.base_exceptions import KINDS, raising
+from support.marks import LONG
 from support.servers import LoopbackServer
 from support.serving import ASK, running, scripted_agent, service_of
 
@@ -622,19 +624,23 @@ def test_a_cancelled_request_leaves_the_engine(tiny_policy):
     assert left.cancelled() and len(rows) < 800 and max(rows) == 1 and chat.calls == []
 
 
-def test_what_is_kept_of_conversations_does_not_grow_with_requests(tiny_policy):
+@pytest.mark.parametrize("requests", [300, pytest.param(5000, marks=LONG)])
+@pytest.mark.timeout(1800)
+def test_what_is_kept_of_conversations_does_not_grow_with_requests(tiny_policy, requests):
     """Nothing is kept of a conversation that has ended: the service's memory is flat, whatever the bound."""
-    agent = PromptAgent.from_pretrained(tiny_policy, LLMEnvironment(ScriptedChat([reply()] * 2000)))
-    answers, kept = AgentAnswers(agent), []
+    agent = PromptAgent.from_pretrained(tiny_policy, LLMEnvironment(ScriptedChat([reply()] * (8 * requests))))
+    answers, kept, resident_mb = AgentAnswers(agent), [], []
 
     async def some(first):
         await asyncio.gather(*(answers(QUESTION, seed=first + i, max_tokens=None) for i in range(20)))
 
-    for first in range(0, 300, 20):
+    for first in range(0, requests, 20):
         start(some(first)).result(60)
         kept.append(agent.policy.kept_bytes)
+        resident_mb.append(psutil.Process().memory_info().rss / 1e6)
     assert len(agent.policy._ended) <= 20 and max(kept[1:]) <= 2 * max(kept[:3]), kept
-    start(some(1000)).result(60)
+    assert resident_mb[-1] - resident_mb[len(resident_mb) // 2] < 20, resident_mb[::10]
+    start(some(requests + 1000)).result(60)
     assert len(agent.policy.kept) <= 20
 
 
@@ -654,7 +660,5 @@ def test_the_commands_bound_on_kept_conversations(monkeypatch, tiny_policy, tmp_
         with pytest.raises(SystemExit) as stopped:
             main(["serve", str(tiny_policy), "--sandbox", *extra])
         assert stopped.value.code == 0
-    import psutil
-
     assert given[1] == 12.5 and 0 < given[0] <= psutil.virtual_memory().total / 4e6
     assert free_for_cache_mb(tmp_path) > 0

@@ -17,7 +17,9 @@ from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.population import load_state
 from agentic_prompting.llm.loop import run
 from agentic_prompting.records import atomic_write
+from agentic_prompting.report import write_report
 from agentic_prompting.trainers.policies.vllm_client import PolicyUnreachable
+from support.pages import block
 from support.servers import LoopbackServer
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +49,14 @@ def test_the_state_of_100_000_prompts(grown, tmp_path):
     assert len(again.members) == 100_000 and again.best() == grown.best()
     assert again.select(3) == grown.select(3), "the same draw"
     assert time.process_time() - started < 60
+
+
+def test_the_report_of_100_000_prompts(grown, tmp_path):
+    atomic_write(tmp_path / "population.json", json.dumps({"population": grown.state_dict()}))
+    started = time.process_time()
+    page = write_report(tmp_path, pictures=False)
+    assert time.process_time() - started < 60 and page.stat().st_size < 200e6
+    assert grown.best().principles[0] in json.dumps(block(page.read_text(), "lineage"))
 
 
 # --- secrets ----------------------------------------------------------------------------------------------------------

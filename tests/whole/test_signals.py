@@ -1,7 +1,6 @@
 """SIGINT and SIGTERM at random moments, with requests open: the exit code, a line or two, nobody left, resumable."""
 
 import json
-import os
 import shutil
 import signal
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.marks import LONG
 from support.refine_models import improve
 from support.servers import LoopbackServer
 from support.signalled import Counted, Signalled, moments
@@ -17,15 +17,7 @@ from support.signalled import Counted, Signalled, moments
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGINT)
 FEW = 3
-MANY = pytest.param(
-    10,
-    marks=[
-        pytest.mark.slow,
-        pytest.mark.skipif(
-            "AGENTIC_PROMPTING_LONG" not in os.environ, reason="takes minutes: set AGENTIC_PROMPTING_LONG=1"
-        ),
-    ],
-)
+MANY = pytest.param(10, marks=LONG)
 
 
 def refine(folder, url):

@@ -1,0 +1,12 @@
+"""Marks that several rooms' tests share."""
+
+import os
+
+import pytest
+
+LONG = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "AGENTIC_PROMPTING_LONG" not in os.environ, reason="takes minutes: set AGENTIC_PROMPTING_LONG=1"
+    ),
+]

@@ -68,7 +68,7 @@ demo: $(VENV)/.demo
 	  examples/train_prompt_r1.py --config examples/configs/sandbox.yaml
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 $(PYTEST_ARGS)
 
 # Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
 FAST := -m "not slow and not vllm" $(foreach name,docs doctor distributed vllm notebooks \

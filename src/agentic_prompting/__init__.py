@@ -17,6 +17,7 @@ _EXPORTS = {
         "play_all"
     ),
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
+    "programs": "Program",
     "rewards": (
         "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer prompt_r1_reward "
         "prompt_r1_score search_reward token_f1"
@@ -83,6 +84,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         Sampling as Sampling,
         TransformersChat as TransformersChat,
         TransformersEngine as TransformersEngine,
+    )
+    from .programs import (
+        Program as Program,
     )
     from .refine import (
         ProRefiner as ProRefiner,

@@ -11,6 +11,7 @@ ABOVE_THE_TORCH_LINE = (
     "llm",
     "rollout",
     "environments",
+    "programs",
     "rewards",
     "evolution",
     "refine",

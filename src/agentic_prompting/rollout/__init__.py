@@ -19,7 +19,7 @@ from .spec import (
     template_for,
 )
 from .text_format import TextFormat
-from .types import Limits, Observation, Policy, Rollout, Sample, Sampler, SampleRequest
+from .types import Limits, Observation, Policy, Rollout, Sample, Sampler, SampleRequest, Status, TokenSequence
 
 # fmt: off
 __all__ = [
@@ -45,8 +45,10 @@ __all__ = [
     "Sample",
     "SampleRequest",
     "Sampler",
+    "Status",
     "TagGrammar",
     "TextFormat",
+    "TokenSequence",
     "Turn",
     "as_environment",
     "check_template",

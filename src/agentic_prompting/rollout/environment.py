@@ -32,6 +32,8 @@ class Environment:
         prompt_template (`str`, *optional*): The agent's user message, with `{question}` and the grammar's tag names.
             `None`: a text made of the class's name and the first paragraph of its docstring.
         chat_template_kwargs (`Mapping`): Arguments for the chat template, such as `tools`.
+        play_episode (`Callable`, *optional*): An environment that plays whole episodes has this method, `async`, with
+            the arguments `(rollout, policy, chat_format, limits)`; `step` is then never called.
 
     Example:
 
@@ -47,6 +49,7 @@ class Environment:
     grammar: Grammar | None = None
     prompt_template: str | None = None
     chat_template_kwargs: Mapping[str, Any] = {}
+    play_episode: Callable[..., Awaitable[Rollout]] | None = None
 
     def step(self, rollout: Rollout) -> Awaitable[Observation | str | None] | Observation | str | None:
         """Answer a turn that asks something (`rollout.turns[-1].kind == "act"`).
@@ -136,9 +139,9 @@ class _Object(Environment):
         return getattr(self.adapted, name)
 
 
-for _name in ("step", "grammar", "prompt_template", "chat_template_kwargs", "reset", "check", "charge_to"):
+for _name in ("step", "grammar", "prompt_template", "chat_template_kwargs", "play_episode", "reset", "check"):
     setattr(_Object, _name, _forwarded(_name))
-for _name in ("state_dict", "load_state_dict", "close"):
+for _name in ("charge_to", "state_dict", "load_state_dict", "close"):
     setattr(_Object, _name, _forwarded(_name))
 
 

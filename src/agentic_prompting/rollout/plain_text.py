@@ -49,7 +49,7 @@ class PlainText:
         self._posing_special = self._posing & {posing[text] for text in special & posing.keys()}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalises = backend is None or backend.normalizer is not None
-        self._mark = f"\ue000{secrets.token_hex(8)}\ue001"
+        self.mark = f"\ue000{secrets.token_hex(8)}\ue001"
         self._own: list[str] = []
         for text in own_texts:
             self.trust(text)
@@ -78,10 +78,16 @@ class PlainText:
         Raises:
             `ValueError`: The template did not end within the time limit.
         """
-        marked = [self._marked(message, message.get("role") == "assistant") for message in messages]
-        return [
-            token for piece in self.render(marked, **template_kwargs).split(self._mark) for token in self.encode(piece)
-        ]
+        return self.ids_of(self.render(self.marked(messages), **template_kwargs))
+
+    def marked(self, messages: Sequence[Any]) -> list[Any]:
+        """The messages with [`PlainText.mark`] wherever the rendered text has to be cut; for callers that use a part of
+        a rendering."""
+        return [self._marked(message, message.get("role") == "assistant") for message in messages]
+
+    def ids_of(self, rendered: str) -> list[int]:
+        """The ids of a rendering of [`PlainText.marked`] messages, or of a part of one."""
+        return [token for piece in rendered.split(self.mark) for token in self.encode(piece)]
 
     def render(self, messages: Sequence[Any], generation_prompt: bool = True, **template_kwargs: Any) -> str:
         """The conversation as the chat template writes it.
@@ -108,7 +114,7 @@ class PlainText:
         """A message, or a part of one, with a mark wherever its text has to be cut."""
         if isinstance(value, str):
             cuts = self._cuts(value, by_agent or self.keep_ordinary)
-            return self._mark.join(value[i:j] for i, j in pairwise([0, *cuts, len(value)])) if cuts else value
+            return self.mark.join(value[i:j] for i, j in pairwise([0, *cuts, len(value)])) if cuts else value
         if isinstance(value, dict):
             return {name: self._marked(part, by_agent) for name, part in value.items()}
         return [self._marked(part, by_agent) for part in value] if isinstance(value, list) else value

@@ -45,6 +45,8 @@ async def play(
     """
     if (error := rollout.row.get(RESET_ERROR)) is not None:
         return rollout.fail(Observation(error=error))
+    if environment is not None and environment.play_episode is not None:
+        return await environment.play_episode(rollout, policy, chat_format, limits)
     conversation = next(_conversations)
     while (remaining := limits.remaining_tokens(rollout)) > 0:
         seed = turn_seed(rollout.seed, len(rollout.turns))

@@ -94,8 +94,47 @@ class Observation:
 
 
 @dataclass
-class Rollout:
-    """One episode.
+class TokenSequence:
+    """A chain of tokens that the policy read in one go, with the tokens that it sampled: a row of a training batch.
+
+    Args:
+        prompt_ids (`list[int]`): The tokens in front of the first sampled one.
+        ids (`list[int]`): Everything after the prompt: sampled tokens and what came between them.
+        mask (`list[int]`): 1 where `ids` holds a sampled token that is in the loss.
+        logprobs (`list[float]`, *optional*): Log-probability per token, 0.0 where none was sampled; `None` if unknown.
+        role (`str`, *optional*, defaults to `"agent"`): `auxiliary` for calls beside the agent's work (a title).
+    """
+
+    prompt_ids: list[int]
+    ids: list[int] = field(default_factory=list, kw_only=True)
+    mask: list[int] = field(default_factory=list, kw_only=True)
+    logprobs: list[float] | None = field(default=None, kw_only=True)
+    role: str = field(default="agent", kw_only=True)
+
+    def add_sampled(self, sample: Sample, in_loss: bool = True) -> None:
+        """Append sampled tokens."""
+        if not sample.ids:
+            raise ValueError("a sampler returned no token; it must return at least one")
+        if sample.logprobs is not None and len(sample.logprobs) != len(sample.ids):
+            raise ValueError(f"{len(sample.ids)} sampled tokens but {len(sample.logprobs)} log-probabilities")
+        if not self.ids and sample.logprobs is not None:
+            self.logprobs = list(sample.logprobs)
+        elif self.logprobs is not None:  # one turn without them leaves the whole sequence without
+            self.logprobs = None if sample.logprobs is None else self.logprobs + sample.logprobs
+        self.ids += sample.ids
+        self.mask += [int(in_loss)] * len(sample.ids)
+
+    def add_observed(self, ids: list[int]) -> None:
+        """Append tokens that were not sampled."""
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        if self.logprobs is not None:
+            self.logprobs += [0.0] * len(ids)
+
+
+@dataclass
+class Rollout(TokenSequence):
+    """One episode. Its own tokens are its first token sequence; the episode of a program may have others.
 
     Args:
         prompt_ids (`list[int]`): The rendered prompt.
@@ -108,49 +147,39 @@ class Rollout:
         ids (`list[int]`): Everything after the prompt: the agent's tokens and the observations between them.
         mask (`list[int]`): 1 where `ids` holds the agent's token, 0 where it holds an observation's.
         logprobs (`list[float]`, *optional*): Log-probability per token, 0.0 under the mask; `None` if not known.
-        turns (`list[Turn]`): The agent's turns, parsed.
+        turns (`list[Turn]`): The agent's turns, parsed; of a program sequence by sequence.
         observations (`list[Observation]`): The environment's observations; one fewer than turns, or as many after a
             failure.
         status (`str`): How it ended: `answered`; `out_of_turns`, the last turn allowed was still a request;
             `truncated`, a turn, the response or the context hit its token limit; `malformed`, a turn fits no rule of
             the grammar; `failed`, the environment failed: no reward, no gradient.
         error ([`LLMError`], *optional*): The reason of `failed`.
+        others (`list[TokenSequence]`): The further sequences of a program's episode.
+        returned (`dict`, *optional*): What a program returned: `answer`, `reward`, and what else rewards read.
+        counts (`dict[str, float]`): Numbers about the episode for the logs, by the name of the metric.
     """
 
-    prompt_ids: list[int]
     row: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     batch: str = ""
     group: int | None = None
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] | None = None
     turns: list[Turn] = field(default_factory=list)
     observations: list[Observation] = field(default_factory=list)
     status: Status = "running"
     error: LLMError | None = None
+    others: list[TokenSequence] = field(default_factory=list, repr=False)
+    returned: dict[str, Any] | None = None
+    counts: dict[str, float] = field(default_factory=dict, repr=False)
 
     def add_turn(self, sample: Sample, turn: Turn) -> None:
         """Append the agent's next turn: its tokens (mask 1) and their parsed text."""
-        if not sample.ids:
-            raise ValueError("a sampler returned no token; it must return at least one")
-        if sample.logprobs is not None and len(sample.logprobs) != len(sample.ids):
-            raise ValueError(f"{len(sample.ids)} sampled tokens but {len(sample.logprobs)} log-probabilities")
-        if not self.ids and sample.logprobs is not None:
-            self.logprobs = list(sample.logprobs)
-        elif self.logprobs is not None:  # one turn without them leaves the whole rollout without
-            self.logprobs = None if sample.logprobs is None else self.logprobs + sample.logprobs
-        self.ids += sample.ids
-        self.mask += [1] * len(sample.ids)
+        self.add_sampled(sample)
         self.turns.append(turn)
 
     def add_observation(self, observation: Observation, ids: list[int]) -> None:
         """Append an observation: its tokens with the template's tokens around them (mask 0)."""
         self.observations.append(observation)
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        if self.logprobs is not None:
-            self.logprobs += [0.0] * len(ids)
+        self.add_observed(ids)
 
     def fail(self, observation: Observation) -> Rollout:
         """End as `failed`: the environment's fault, not the agent's. Its calls are still counted."""
@@ -164,6 +193,11 @@ class Rollout:
         return self
 
     @property
+    def sequences(self) -> list[TokenSequence]:
+        """All token sequences of the episode, the rollout's own tokens first."""
+        return [self, *self.others]
+
+    @property
     def context(self) -> list[int]:
         """Prompt and everything after it: what the policy continues."""
         return self.prompt_ids + self.ids
@@ -175,6 +209,8 @@ class Rollout:
     @property
     def answer(self) -> str | None:
         """The answer's text, stripped; `None` if the agent gave none."""
+        if self.returned is not None:
+            return str(self.returned.get("answer") or "").strip() if self.status == "answered" else None
         return self.turns[-1].answer if self.turns and self.status == "answered" else None
 
     @property

@@ -20,18 +20,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..llm import Budget, BudgetExceeded, ChatModel, Closed, LLMError, Misconfigured, RateLimited, Unreachable, charge
 from ..llm.loop import LoopEnded, loop_error, start
+from ..programs import Asked, ChatCompletions, Refusal, error_body
 from ..refine import RefinedChat
 from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong
 from .protocol import (
     ChatRequest,
     ErrorBody,
     Guards,
-    Refusal,
     ServeConfig,
     bounded_protocol,
     completion,
-    error_body,
-    events,
 )
 
 if TYPE_CHECKING:
@@ -39,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CHAT = ChatCompletions()
 _GRACE_SECONDS = 10  # for the requests that are open when the service stops
 _BACKLOG = 128  # asyncio takes as many connections at a time, before any can be turned away
 _SPARE_CONNECTIONS = 256  # beside those of the requests answered at once: to be refused, idle, asked for metrics
@@ -233,11 +232,12 @@ def make_app(service: Service) -> FastAPI:
     async def chat_completions(asked: ChatRequest, request: Request) -> Any:
         """An answer to a conversation, in OpenAI's format."""
         answer = await service.answer(request, asked)
+        said = completion(answer, asked.model, asked.trajectory)
         headers = {"X-Ignored-Parameters": ", ".join(ignored)} if (ignored := asked.ignored()) else {}
         if not asked.stream:
-            return JSONResponse(completion(answer, asked.model, asked.trajectory), headers=headers)
+            return JSONResponse(_CHAT.body(said), headers=headers)
         with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        stream = events(answer, asked.model, with_usage, asked.trajectory)
+        stream = _CHAT.events(said, Asked(asked.model, (), with_usage=with_usage), by_word=True)
         headers["Cache-Control"] = "no-cache"
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import os
 import re
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -23,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..llm import Message
 from ..llm.wire import is_loopback
+from ..programs import Completion, Refusal, error_body
 from .answering import Answer
 
 KEY_VARIABLE = "AGENTIC_PROMPTING_API_KEY"
@@ -325,65 +323,10 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-class Refusal(Exception):
-    """A request that gets an error instead of an answer."""
-
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None):
-        super().__init__(message)
-        self.status = status
-        self.body = error_body(status, message, code, param)
-
-
-def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's form."""
-    kind = {401: "authentication_error", 429: "rate_limit_error"}.get(status)
-    kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def completion(answer: Answer, model: str, with_trajectory: bool) -> dict[str, Any]:
-    """The body of a reply that is sent whole. An agent that gave no answer has a `refusal` and no `content`."""
-    message = {"role": "assistant", "content": answer.text, "refusal": answer.why_none}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
-    body = {**_head("chat.completion", model), "choices": [choice], "usage": _usage(answer)}
-    return {**body, "trajectory": answer.trajectory} if with_trajectory else body
-
-
-def events(answer: Answer, model: str, with_usage: bool, with_trajectory: bool) -> Iterator[bytes]:
-    """The same as server-sent events, about a word each."""
-    head = _head("chat.completion.chunk", model)
-
-    def chunk(delta: dict[str, Any], finish_reason: str | None = None, **extra: Any) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return _event({**head, "choices": [choice], **extra})
-
-    yield chunk({"role": "assistant", "content": ""})
-    if answer.text is None:
-        yield chunk({"refusal": answer.why_none})
-    else:
-        for word in _words(answer.text):
-            yield chunk({"content": word})
-    yield chunk({}, answer.finish_reason, **({"trajectory": answer.trajectory} if with_trajectory else {}))
-    if with_usage:
-        yield _event({**head, "choices": [], "usage": _usage(answer)})
-    yield b"data: [DONE]\n\n"
-
-
-def _words(text: str) -> list[str]:
-    first, *rest = text.split(" ")
-    return [first, *(f" {word}" for word in rest)]
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
-
-
-def _head(kind: str, model: str) -> dict[str, Any]:
-    now = time.time_ns()
-    return {"id": f"chatcmpl-{now:x}", "object": kind, "created": now // 10**9, "model": model}
-
-
-def _usage(answer: Answer) -> dict[str, int]:
-    usage = answer.usage
-    counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
-    return {**counts, "total_tokens": usage.tokens}
+def completion(answer: Answer, model: str, with_trajectory: bool) -> Completion:
+    """An answer as the reply to a request. An agent that gave no answer has a `refusal` and no text."""
+    usage, extra = answer.usage, {"trajectory": answer.trajectory} if with_trajectory else {}
+    return Completion(
+        model, answer.text, finish=answer.finish_reason, prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens, refusal=answer.why_none, extra=extra,
+    )  # fmt: skip

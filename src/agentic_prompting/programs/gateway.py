@@ -1,0 +1,149 @@
+"""The address that programs call: an HTTP server on the background loop, with a key for each rollout.
+
+The key alone decides which rollout a call belongs to. It is a part of the address that a program gets, and its API key.
+It is made for one rollout and ends with it, so an address that others can reach opens nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from typing import Any
+
+from aiohttp import web
+
+from .protocol import DIALECTS, Completion, Dialect, Refusal, error_body
+from .session import Session
+
+_LARGEST_BODY = 2**26
+_PAST_KEYS = 2**14
+
+
+class Gateway:
+    """Serves the calls of all rollouts of a process.
+
+    Args:
+        host (`str`): The address to listen on.
+        port (`int`): The port; 0 takes a free one.
+        public_url (`str`, *optional*): How programs reach it, if not by `host` and port.
+    """
+
+    def __init__(self, host: str, port: int, public_url: str | None = None):
+        self.host, self.port, self.public_url = host, port, public_url
+        self._sessions: dict[str, Session] = {}
+        self._past: dict[str, str] = {}
+        self._started: tuple[int, asyncio.Task[str]] | None = None
+        self._runner: web.AppRunner | None = None
+
+    async def open(self, session: Session) -> tuple[str, str]:
+        """An address and a key for a session."""
+        if self._started is None or self._started[0] != os.getpid():  # a fork has no server of its own yet
+            self._started = os.getpid(), asyncio.create_task(self._start())
+        base, key = await asyncio.shield(self._started[1]), secrets.token_urlsafe(32)
+        self._sessions[key] = session
+        return f"{base}/{key}/v1", key
+
+    def close_key(self, key: str) -> None:
+        """Answer no call with this key any more."""
+        self._past[key] = self._sessions.pop(key).over
+        while len(self._past) > _PAST_KEYS:
+            del self._past[next(iter(self._past))]
+
+    async def stop(self) -> None:
+        """Stop to listen."""
+        started, self._started = self._started, None
+        if started is not None and started[0] == os.getpid() and self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _start(self) -> str:
+        app = web.Application(client_max_size=_LARGEST_BODY)
+        for prefix in ("/{key}/v1", "/v1"):  # the key in the address, or in a header alone
+            for dialect in DIALECTS:
+                app.router.add_post(prefix + dialect.path, self._handler(dialect))
+            app.router.add_get(f"{prefix}/models", self._models)
+        # A handler is cancelled when its client hangs up: the policy then samples no further.
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.host, self.port, backlog=1024).start()
+        port = self._runner.addresses[0][1]
+        return (self.public_url or f"http://{self.host}:{port}").rstrip("/")
+
+    def _session(self, request: web.Request) -> Session:
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        key = request.match_info.get("key") or bearer or request.headers.get("x-api-key", "")
+        if key in self._past:
+            what = f"This rollout is over ({self._past[key]}): no call is answered any more."
+            raise Refusal(400, what, "rollout_ended")
+        if key not in self._sessions:
+            raise Refusal(401, "No such rollout: use the base_url and api_key that the program got.", "invalid_api_key")
+        return self._sessions[key]
+
+    async def _models(self, request: web.Request) -> web.Response:
+        try:
+            session = self._session(request)
+        except Refusal as refusal:
+            return web.json_response(refusal.body, status=refusal.status)
+        data = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "agentic-prompting"}
+            for name in (session.model, *session.llms)
+        ]
+        return web.json_response({"object": "list", "data": data})
+
+    def _handler(self, dialect: Dialect) -> Any:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                return await self._answer(request, dialect)
+            except Refusal as refusal:
+                return web.json_response(refusal.body, status=refusal.status)
+            except (RecursionError, TypeError, AttributeError, KeyError) as error:
+                # A body of another shape than any client sends: its own fault, and no reason to ask again.
+                what = f"The request cannot be read ({type(error).__name__})."
+                return web.json_response(error_body(400, what, "invalid_value"), status=400)
+
+        return handle
+
+    async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        session = self._session(request)
+        try:
+            raw = await request.read()
+            body = json.loads(raw)
+            if b"\\ud" in raw or b"\\uD" in raw:  # JSON can say half of a surrogate pair: no tokenizer takes it
+                text = json.dumps(body, ensure_ascii=False)
+                body = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        except (ValueError, RecursionError):
+            raise Refusal(400, "The body is no JSON.", "invalid_json") from None
+        asked = dialect.read(body)
+        call = await session.ask(asked, is_retry=request.headers.get("x-stainless-retry-count", "0") != "0")
+        response: web.StreamResponse | None = None
+        if asked.stream:  # the headers at once, then silence: some clients hang up without, others at a comment
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+            await response.prepare(request)
+        said = call if isinstance(call, Completion) else None
+        try:
+            if not isinstance(call, Completion):
+                said = await session.reply(call)
+        except Refusal as refusal:
+            if response is None:
+                raise
+            await response.write(b"".join(dialect.failed(refusal, asked)))
+            await response.write_eof()
+            return response
+        assert said is not None
+        try:
+            if response is None:
+                response = web.Response(body=json.dumps(dialect.body(said)).encode(), content_type="application/json")
+                await response.prepare(request)
+            else:
+                await response.write(b"".join(dialect.events(said, asked)))
+            await response.write_eof()
+            if request.transport is None or request.transport.is_closing():
+                raise ConnectionResetError
+        except BaseException as error:
+            if not isinstance(call, Completion):
+                session.lost(call)
+            if isinstance(error, ConnectionError):
+                return response if response is not None else web.Response()
+            raise
+        return response

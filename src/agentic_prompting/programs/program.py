@@ -1,0 +1,301 @@
+"""[`Program`]: an agent that keeps its own loop, as an environment that plays whole episodes.
+
+    async def agent(row, base_url, api_key): ...     # or a plain function, or a command
+
+The program calls an address as it would call OpenAI, and the policy answers. An episode is one run of the program; the
+calls of a rollout become its token sequences (`session.py`).
+
+The gateway is on the background loop. `async` programs run on a loop of their own: one that blocks it (a synchronous
+client in a coroutine) would otherwise wait for a reply that only its own loop can send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import logging
+import os
+import shlex
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+from ..llm import ChatModel, LLMError, ServerFailed, TimedOut
+from ..llm.guard import call_guarded_on, describe
+from ..llm.loop import on_background_thread, start
+from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
+from .command import CommandFailed, run_command
+from .gateway import Gateway
+from .protocol import Entry
+from .rendering import Renderer
+from .session import Call, Session
+
+logger = logging.getLogger(__name__)
+
+TRUTH = ("answer", "answers", "solution", "target", "label", "reference")
+"""Columns of a row that a command does not see."""
+
+_THREADS = 1024  # plain functions at once
+_STOP_SECONDS = 2.0
+
+
+class Program(Environment):
+    """An agent program as an environment: it calls `base_url` as it would call OpenAI, and the policy answers.
+
+    Args:
+        agent (`Callable`, `list[str]` or `str`): A function of `(row, base_url, api_key)`, plain or `async`, which also
+            gets `system_prompt` if it has such a parameter. It returns its answer, its reward, or a dict with `answer`,
+            `reward` and what else rewards read. Or a command: `OPENAI_BASE_URL` and `OPENAI_API_KEY` are in its
+            environment, `{question}` in an argument is that column of the row, `AGENTIC_PROMPTING_ROW` names a JSON
+            file with the row, and the last line of its output is what it returns.
+        llms (`dict[str, ChatModel]`, *optional*): Large LLMs that the program calls at the same address, by the name of
+            the model. They count towards the job's budget. If one fails, the rollout fails.
+        mistakes (`tuple`, *optional*): Exceptions (and exit codes of a command) for which the policy is to blame, such
+            as output that cannot be parsed: the rollout is `malformed` and learns. Every other one fails the rollout.
+        trains (`Callable[[Call], bool]`, *optional*): Whether a call's tokens are in the loss. By default those of the
+            agent are, and not those beside its work; see [`Call`].
+        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy in an episode.
+        max_sequences (`int`, *optional*, defaults to `16`): Token sequences in an episode.
+        timeout (`float`, *optional*, defaults to `600.0`): Seconds of an episode.
+        hidden (`Sequence[str]`, *optional*): Columns of the row that a command does not see.
+        host (`str`, *optional*, defaults to `"127.0.0.1"`): The address that the gateway listens on.
+        port (`int`, *optional*, defaults to `0`): Its port; 0 takes a free one.
+        public_url (`str`, *optional*): How programs that run elsewhere reach the gateway: `http://trainer:8000`.
+
+    Raises:
+        `TypeError`: The agent is neither a function of three arguments nor a command.
+        `ValueError`: A limit is not positive, or a large LLM has the policy's name.
+
+    Example:
+
+    ```python
+    async def agent(row, base_url, api_key):
+        client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=shared)
+        messages = [{"role": "user", "content": row["question"]}]
+        reply = await client.chat.completions.create(model="agent", messages=messages)
+        return reply.choices[0].message.content
+
+    MultiTurnGRPOTrainer("Qwen/Qwen3-4B", exact_match_reward, args, rows, environment=Program(agent)).train()
+    ```
+    """
+
+    grammar = FreeText()
+    model = "agent"  # the policy's name at the address
+
+    def __init__(
+        self,
+        agent: Callable[..., Any] | Sequence[str] | str,
+        llms: Mapping[str, ChatModel] | None = None,
+        mistakes: Sequence[type[BaseException] | int] = (),
+        trains: Callable[[Call], bool] | None = None,
+        max_calls: int = 64,
+        max_sequences: int = 16,
+        timeout: float = 600.0,
+        hidden: Sequence[str] = TRUTH,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        public_url: str | None = None,
+    ):
+        self.agent = shlex.split(agent) if isinstance(agent, str) else agent
+        if callable(agent):
+            _check_signature(agent)
+        elif not self.agent or not all(isinstance(part, str) for part in self.agent):
+            raise TypeError("agent must be a function of (row, base_url, api_key), or a command: a list of texts")
+        if min(max_calls, max_sequences, timeout) <= 0:
+            raise ValueError("max_calls, max_sequences and timeout must be positive")
+        if self.model in (llms or {}):
+            raise ValueError(f"{self.model!r} is the policy's own name: give the large LLM another one")
+        self.models, self.mistakes, self.trains = dict(llms or {}), tuple(mistakes), trains
+        self.max_calls, self.max_sequences, self.timeout = max_calls, max_sequences, timeout
+        self.hidden = tuple(hidden)
+        self._gateway = Gateway(host, port, public_url)
+        self._renderers: dict[int, Renderer] = {}
+        self._conversations = itertools.count(2**40)  # far from those of `play`
+        self._said: set[str] = set()
+
+    def step(self, rollout: Rollout) -> None:
+        """Never called: a program plays whole episodes."""
+
+    @property
+    def described_by(self) -> Any:
+        return self.agent if inspect.isroutine(self.agent) else type(self)
+
+    def check(self) -> None:
+        """Raise the [`LLMError`] that a first call of a large LLM would get."""
+        for chat in self.models.values():
+            if (check := getattr(chat, "check", None)) is not None:
+                check()
+
+    def close(self) -> None:
+        """Stop the gateway."""
+        if not on_background_thread():
+            start(self._gateway.stop()).result(_STOP_SECONDS)
+
+    @staticmethod
+    def reward(rollout: Sequence[Rollout], **columns: Any) -> list[float | None]:
+        """The reward that the program itself returned, as a reward function; 0 where it gave no answer.
+
+        Raises:
+            `ValueError`: It returned an answer without a reward.
+        """
+        rewards: list[float | None] = []
+        for one in rollout:
+            reward = (one.returned or {}).get("reward")
+            if reward is None and one.status == "answered":
+                raise ValueError(
+                    "the program returned an answer and no reward: return {'answer': ..., 'reward': ...}, or give the "
+                    "trainer a reward function"
+                )
+            rewards.append(None if one.status == "failed" else float(reward or 0.0))
+        return rewards
+
+    async def play_episode(  # type: ignore[override]
+        self, rollout: Rollout, policy: Policy, chat_format: TextFormat, limits: Limits
+    ) -> Rollout:
+        """Run the program once, in place of the turns of an episode. Arguments as [`play`]'s.
+
+        Raises:
+            `Exception`: Whatever the policy raises. A program that raises fails its own rollout only.
+        """
+        if not isinstance(chat_format, ChatFormat):
+            raise ValueError(
+                "a program's calls are conversations: give the tokenizer a chat template, and rows no text `prompt`"
+            )
+        renderer = self._renderers.get(id(chat_format)) or Renderer(chat_format)
+        self._renderers[id(chat_format)] = renderer
+        first, *_ = rollout.row.get("prompt") or [{}]
+        system = first["content"] if isinstance(first, Mapping) and first.get("role") == "system" else None
+        takes_system = callable(self.agent) and _takes_system(self.agent)
+        session = Session(
+            rollout, policy, renderer, limits, self.models, self.max_calls, self.max_sequences,
+            None if takes_system else system, self.model, self._conversations,
+        )  # fmt: skip
+        base_url, key = await self._gateway.open(session)
+        options = {"system_prompt": system} if takes_system else {}
+        work = asyncio.ensure_future(self._run(rollout.row, base_url, key, options))
+        error: LLMError | None = None
+        returned: Any = None
+        try:
+            waited: set[asyncio.Future[Any]] = {work, session.broken}
+            done, _ = await asyncio.wait(waited, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
+            if session.broken in done:
+                session.broken.result()
+            if not done:
+                raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
+            returned = _as_returned(work.result())
+        except LLMError as failure:
+            error = None if self._is_mistake(failure) or _is_stopped(session, failure) else failure
+        except Exception as failure:
+            if session.broken.done():  # the policy itself
+                raise
+            if not (session.stopped or self._is_mistake(failure)):
+                error = ServerFailed(f"the program raised {describe(failure)}")
+        finally:
+            session.close("the program has ended" if error is None else "it has failed")
+            self._gateway.close_key(key)
+            work.cancel()
+        if error is None and not session.calls:
+            error = ServerFailed("the program made no call that was answered: does it use the base_url that it got?")
+        self._tell_ignored(session)
+        return self._write(rollout, session, returned, error)
+
+    async def _run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
+        if not callable(self.agent):
+            return await run_command(self.agent, row, self.hidden, base_url, key)
+        call = call_guarded_on(_threads(os.getpid()), self.agent, dict(row), base_url, key, **options)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, _programs_loop(os.getpid())))
+
+    def _is_mistake(self, failure: Exception) -> bool:
+        codes = [one for one in self.mistakes if isinstance(one, int)]
+        kinds = tuple(one for one in self.mistakes if isinstance(one, type))
+        return isinstance(failure, kinds) or (isinstance(failure, CommandFailed) and failure.code in codes)
+
+    def _tell_ignored(self, session: Session) -> None:
+        new = {f"{name}={value!r}"[:80] for name, value in session.ignored.items() if name not in self._said}
+        self._said |= session.ignored.keys()
+        if new:
+            logger.warning("the program asked for %s: the policy samples as it is trained to", ", ".join(sorted(new)))
+
+    def _write(self, rollout: Rollout, session: Session, returned: Any, error: LLMError | None) -> Rollout:
+        """The calls of a session as its rollout."""
+        session.assign_roles(self.trains)
+        found = session.sequences()
+        calls = [call for _, calls in found for call in calls]
+        if found:
+            (own, _), *others = found
+            rollout.prompt_ids, rollout.ids, rollout.mask = own.prompt_ids, own.ids, own.mask
+            rollout.logprobs, rollout.role = own.logprobs, own.role
+            rollout.others = [sequence for sequence, _ in others]
+        rollout.turns = [Turn(call.text, "act", True, thought=call.reply.thought or None) for call in calls]
+        rollout.observations = [Observation(_shown(call.new), replies=call.replies) for call in calls[1:]]
+        left = (*(calls[0].replies if calls else ()), *session.replies)  # before the first call, and after the last
+        auxiliary = sum(call.role == "auxiliary" for call in calls)
+        rollout.counts = {
+            "program/calls": len(calls),
+            "program/sequences": len(found),
+            "program/auxiliary_calls": auxiliary,
+            "program/undelivered_tokens": session.undelivered,
+            "program/limits_reached": float(session.stopped is not None),
+        }
+        if error is not None:
+            return rollout.fail(Observation(error=error, replies=left))
+        if left:
+            rollout.observations.append(Observation(replies=left))
+        rollout.returned = returned if returned is not None else {}
+        return rollout.finish("answered" if returned is not None else session.stopped or "malformed")
+
+
+def _as_returned(value: Any) -> dict[str, Any] | None:
+    """What a program returned as a dict; `None` if that is no answer.
+
+    Raises:
+        [`ServerFailed`]: It is neither a text, a number nor a dict, or its reward is `None`.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if isinstance(value, Mapping):
+        if "reward" in value and value["reward"] is None:
+            raise ServerFailed("the program could not score its episode: its reward is None")
+        return None if value.get("answer") in (None, "") and "reward" not in value else dict(value)
+    if isinstance(value, int | float):
+        return {"answer": str(value), "reward": float(value)}
+    if not isinstance(value, str):
+        raise ServerFailed(f"the program returned {type(value).__name__}: return a text, a number, a dict or None")
+    return {"answer": value}
+
+
+def _is_stopped(session: Session, failure: LLMError) -> bool:
+    """Whether a command failed because it ran into a limit of the rollout."""
+    return isinstance(failure, CommandFailed) and session.stopped is not None
+
+
+def _shown(new: Sequence[Entry]) -> str:
+    return "\n".join(entry.text for entry in new if entry.role != "assistant")
+
+
+def _check_signature(agent: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(agent).bind(None, None, None, **{"system_prompt": ""} if _takes_system(agent) else {})
+    except TypeError as error:
+        raise TypeError(f"the agent must take (row, base_url, api_key): {error}") from None
+
+
+def _takes_system(agent: Callable[..., Any]) -> bool:
+    return "system_prompt" in inspect.signature(agent).parameters
+
+
+@cache
+def _threads(pid: int) -> ThreadPoolExecutor:
+    """Threads of plain functions: apart from those of the background loop, which large LLMs may need meanwhile."""
+    return ThreadPoolExecutor(_THREADS, "agentic-prompting-program")
+
+
+@cache
+def _programs_loop(pid: int) -> asyncio.AbstractEventLoop:
+    """The loop of `async` programs: one that blocks holds up the others, but never the gateway."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="agentic-prompting-programs", daemon=True).start()
+    return loop

@@ -1,0 +1,230 @@
+"""Conversations with tools as token ids, and turns read back: whole, or what is new since a reply of the policy.
+
+A call that goes on from an earlier reply keeps the ids of that reply. What the template puts behind it, and the new
+messages, are rendered behind a short placeholder conversation that has the reply's own tool calls in it: some templates
+write results into the same turn, or take the tool's name from the call. The first seam of each kind is compared with
+the rendering of the whole conversation; if a template writes it differently there, such calls begin a new sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from ..llm import Misconfigured
+from ..rollout import ChatFormat, PlainText
+from .protocol import Entry, Refusal, ToolCall
+
+logger = logging.getLogger(__name__)
+
+_USER, _AGENT, _SYSTEM, _RESULT = "QUSERQ", "QAGENTQ", "QSYSTEMQ", "QRESULTQ"  # words that no template rewrites
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_WORD = "QWORDQ"
+_PROBE = ToolCall("call_0", "probe", json.dumps({"word": _WORD}))
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+class Renderer:
+    """Renders conversations for one tokenizer and its chat template.
+
+    Args:
+        form ([`ChatFormat`]): The tokenizer, the template's arguments, the tokens that end a turn.
+    """
+
+    def __init__(self, form: ChatFormat):
+        self.form, self._tokenizer = form, form.tokenizer
+        self._text = PlainText(form.tokenizer, keep_ordinary=True)
+        self._ends = [self._tokenizer.decode([token]) for token in sorted(form.end_of_turn_ids)]
+        self._problems: dict[tuple[bool, bool], Misconfigured | None] = {}
+        self._seams: dict[Any, bool] = {}  # by kind: whether the template writes it as in the whole conversation
+        self._needs_tools: dict[Any, bool] = {}
+
+    def problem(self, with_tools: bool, with_system: bool = True) -> Misconfigured | None:
+        """Why the template cannot hold such conversations: some drop a part without an error. Looked at once."""
+        kind = with_tools, with_system
+        if kind not in self._problems:
+            self._problems[kind] = self._find_problem(*kind)
+        return self._problems[kind]
+
+    def whole_ids(self, entries: Sequence[Entry], tools: Sequence[Any]) -> list[int]:
+        """The ids of a conversation, up to where the policy's turn begins.
+
+        Raises:
+            [`Refusal`]: The template cannot render it.
+        """
+        return self._ids(self._render(_folded(entries), tools))
+
+    def ids_after(
+        self, ids: Sequence[int], reply: Entry, new: Sequence[Entry], entries: Sequence[Entry], tools: Sequence[Any]
+    ) -> list[int] | None:
+        """The ids between a reply and the next turn of the policy.
+
+        Args:
+            ids (`Sequence[int]`): The sampled ids of the reply.
+            reply ([`Entry`]): The reply, with its calls.
+            new (`Sequence[Entry]`): The messages since, at least one.
+            entries (`Sequence[Entry]`): The whole conversation, for the comparison.
+            tools (`Sequence[dict]`): The tools of the request.
+
+        Returns:
+            `list[int]`: `None` if the template writes them in another way than behind the reply.
+        """
+        kind = (len(reply.calls), tuple(dict.fromkeys(one.role for one in new)), bool(tools))
+        if self._seams.get(kind) is False:
+            return None
+        seam = self._seam(reply, new, tools if self._needs_tools.get(kind, True) else ())
+        if seam is None:
+            self._seams[kind] = False
+            return None
+        closing, behind = seam
+        if kind not in self._seams:
+            whole = self._render(_folded(entries), tools).replace(self._text.mark, "")
+            self._seams[kind] = whole.endswith(behind.replace(self._text.mark, ""))
+            self._needs_tools[kind] = bool(tools) and self._seam(reply, new, ()) != seam
+            if not self._seams[kind]:
+                logger.warning(
+                    "the chat template writes %s after a reply in another way than in the whole conversation: such "
+                    "calls begin a new token sequence each", " and ".join(kind[1]),
+                )  # fmt: skip
+                return None
+        if ids and ids[-1] in self.form.end_of_turn_ids:
+            closing = closing.removeprefix(next(filter(closing.startswith, self._ends), ""))
+        return self._ids(closing + behind)
+
+    def _seam(self, reply: Entry, new: Sequence[Entry], tools: Sequence[Any]) -> tuple[str, str] | None:
+        """What the template writes to end the reply, and what behind it."""
+        base = [Entry("user", _USER), Entry("assistant", _AGENT, calls=reply.calls)]
+        try:
+            before = self._render(base, tools, generation_prompt=False)
+            after = self._render([*base, *_folded(new, leads=False)], tools)
+        except Refusal:
+            return None
+        if _AGENT in before and _AGENT in after:  # thoughts in front of the last turn alone make no difference
+            before, after = before.rpartition(_AGENT)[2], after.partition(_AGENT)[2]
+        end = max((before.rfind(text) for text in self._ends), default=-1)
+        if not after.startswith(before):
+            return None
+        return (before[end:] if end >= 0 else ""), after[len(before) :]
+
+    def _render(self, entries: Sequence[Entry], tools: Sequence[Any], generation_prompt: bool = True) -> str:
+        messages = self._text.marked(_for_template(entries))
+        options = {**self.form.chat_template_kwargs, **({"tools": list(tools)} if tools else {})}
+        try:
+            return self._text.render(messages, generation_prompt, **options)
+        except Exception as error:
+            what = f"The chat template cannot render these messages: {str(error)[:200]}"
+            raise Refusal(400, what, "invalid_value", "messages") from error
+
+    def _ids(self, rendered: str) -> list[int]:
+        return self._text.ids_of(rendered)
+
+    def _find_problem(self, with_tools: bool, with_system: bool) -> Misconfigured | None:
+        """Render one message of each kind and look for it."""
+        calls = (_PROBE,) if with_tools else ()
+        probe = [Entry("user", _USER), Entry("assistant", "" if calls else _AGENT, calls=calls)]
+        probe = [*[Entry("system", _SYSTEM)] * with_system, *probe, Entry("tool" if calls else "user", _RESULT)]
+        try:
+            rendered = self._render(probe, [_PROBE_TOOL] if calls else ())
+        except Refusal as error:
+            return Misconfigured(error.message)
+        parts = {_USER: "user messages", _RESULT: "results of tools" if calls else "user messages"}
+        parts |= {_SYSTEM: "system messages"} if with_system else {}
+        parts |= {_WORD: "tool calls"} if calls else {_AGENT: "earlier replies"}
+        if missing := [what for word, what in parts.items() if word not in rendered]:
+            return Misconfigured(f"the chat template drops {' and '.join(missing)}: an agent would lose them unseen")
+        found = [call.name for body in _CALL.findall(rendered) if (call := _read_call(body, frozenset()))]
+        if calls and found != [_PROBE.name]:
+            return Misconfigured(
+                "the chat template writes tool calls in a form that is not read here (<tool_call>{JSON}</tool_call>, "
+                "as Qwen2.5, Qwen3 and Hermes write them): give the agent no tools, or use a model of those families"
+            )
+        return None
+
+
+def read_turn(text: str, reads_calls: bool, custom: frozenset[str] = frozenset()) -> Entry:
+    """A turn of the policy: its thought, its text, the tools that it calls.
+
+    Args:
+        text (`str`): As sampled, without the tokens that end a turn.
+        reads_calls (`bool`): Whether there are tools to call; if not, everything is text.
+        custom (`frozenset[str]`, *optional*): Tools that take free text.
+    """
+    thought, closed, visible = text.partition("</think>")
+    if not closed:
+        opened = text.lstrip().startswith("<think>")
+        thought, visible = (text, "") if opened else ("", text)
+    thought = thought.strip().removeprefix("<think>").strip()
+    calls = [_read_call(body, custom) for body in _CALL.findall(visible)] if reads_calls else []
+    if not calls or None in calls:
+        return Entry("assistant", visible.strip() if closed else visible, thought)
+    return Entry("assistant", visible.partition("<tool_call>")[0].strip(), thought, tuple(filter(None, calls)))
+
+
+def _read_call(body: str, custom: frozenset[str]) -> ToolCall | None:
+    """A call in the text of a turn. Broken JSON is handed on as raw arguments; `None` if not even a name is there."""
+    try:
+        asked = json.loads(body)
+        name, arguments = asked["name"], json.dumps(asked.get("arguments", {}), ensure_ascii=False)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        found = re.search(r'"name"\s*:\s*"([^"]+)"', body)
+        if found is None:
+            return None
+        name, arguments = found[1], body.partition('"arguments"')[2].lstrip(" :")
+    if not isinstance(name, str) or not name:
+        return None
+    return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments, name in custom)
+
+
+def _folded(entries: Sequence[Entry], leads: bool = True) -> list[Entry]:
+    """The conversation as every template can hold it: one system message at its head, a later one as the user's.
+
+    Several system messages are dropped without a word by some templates and refused by others.
+    """
+    system: list[str] = []
+    shown: list[Entry] = []
+    for entry in entries:
+        if entry.role != "system":
+            shown.append(entry)
+        elif leads and not shown:
+            system.append(entry.text)
+        else:
+            shown.append(Entry("user", entry.text))
+    return [Entry("system", "\n\n".join(system)), *shown] if system else shown
+
+
+def _for_template(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """The messages as chat templates take them. Results belong to calls by their place, as ids may have been dropped;
+    the ids shown are numbers, so that rollouts of a group read the same tokens."""
+    messages: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []  # id and name of the calls whose results come next
+    number = 0
+    for entry in entries:
+        message: dict[str, Any] = {"role": entry.role, "content": entry.text}
+        if entry.thought:
+            message["reasoning_content"] = entry.thought
+        if entry.calls:
+            waiting = [(f"call_{number + i}", call.name) for i, call in enumerate(entry.calls)]
+            number += len(waiting)
+            message["tool_calls"] = [
+                {"id": id, "type": "function", "function": {"name": call.name, "arguments": _object(call.arguments)}}
+                for (id, _), call in zip(waiting, entry.calls, strict=True)
+            ]
+        if entry.role == "tool" and waiting:
+            message["tool_call_id"], message["name"] = waiting.pop(0)
+        messages.append(message)
+    return messages
+
+
+def _object(arguments: str) -> Any:
+    """Arguments as templates take them: an object, or the text itself where it is no JSON."""
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments

@@ -1,0 +1,440 @@
+"""One rollout's calls, and the token sequences that they make.
+
+A call whose conversation goes on from an earlier reply of ours continues the ids of that reply; any other begins a
+sequence. A reply is recognised by its place in the conversation: everything before it is the same, and it has the same
+words, or calls the same tools with the same values, however a client's framework has copied it. Thoughts and white
+space do not count, and ids of calls only decide between replies that are the same otherwise.
+
+A reply that was not delivered to its client leaves the loss, and nothing goes on from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..llm import ChatModel, Message, Reply, as_chat
+from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed
+from .protocol import Asked, Completion, Entry, Refusal, ToolCall
+from .rendering import Renderer, read_turn
+
+logger = logging.getLogger(__name__)
+
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_PATIENCE = 3  # prompts that do not fit, one after another, before the rollout is over
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of the policy by a program.
+
+    Args:
+        asked ([`Asked`]): The request: `model`, `entries` (the whole conversation), `tools`, ...
+        number (`int`): Its number in the rollout, in the order in which requests came.
+        new (`tuple[Entry, ...]`): The messages since the reply that it goes on from; all of them if there is none.
+        context (`list[int]`): The ids that the policy read.
+
+    Attributes:
+        reply ([`Entry`]): The policy's turn, read.
+        role (`str`): `agent`, or `auxiliary` for a call beside the agent's work, such as a title.
+        trains (`bool`): Whether its tokens are in the loss.
+    """
+
+    asked: Asked
+    number: int
+    new: tuple[Entry, ...] = ()
+    context: list[int] = field(default_factory=list, repr=False)
+    reply: Entry = Entry("assistant")
+    role: str = "agent"
+    trains: bool = True
+    text: str = ""
+    sample: Sample = field(default_factory=lambda: Sample([]), repr=False)
+    replies: tuple[Reply, ...] = ()  # of large LLMs, asked since the call before
+    _max_tokens: int = 1
+    _parent: Call | None = None
+    _root: Call | None = None
+    _children: list[Call] = field(default_factory=list, repr=False)
+    _keys: tuple[bytes, ...] = field(default=(), repr=False)  # of the conversation up to each of its messages
+    _end: bytes = b""  # of the conversation with the reply
+    _conversation: int = 0
+
+
+class Session:
+    """The calls of one rollout. Lives on the background loop.
+
+    Args:
+        rollout ([`Rollout`]): Whose calls these are.
+        policy ([`Policy`]): Samples the replies.
+        renderer ([`Renderer`]): Conversations to tokens.
+        limits ([`Limits`]): `max_turn_tokens` for a reply, `max_tokens` and `max_context` for a sequence.
+        llms (`dict[str, ChatModel]`, *optional*): Large LLMs, by the name that a request has as its model.
+        max_calls (`int`, *optional*, defaults to `64`): Calls of the policy.
+        max_sequences (`int`, *optional*, defaults to `16`): Token sequences.
+        system (`str`, *optional*): Stands in front of each conversation.
+        model (`str`, *optional*, defaults to `"agent"`): The policy's name.
+        conversations (`Iterator[int]`, *optional*): Gives numbers for [`SampleRequest.conversation`].
+
+    Attributes:
+        calls (`list[Call]`): Those whose replies were delivered, in the order in which they were sampled.
+        stopped (`str`): Which limit the program ran into: `truncated`, `out_of_turns` or empty.
+        broken (`Future`): Gets the exception that ends the rollout: the policy's own, or a large LLM's error.
+    """
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        policy: Policy,
+        renderer: Renderer,
+        limits: Limits,
+        llms: Mapping[str, ChatModel] | None = None,
+        max_calls: int = 64,
+        max_sequences: int = 16,
+        system: str | None = None,
+        model: str = "agent",
+        conversations: Iterator[int] | None = None,
+    ):
+        self.rollout, self.policy, self.renderer, self.limits = rollout, policy, renderer, limits
+        self.llms, self.max_calls, self.max_sequences = dict(llms or {}), max_calls, max_sequences
+        self.system, self.model = system, model
+        self.calls: list[Call] = []
+        self.replies: list[Reply] = []  # of large LLMs, since the last call of the policy
+        self.stopped: Status | None = None
+        self.over = ""  # why no call is answered any more
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.undelivered = 0  # tokens of replies that reached nobody
+        self.ignored: dict[str, Any] = {}
+        # The seed of a call, by what is asked and not by when: parallel calls arrive in any order.
+        self.seed_of: Callable[[Call, int], int] = lambda call, times: rollout_seed(
+            rollout.seed, zlib.crc32(array("q", call.context).tobytes()), times
+        )
+        self._conversations = conversations or iter(range(2**40, 2**62))
+        self._ends: dict[bytes, list[Call]] = {}
+        self._sampled: Counter[int] = Counter()  # by a hash of the context
+        self._working: set[asyncio.Future[Any]] = set()
+        self._number = self._too_long = 0
+
+    # --- a call ------------------------------------------------------------------------------------------------------
+
+    async def ask(self, asked: Asked, is_retry: bool = False) -> Call | Completion:
+        """Take a request. What is refused is refused here, before anything is sent to the client.
+
+        Args:
+            asked ([`Asked`]): The request.
+            is_retry (`bool`, *optional*, defaults to `False`): The client says that it sends the same request again.
+
+        Returns:
+            [`Call`]: To be given to `reply`; for a large LLM its [`Completion`] at once.
+
+        Raises:
+            [`Refusal`]: In its place.
+        """
+        self._refuse_if_over()
+        if asked.model in self.llms:
+            return await self._ask_large(asked)
+        if self._number >= self.max_calls:
+            raise self._spent(f"it may make {self.max_calls} calls")
+        has_system = bool(self.system) or any(entry.role == "system" for entry in asked.entries)
+        if (problem := self.renderer.problem(bool(asked.tools), has_system)) is not None:
+            self.fail(problem)
+            self._refuse_if_over()
+        self._number += 1
+        self.ignored |= asked.ignored
+        entries = (Entry("system", self.system), *asked.entries) if self.system else asked.entries
+        call = Call(asked, self._number, entries)
+        call._keys = tuple(_keys(asked.tools, entries))
+        if is_retry and (earlier := self._unanswered(call._keys[-1])) is not None:
+            self._forget(earlier)
+        self._find_parent(call, entries)
+        if call._parent is None:
+            long = sum(len(entry.text) for entry in entries) > 20_000  # of a megabyte it takes a second
+            whole = self.renderer.whole_ids
+            call.context = await asyncio.to_thread(whole, entries, asked.tools) if long else whole(entries, asked.tools)
+            self._refuse_if_over()
+        self._check_room(call)
+        return call
+
+    async def reply(self, call: Call) -> Completion:
+        """The policy's reply. `delivered` or `lost` has to follow.
+
+        Raises:
+            [`Refusal`]: The rollout has ended meanwhile.
+        """
+        place = zlib.crc32(array("q", call.context).tobytes())
+        seed = self.seed_of(call, self._sampled[place])
+        self._sampled[place] += 1
+        parent = call._parent
+        goes_on = parent is not None and not parent._children
+        call._conversation = parent._conversation if parent and goes_on else next(self._conversations)
+        if parent is not None:
+            parent._children.append(call)
+        self.calls.append(call)
+        request = SampleRequest(call.context, call._max_tokens, seed, call._conversation)
+        work = asyncio.ensure_future(self.policy(request))
+        self._working.add(work)
+        try:
+            sample = await work
+            self._refuse_if_over()
+        except BaseException as error:
+            work.cancel()
+            self._forget(call)
+            self._refuse_if_over()
+            if isinstance(error, Exception) and not isinstance(error, Refusal):
+                self.fail(error)
+                self._refuse_if_over()
+            raise
+        finally:
+            self._working.discard(work)
+        return self._read(call, sample)
+
+    def lost(self, call: Call) -> None:
+        """The client did not get the reply."""
+        if not call._children:  # a client that goes on from it has got it
+            self._forget(call)
+
+    def fail(self, error: BaseException) -> None:
+        """End the rollout with this error."""
+        self.over = self.over or "failed"
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+    def close(self, why: str) -> None:
+        """Answer no call any more, and end those in progress."""
+        self.over = self.over or why
+        for work in self._working:
+            work.cancel()
+        for call in [call for call in self.calls if not call._end]:
+            self._forget(call)
+        if self.broken.done():
+            self.broken.exception()  # so that asyncio does not report it
+        else:
+            self.broken.cancel()
+
+    # --- the parts of a call ---------------------------------------------------------------------------------------
+
+    def _refuse_if_over(self) -> None:
+        # 400, because clients try other statuses again; and no word that smells of a context that could be shortened.
+        if self.over:
+            raise Refusal(400, f"This rollout is over ({self.over}): no call is answered any more.", "rollout_ended")
+
+    def _spent(self, why: str) -> Refusal:
+        if self.stopped is None:
+            logger.info("a rollout has reached a limit: %s", why)
+        self.stopped = self.stopped or "out_of_turns"
+        return Refusal(400, f"This rollout is over: {why}.", "rollout_ended")
+
+    def _find_parent(self, call: Call, entries: Sequence[Entry]) -> None:
+        """Look for the reply that the call goes on from, the latest in its conversation."""
+        for i in reversed(range(len(entries) - 1)):
+            found = self._ends.get(call._keys[i])
+            if not found:
+                continue
+            parent, new = _likeliest(found, entries[i]), entries[i + 1 :]
+            between = self.renderer.ids_after(parent.sample.ids, parent.reply, new, entries, call.asked.tools)
+            if between is not None:
+                call._parent, call._root, call.new = parent, parent._root or parent, tuple(new)
+                call.context = [*parent.context, *parent.sample.ids, *between]
+            return
+
+    def _check_room(self, call: Call) -> None:
+        begins = sum(one._parent is None or one._parent._children[0] is not one for one in self.calls)
+        if (call._parent is None or call._parent._children) and begins >= self.max_sequences:
+            raise self._spent(f"its calls may make {self.max_sequences} token sequences")
+        limits, length = self.limits, len(call.context)
+        used = length - len(call._root.context) if call._root else 0
+        room = [limits.max_tokens - used]
+        if limits.max_context is not None:
+            room.append(limits.max_context - length)
+        if min(room) < 1:
+            self._too_long += 1
+            self.stopped = self.stopped or "truncated"
+            if self._too_long >= _PATIENCE:
+                raise Refusal(400, "This rollout is over: it has no room left.", "rollout_ended")
+            what = f"This model's maximum context length is {length + min(room)} tokens. Your messages have {length}."
+            raise Refusal(400, what, "context_length_exceeded", "messages")
+        self._too_long = 0
+        call._max_tokens = min(*room, limits.max_turn_tokens, call.asked.max_tokens or limits.max_turn_tokens)
+
+    def _unanswered(self, key: bytes) -> Call | None:
+        """The last reply to the same conversation, unless something went on from it."""
+        same = (one for one in reversed(self.calls) if one._keys[-1] == key and one._end and not one._children)
+        return next(same, None)
+
+    def _forget(self, call: Call) -> None:
+        """Take a call back: nobody has read its reply."""
+        if call in self.calls:
+            self.calls.remove(call)
+            self._sampled[zlib.crc32(array("q", call.context).tobytes())] -= 1
+            self.undelivered += len(call.sample.ids)
+        if call._parent is not None and call in call._parent._children:
+            call._parent._children.remove(call)
+        if call in self._ends.get(call._end, ()):
+            self._ends[call._end].remove(call)
+
+    def _read(self, call: Call, sample: Sample) -> Completion:
+        asked, form = call.asked, self.renderer.form
+        call.sample, text = _cut(sample, asked.stops, form)
+        call.text = form.turn_prefix + text
+        call.reply = reply = read_turn(call.text, bool(asked.tools) and asked.may_call, asked.custom)
+        call._end = _key(call._keys[-1], reply)
+        self._ends.setdefault(call._end, []).append(call)
+        call.replies = tuple(self.replies)
+        self.replies.clear()
+        finish = "length" if not call.sample.finished else "tool_calls" if reply.calls else "stop"
+        logprobs = None
+        if asked.logprobs and call.sample.logprobs is not None:
+            pairs = zip(call.sample.ids, call.sample.logprobs, strict=True)
+            logprobs = [(form.tokenizer.decode([token]), value) for token, value in pairs]
+        return Completion(
+            asked.model, reply.text, reply.thought, reply.calls, finish, len(call.context), len(call.sample.ids),
+            logprobs,
+        )  # fmt: skip
+
+    async def _ask_large(self, asked: Asked) -> Completion:
+        """A large LLM's reply. Its failure ends the rollout, whatever the program would have made of it."""
+        if asked.tools:
+            raise Refusal(400, f"{asked.model} has no tools at this address.", "unsupported_value", "tools")
+        sampling = {name: asked.ignored[name] for name in ("temperature", "top_p") if name in asked.ignored}
+        sampling |= {"max_tokens": asked.max_tokens} if asked.max_tokens else {}
+        sampling |= {"stop": list(asked.stops)} if asked.stops else {}
+        messages = [Message(role="user" if e.role == "tool" else e.role, content=e.text) for e in asked.entries]
+        seed = self.rollout.seed
+        work = asyncio.ensure_future(
+            as_chat(self.llms[asked.model])(messages, repeat=seed, session=str(seed), **sampling)
+        )
+        self._working.add(work)
+        try:
+            reply = await work
+        except BaseException:
+            work.cancel()
+            self._refuse_if_over()
+            raise
+        finally:
+            self._working.discard(work)
+        self.replies.append(reply)
+        if reply.error is not None:
+            self.fail(reply.error)
+            self._refuse_if_over()
+        counts = (reply.usage.prompt_tokens, reply.usage.completion_tokens)
+        return Completion(asked.model, reply.text, "", (), reply.finish_reason, *counts)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def assign_roles(self, trains: Callable[[Call], bool] | None = None) -> None:
+        """Decide which calls are the agent's and which learn.
+
+        A call is auxiliary if it has another model's name than the policy's, in a rollout that uses that name; or if it
+        has no tools, in a rollout that has calls with tools, and its reply is in no later request and is not the last.
+        """
+        named = any(call.asked.model == self.model for call in self.calls)
+        with_tools = any(call.asked.tools for call in self.calls)
+        for i, call in enumerate(self.calls):
+            last = i + 1 == len(self.calls)
+            beside = with_tools and not call.asked.tools and not last and not self._is_used(call, self.calls[i + 1 :])
+            other = named and call.asked.model != self.model
+            call.role = "auxiliary" if beside or other else "agent"
+            call.trains = call.role == "agent" if trains is None else bool(trains(call))
+
+    @staticmethod
+    def _is_used(call: Call, later: Sequence[Call]) -> bool:
+        said = _plain(call.reply.text)
+        return bool(call._children) or any(said in _plain(new.text) for one in later for new in one.new)
+
+    def sequences(self) -> list[tuple[TokenSequence, list[Call]]]:
+        """The token sequences of the calls, each with its calls, in an order that does not depend on timing.
+
+        Each sampled token is in one sequence, once. Of several calls that go on from one reply the first stays in its
+        sequence; the contexts of the others are their prompts.
+        """
+        found: list[tuple[TokenSequence, list[Call]]] = []
+        begins = [call for call in self.calls if call._parent is None]
+        while begins:
+            call: Call | None = begins.pop()
+            sequence, calls = TokenSequence(list(call.context)) if call else TokenSequence([]), list[Call]()
+            while call is not None:
+                between = call.context[len(sequence.prompt_ids) + len(sequence.ids) :]
+                sequence.add_observed(between)
+                sequence.add_sampled(call.sample, in_loss=call.trains)
+                calls.append(call)
+                call, *others = sorted(call._children, key=_by_content) or [None]
+                begins += [other for other in others if other is not None]
+            sequence.role = "agent" if any(one.role == "agent" for one in calls) else "auxiliary"
+            found.append((sequence, calls))
+        return sorted(found, key=lambda pair: (pair[0].role, pair[0].prompt_ids, pair[0].ids))
+
+
+def _by_content(call: Call) -> tuple[list[int], list[int]]:
+    return call.context, call.sample.ids
+
+
+def _cut(sample: Sample, stops: Sequence[str], form: Any) -> tuple[Sample, str]:
+    """The sample up to a stop text, and its text without that."""
+    decode, ids = form.tokenizer.decode, sample.ids
+    end = next((i for i, token in enumerate(ids) if token in form.end_of_turn_ids), len(ids))
+    text = decode(ids[:end], skip_special_tokens=False)
+    place = min((at for stop in stops if (at := text.find(stop)) >= 0), default=-1)
+    if place < 0:
+        return sample, text
+    most = next(n for n in range(1, end + 1) if any(stop in decode(ids[:n]) for stop in stops))
+    logprobs = None if sample.logprobs is None else sample.logprobs[:most]
+    cut = replace(sample, ids=ids[:most], logprobs=logprobs, finished=True, updates=sample.updates[:most])
+    return cut, text[:place]
+
+
+# --- what is the same conversation -----------------------------------------------------------------------------------
+
+
+def _keys(tools: Sequence[Any], entries: Sequence[Entry]) -> Iterator[bytes]:
+    """A fingerprint of the conversation up to each of its messages."""
+    key = hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16).digest()
+    for entry in entries:
+        key = _key(key, entry)
+        yield key
+
+
+def _key(before: bytes, entry: Entry) -> bytes:
+    if entry.role != "assistant":
+        said = f"{entry.role}\0{entry.text.strip()}"
+    elif entry.calls:  # some clients drop the text beside calls
+        said = json.dumps([[call.name, _canonical(call.arguments)] for call in entry.calls])
+    else:
+        said = _plain(entry.text)
+    return hashlib.blake2b(before + entry.role.encode() + said.encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _plain(text: str) -> str:
+    """A text without thoughts and white space."""
+    return " ".join(_THOUGHT.sub("", text).split()) if "<think>" in text else " ".join(text.split())
+
+
+def _canonical(arguments: str) -> str:
+    """Arguments by their values, however a client has written them again; 1.0 is 1, as JavaScript has one number."""
+    try:
+        value = json.loads(arguments or "{}", parse_float=lambda text: _whole(float(text)))
+    except (ValueError, RecursionError, OverflowError):
+        return arguments.strip()
+    return json.dumps(value, sort_keys=True)
+
+
+def _whole(number: float) -> float | int:
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def _likeliest(found: Sequence[Call], entry: Entry) -> Call:
+    """Which of several equal replies a conversation holds: the one whose ids came back, else one that nothing goes on
+    from yet, else the first."""
+    ids = {call.id for call in entry.calls}
+
+    def rank(call: Call) -> tuple[bool, bool]:
+        same: set[ToolCall] = {one for one in call.reply.calls if one.id in ids}
+        return not same, bool(call._children)
+
+    return min(found, key=rank)

@@ -1,0 +1,442 @@
+"""Programs against the gateway, with a scripted policy: what they get, what becomes of the rollout."""
+
+import asyncio
+import json
+import sys
+import time
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from agentic_prompting.llm import FunctionChat, Reply, ServerFailed
+from agentic_prompting.programs import Program
+from agentic_prompting.rollout import Limits
+from support.programs import ADD, byte_tokenizer, called, play_program
+
+ASK = [{"role": "user", "content": "q"}]
+
+
+def client(base_url, api_key, **options):
+    return AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, **options)
+
+
+async def say(base_url, api_key, messages=ASK, **options):
+    made = await client(base_url, api_key).chat.completions.create(model="agent", messages=messages, **options)
+    return made.choices[0]
+
+
+def decoded(ids):
+    return byte_tokenizer().decode(ids)
+
+
+def test_a_history_is_one_sequence_of_sampled_ids():
+    async def agent(row, base_url, api_key):
+        messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+        for i in range(3):
+            said = (await say(base_url, api_key, messages)).message
+            messages += [said, {"role": "user", "content": f"more {i}"}]  # the client's own object goes back
+        return said.content
+
+    turn = "<think>\nhm\n</think>\n\nyes  "  # whose thought the template drops from a history, and the client as well
+    rollout, policy = play_program(agent, lambda text, request: turn)
+    assert rollout.status == "answered" and rollout.answer == "yes" and rollout.others == []
+    assert decoded(rollout.prompt_ids) == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    between = "\n<|im_start|>user\nmore {}<|im_end|>\n<|im_start|>assistant\n"
+    whole = f"{turn}<|im_end|>".join(["", between.format(0), between.format(1), ""])
+    assert decoded(rollout.ids) == whole
+    sampled = len(byte_tokenizer()(f"{turn}<|im_end|>")["input_ids"])
+    assert sum(rollout.mask) == 3 * sampled and len(rollout.logprobs) == len(rollout.ids)
+    assert len({request.conversation for request in policy.requests}) == 1
+    assert len({request.seed for request in policy.requests}) == 3
+
+
+def test_branches_and_rewrites_have_each_token_once_whatever_the_order():
+    async def agent(row, base_url, api_key):
+        ask = [{"role": "user", "content": "plan"}]
+        ask += [(await say(base_url, api_key, ask)).message]
+        branches = [[*ask, {"role": "user", "content": f"branch {i}"}] for i in range(3)]
+        await asyncio.gather(*(say(base_url, api_key, one) for one in branches))
+        await say(base_url, api_key, [{"role": "user", "content": "a summary"}])
+        return "x"
+
+    plays = [play_program(agent, lambda text, request: str(request.seed % 1000))[0] for _ in range(2)]
+    found = [[one.prompt_ids + one.ids for one in rollout.sequences] for rollout in plays]
+    assert found[0] == found[1] and len(found[0]) == 4 and len(plays[0].turns) == 5
+    sampled = sum(len(byte_tokenizer()(turn.text)["input_ids"]) + 1 for turn in plays[0].turns)
+    assert sum(sum(one.mask) for one in plays[0].sequences) == sampled
+    assert plays[0].counts["program/sequences"] == 4 and plays[0].counts["program/calls"] == 5
+
+
+def test_the_same_question_twice_is_a_vote_with_two_samples():
+    async def agent(row, base_url, api_key):
+        votes = await asyncio.gather(*(say(base_url, api_key) for _ in range(3)))
+        return ",".join(sorted(one.message.content for one in votes))
+
+    rollout, policy = play_program(agent, lambda text, request: str(request.seed % 1000))
+    assert len({request.seed for request in policy.requests}) == 3 and len(rollout.sequences) == 3
+    assert rollout.answer == play_program(agent, lambda text, request: str(request.seed % 1000))[0].answer
+
+
+def test_tools_and_their_results_stay_in_the_sequence():
+    async def agent(row, base_url, api_key):
+        messages = [{"role": "user", "content": "1+1"}]
+        got = await say(base_url, api_key, messages, tools=[ADD])
+        assert got.finish_reason == "tool_calls" and got.message.content == "I add."
+        assert [json.loads(call.function.arguments) for call in got.message.tool_calls] == [{"a": 1}, {"a": 2}]
+        messages += [got.message]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "2"} for call in got.message.tool_calls]
+        return (await say(base_url, api_key, messages, tools=[ADD])).message.content
+
+    calls = "\n".join(["I add.", called("add", '{"a": 1}'), called("add", '{"a": 2}')])
+    rollout, policy = play_program(agent, lambda text, _: "It is 2." if "tool_response" in text else calls)
+    assert rollout.answer == "It is 2." and len(rollout.sequences) == 1
+    functions = [{"type": "function", "function": {"name": "add", "arguments": {"a": i}}} for i in (1, 2)]
+    history = [
+        {"role": "user", "content": "1+1"},
+        {"role": "assistant", "content": "I add.", "tool_calls": functions},
+        *[{"role": "tool", "content": "2"}] * 2,
+    ]
+    whole = byte_tokenizer().apply_chat_template(history, tools=[ADD], tokenize=False, add_generation_prompt=True)
+    assert policy.contexts()[1] == whole
+
+
+def test_stop_and_max_tokens():
+    async def agent(row, base_url, api_key):
+        stopped = await say(base_url, api_key, stop=["</a>"])
+        cut = await say(base_url, api_key, [{"role": "user", "content": "other"}], max_tokens=3)
+        return {
+            "answer": "x",
+            "seen": [stopped.message.content, stopped.finish_reason, cut.message.content, cut.finish_reason],
+        }
+
+    rollout, _ = play_program(agent, lambda text, request: "<a>x</a> and more")
+    assert rollout.returned["seen"] == ["<a>x", "stop", "<a>", "length"]
+    assert {decoded(one.ids) for one in rollout.sequences} == {"<a>x</a>", "<a>"}, "what came after is not learned"
+
+
+def test_logprobs_are_those_of_the_sampled_tokens():
+    async def agent(row, base_url, api_key):
+        choice = await say(base_url, api_key, logprobs=True)
+        return {"answer": "x", "seen": [(one.token, one.logprob) for one in choice.logprobs.content]}
+
+    rollout, _ = play_program(agent, lambda text, request: "ab")
+    assert rollout.returned["seen"] == [("a", -0.5), ("b", -0.5), ("<|im_end|>", -0.1)]
+
+
+@pytest.mark.parametrize("wish", [{"n": 2}, {"response_format": {"type": "json_object"}}, {"top_logprobs": 3}])
+def test_what_is_not_offered_is_refused_by_name(wish):
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        with pytest.raises(openai.BadRequestError) as refused:
+            await say(base_url, api_key, **wish)
+        return refused.value.code + " " + refused.value.param
+
+    assert play_program(agent)[0].answer == f"unsupported_value {next(iter(wish))}"
+
+
+async def raises(row, base_url, api_key):
+    raise RuntimeError("boom")
+
+
+async def silent(row, base_url, api_key):
+    return "42"
+
+
+async def slow(row, base_url, api_key):
+    await say(base_url, api_key)
+    await asyncio.sleep(30)
+
+
+async def exits(row, base_url, api_key):
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    "agent, what", [(raises, "boom"), (silent, "no call"), (slow, "longer"), (exits, "SystemExit")]
+)
+def test_failures_are_data(agent, what):
+    rollout, _ = play_program(agent, timeout=1.5)
+    assert rollout.status == "failed" and what in str(rollout.error)
+
+
+async def reads_json(row, base_url, api_key):
+    return json.loads((await say(base_url, api_key)).message.content)["a"]
+
+
+def test_a_mistake_of_the_policy_learns_and_a_bug_does_not():
+    assert play_program(reads_json)[0].status == "failed"
+    rollout, _ = play_program(reads_json, mistakes=(ValueError, KeyError))
+    assert rollout.status == "malformed" and rollout.answer is None and sum(rollout.mask)
+    assert Program.reward([rollout]) == [0.0]
+    assert play_program(reads_json, lambda text, request: '{"a": 7}')[0].answer == "7"
+
+
+@pytest.mark.parametrize("returned, status", [(None, "malformed"), ("  ", "malformed"), ({"reward": None}, "failed")])
+def test_no_answer_is_no_success(returned, status):
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        return returned
+
+    assert play_program(agent)[0].status == status
+
+
+def test_rewards_that_the_program_returns():
+    def agent(row, base_url, api_key):
+        with OpenAI(base_url=base_url, api_key=api_key) as client:
+            client.chat.completions.create(model="agent", messages=ASK)
+        return row["returns"]
+
+    played = [play_program(agent, row={"returns": one})[0] for one in (0.25, {"answer": "x", "reward": 1})]
+    assert Program.reward(played) == [0.25, 1.0] and played[1].answer == "x"
+    unrewarded = play_program(agent, row={"returns": "text"})[0]
+    with pytest.raises(ValueError, match="no reward"):
+        Program.reward([unrewarded])
+
+
+def test_a_large_llm_is_counted_and_its_failure_ends_the_rollout():
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        try:
+            asked = client(base_url, api_key).chat.completions
+            return (await asked.create(model="big", messages=ASK)).choices[0].message.content
+        except openai.APIError:
+            return "sorry"
+
+    async def fine(messages, **options):
+        return Reply(text=f"said {messages[-1]['content']}")
+
+    async def down(messages, **options):
+        return Reply(error=ServerFailed("down"))
+
+    rollout, _ = play_program(agent, llms={"big": fine})
+    assert rollout.answer == "said q" and len(rollout.replies) == 1
+    rollout, _ = play_program(agent, llms={"big": FunctionChat(down)})
+    assert rollout.status == "failed" and "down" in str(rollout.error) and len(rollout.replies) == 1
+
+
+def test_calls_after_the_end_are_refused_with_a_400():
+    kept = {}
+
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        kept["at"] = base_url, api_key
+        return "x"
+
+    play_program(agent)
+
+    async def late():
+        with pytest.raises(openai.BadRequestError) as refused:
+            await say(*kept["at"])
+        return refused.value
+
+    error = asyncio.run(late())
+    assert error.code == "rollout_ended" and "context" not in str(error)
+
+
+def test_a_key_of_another_rollout_is_needed():
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        with pytest.raises(openai.AuthenticationError):
+            await say(base_url.replace(api_key, "x" * 43), "y")
+        return "x"
+
+    assert play_program(agent)[0].status == "answered"
+
+
+def test_too_many_calls_and_sequences():
+    async def agent(row, base_url, api_key):
+        for i in range(9):
+            await say(base_url, api_key, [{"role": "user", "content": str(i)}])
+
+    for options in ({"max_calls": 3}, {"max_sequences": 3}):
+        rollout, policy = play_program(agent, **options)
+        assert rollout.status == "out_of_turns" and len(policy.requests) == 3 and len(rollout.sequences) == 3
+        assert rollout.counts["program/limits_reached"] == 1
+
+
+def test_a_full_context_invites_compaction_thrice():
+    codes = []
+
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        for _ in range(4):
+            try:
+                await say(base_url, api_key, [{"role": "user", "content": "x" * 600}])
+            except openai.BadRequestError as error:
+                codes.append(error.code)
+        return None
+
+    rollout, _ = play_program(agent, limits=Limits(5, 100, 300, 500))
+    assert codes == ["context_length_exceeded"] * 2 + ["rollout_ended"] * 2
+    assert rollout.status == "truncated"
+
+
+def test_a_program_that_compacts_goes_on():
+    async def agent(row, base_url, api_key):
+        try:
+            await say(base_url, api_key, [{"role": "user", "content": "x" * 600}])
+        except openai.BadRequestError:
+            return (await say(base_url, api_key)).message.content
+
+    assert play_program(agent, limits=Limits(5, 100, 300, 500))[0].status == "answered"
+
+
+def test_a_blocking_client_in_a_coroutine_and_a_plain_function():
+    async def blocking(row, base_url, api_key):
+        with OpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=20) as client:
+            return client.chat.completions.create(model="agent", messages=ASK).choices[0].message.content
+
+    def plain(row, base_url, api_key):
+        return asyncio.run(blocking(row, base_url, api_key))
+
+    assert play_program(blocking)[0].answer == "hello"
+    assert [one.answer for one in play_program(plain, n=4)[0]] == ["hello"] * 4
+
+
+def test_the_system_prompt_of_the_run():
+    row = {"prompt": [{"role": "system", "content": "EVOLVED"}, {"role": "user", "content": "q"}]}
+
+    async def agent(row, base_url, api_key):
+        messages = [{"role": "system", "content": "own"}, *ASK]
+        messages.append((await say(base_url, api_key, messages)).message)
+        await say(base_url, api_key, [*messages, *ASK])
+        return "x"
+
+    rollout, policy = play_program(agent, row=row)
+    assert "system\nEVOLVED\n\nown<" in policy.contexts()[0] and len(rollout.sequences) == 1
+
+    async def takes(row, base_url, api_key, system_prompt):
+        await say(base_url, api_key, [{"role": "user", "content": f"[{system_prompt}]"}])
+        return "x"
+
+    _, policy = play_program(takes, row=row)
+    assert "[EVOLVED]" in policy.contexts()[0] and "system" not in policy.contexts()[0]
+
+
+def test_a_client_that_hangs_up_leaves_no_trace():
+    async def agent(row, base_url, api_key):
+        with pytest.raises(openai.APITimeoutError):
+            await client(base_url, api_key, timeout=0.3).chat.completions.create(model="agent", messages=ASK)
+        return (await say(base_url, api_key)).message.content
+
+    rollout, policy = play_program(agent, lambda text, request: str(request.seed), delay=1.0)
+    assert len(policy.requests) == 2 and len(rollout.turns) == 1 and len(rollout.sequences) == 1
+    assert policy.requests[0].seed == policy.requests[1].seed, "asked again, it is the same question"
+
+
+def test_a_reply_that_is_asked_for_again_leaves_the_loss():
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        again = (await say(base_url, api_key, extra_headers={"x-stainless-retry-count": "1"})).message
+        return (await say(base_url, api_key, [*ASK, again, *ASK])).message.content
+
+    rollout, policy = play_program(agent)
+    assert len(policy.requests) == 3 and len(rollout.sequences) == 1 and len(rollout.turns) == 2
+    assert rollout.counts["program/undelivered_tokens"] == len("hello") + 1
+
+
+def test_the_policy_s_own_error_is_raised():
+    def broken(text, request):
+        raise MemoryError("no room for the model")
+
+    async def agent(row, base_url, api_key):
+        try:
+            await say(base_url, api_key)
+        except openai.APIError:
+            await asyncio.sleep(30)
+
+    with pytest.raises(MemoryError):
+        play_program(agent, broken)
+
+
+def test_untrained_calls_and_auxiliary_ones():
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key, [{"role": "user", "content": "a title, please"}])
+        messages = [*ASK]
+        messages.append((await say(base_url, api_key, messages, tools=[ADD])).message)
+        summary = (await say(base_url, api_key, [{"role": "user", "content": "sum up"}])).message.content
+        await say(base_url, api_key, [{"role": "user", "content": f"so far: {summary}"}], tools=[ADD])
+        return "x"
+
+    def write(text, request):
+        return "A fine title" if "title" in text else "we did much" if "sum up" in text else "done"
+
+    rollout, _ = play_program(agent, write)
+    roles = {decoded(one.ids): (one.role, sum(one.mask) > 0) for one in rollout.sequences}
+    assert roles["A fine title<|im_end|>"] == ("auxiliary", False)
+    assert roles["we did much<|im_end|>"] == ("agent", True), "the summary comes back"
+    assert rollout.counts["program/auxiliary_calls"] == 1 and rollout.role == "agent"
+    chosen, _ = play_program(agent, write, trains=lambda call: "title" in call.asked.entries[-1].text)
+    assert [decoded(one.ids) for one in chosen.sequences if sum(one.mask)] == ["A fine title<|im_end|>"]
+
+
+def test_a_second_model_name_is_auxiliary_beside_the_first():
+    async def agent(row, base_url, api_key, names=("agent", "small-router")):
+        for name in names:
+            await client(base_url, api_key).chat.completions.create(
+                model=name, messages=[{"role": "user", "content": name}]
+            )
+        return "x"
+
+    async def own_name(row, base_url, api_key):
+        return await agent(row, base_url, api_key, ["gpt-4o", "gpt-4o"])
+
+    rollout, _ = play_program(agent)
+    assert [one.role for one in rollout.sequences] == ["agent", "auxiliary"]
+    assert [one.role for one in play_program(own_name)[0].sequences] == ["agent", "agent"]
+
+
+SCRIPT = """
+import json, os, sys
+from openai import OpenAI
+assert sys.stdin.read() == ""
+row = json.load(open(os.environ["AGENTIC_PROMPTING_ROW"]))
+assert "answers" not in row and sys.argv[1] == row["question"], row
+print("noise")
+said = OpenAI().chat.completions.create(model="agent", messages=[{"role": "user", "content": row["question"]}])
+print(json.dumps({"answer": said.choices[0].message.content}))
+"""
+
+
+def test_a_command_reads_its_row_from_a_file_without_the_truth(tmp_path):
+    (tmp_path / "agent.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "agent.py"), "{question}"]
+    rollout, policy = play_program(command, row={"question": "why {x}?", "answers": ["SECRET"]}, timeout=60)
+    assert rollout.answer == "hello", rollout.error
+    assert "SECRET" not in policy.contexts()[0]
+
+
+GRANDCHILD = "import sys, time; time.sleep(3); open(sys.argv[1], 'w')"
+
+
+def test_commands_end_with_their_whole_group(tmp_path):
+    (tmp_path / "child.py").write_text(GRANDCHILD)
+    (tmp_path / "agent.py").write_text(
+        "import subprocess, sys, time; subprocess.Popen([sys.executable, *sys.argv[1:]]); time.sleep(60)"
+    )
+    started = time.monotonic()
+    command = [sys.executable, *(str(tmp_path / name) for name in ("agent.py", "child.py", "alive"))]
+    rollout, _ = play_program(command, timeout=1.5)
+    assert rollout.error.kind == "TimedOut" and time.monotonic() - started < 20
+    time.sleep(4)
+    assert not (tmp_path / "alive").exists()
+
+
+def test_exit_codes(tmp_path):
+    command = [sys.executable, "-c", SCRIPT.replace("print(json", "sys.exit('no such thing'); print(json"), "q"]
+    rollout, _ = play_program(command, timeout=60)
+    assert rollout.status == "failed" and "no such thing" in str(rollout.error)
+    rollout, _ = play_program(command, mistakes=(1,), timeout=60)
+    assert rollout.status == "malformed" and sum(rollout.mask)
+
+
+def test_arguments_that_cannot_work():
+    with pytest.raises(TypeError, match="row, base_url, api_key"):
+        Program(lambda row: "x")
+    with pytest.raises(TypeError, match="command"):
+        Program([])
+    with pytest.raises(ValueError, match="own name"):
+        Program(raises, llms={"agent": FunctionChat(lambda messages: "x")})

@@ -149,7 +149,8 @@ class ScoredTokens:
 
     def __init__(self, model: Callable[..., Any], scored: torch.Tensor):
         self.model, self.scored = model, scored
-        self._row, self._output = 0, None
+        self._row = 0
+        self._output: Any = None
 
     def __call__(self, *args: Any, labels: torch.Tensor, **kwargs: Any) -> Any:
         scored = self.scored[self._row : self._row + len(labels)].to(labels.device)

@@ -103,7 +103,7 @@ class Batch:
         self.scored = pad_sequence(masks, batch_first=True)
         return {**output, "logprobs": output["logprobs"] if with_logprobs else None, "rollout": list(self.rollouts)}
 
-    def sampled(self, completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    def sampler_columns(self, completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What TRL is to shuffle and split with the rows besides its own, for [`logp_difference`].
 
         Args:

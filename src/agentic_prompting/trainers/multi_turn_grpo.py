@@ -330,7 +330,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if self._batch.off_policy:
             self.log_batch("train", {"async/clipped": clipped_share(scored, self.args, self.accelerator)})
         elif place.trains:
-            scored |= self._batch.sampled(scored["completion_ids"])
+            scored |= self._batch.sampler_columns(scored["completion_ids"])
             if "importance_sampling_ratio" in scored:  # TRL has logged the difference
                 self.observer.warn_of_logps(self._metrics["train"]["sampling/sampling_logp_difference/mean"][-1])
         self._batch = None

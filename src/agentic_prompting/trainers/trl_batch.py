@@ -184,7 +184,7 @@ def logp_difference(
 
     Args:
         logps (`torch.Tensor`): The trainer's, of shape `(batch, completion)`.
-        batch (`dict`): A micro-batch with what [`Batch.sampled`] added.
+        batch (`dict`): A micro-batch with what [`Batch.sampler_columns`] added.
         accelerator (`Accelerator`): The job's processes, each of which calls this.
 
     Returns:

@@ -22,7 +22,7 @@ PICTURE = ROOT / "docs" / "images" / "rooms.svg"
 WIDTH, ROW, BOX, HEIGHT = 900, 92, 118, 44
 # The place of a room from left to right; its floor follows from its imports.
 COLUMN = {
-    **{"environments": 0, "local": 1, "trainers": 2.2, "sandbox": 1, "interop": 4, "agent": 1},
+    **{"environments": 0, "programs": 0.9, "local": 1, "trainers": 2.2, "sandbox": 1, "interop": 4, "agent": 1},
     **{"records": 1.5, "llm": 1.5, "rollout": 1.5, "refine": 1.5, "rewards": 1.5, "cli": 2, "serve": 2},
     **{"evolution": 3, "evaluation": 3, "report": 3.2, "data": 4},
 }
@@ -31,6 +31,7 @@ SAYS = {
     "llm": "large LLMs",
     "rollout": "episodes, tokens",
     "environments": "what is asked",
+    "programs": "agents that loop",
     "rewards": "scores",
     "evolution": "E-SPL's prompts",
     "refine": "ProRefine",

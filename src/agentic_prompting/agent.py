@@ -84,6 +84,10 @@ class PromptAgent:
         greedy_answer: bool = False,
     ):
         self.environment, self.spec = environment, spec
+        if greedy_answer and self._plays_itself:
+            raise ValueError(
+                "greedy_answer needs turns that are known to answer, and a program's are not: leave it off"
+            )
         readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
         self.limits = replace(spec.limits, max_context=readable)
         ends = end_of_turn_tokens(model, tokenizer)
@@ -158,6 +162,10 @@ class PromptAgent:
     def environment(self, environment: Any) -> None:
         self._environment = as_environment(environment)
 
+    @property
+    def _plays_itself(self) -> bool:
+        return self._environment is not None and self._environment.play_episode is not None
+
     def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
         """Answer one question.
 
@@ -207,6 +215,8 @@ class PromptAgent:
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
         if self.environment is not None and self.environment.has_reset:
             rows = run(reset_rows(self.environment, [{**row, "prompt": self._messages(row)} for row in rows]))
+        elif self._plays_itself:  # a program finds the system prompt there
+            rows = [{**row, "prompt": self._messages(row)} for row in rows]
         rollouts = [
             Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=rollout_seed(seed, i))
             for i, row in enumerate(rows)

@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[2]
 
 # transformers.Trainer's and TRL's documented attributes and methods; using them needs no contract.
 DOCUMENTED = {
-    "accelerator", "add_callback", "args", "create_optimizer", "evaluate", "log", "model", "pop_callback",
-    "push_to_hub", "remove_callback", "save_model", "state", "train", "train_dataset", "training_step",
+    "accelerator", "add_callback", "args", "compute_loss", "create_optimizer", "evaluate", "log", "model",
+    "pop_callback", "push_to_hub", "remove_callback", "save_model", "state", "train", "train_dataset", "training_step",
     "is_in_train", "is_world_process_zero", "model_wrapped", "processing_class",
 }  # fmt: skip
 
@@ -492,6 +492,15 @@ def test_vllm_generation_reads_its_limit_at_every_call():
     assert "self.max_completion_length = max_completion_length" in inspect.getsource(VLLMGeneration.__init__)
     trl_source = inspect.getsource(GRPOTrainer._generate_single_turn)
     assert "self.vllm_generation.generate(" in trl_source and "if self.use_vllm" in trl_source
+
+
+def test_loss_type_is_read_at_every_loss_and_dapo_is_a_sum_over_tokens(trained):
+    """What a token counts is then in the mask, see sequences.py."""
+    assert trained.loss_type == trained.args.loss_type
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert "self.loss_type in" in source and "args.loss_type" not in source
+    branch = source.split('self.loss_type in ["cispo", "dapo", "vespo"]')[1].split("elif")[0]
+    assert "(per_token_loss * mask).sum() / normalizer" in branch and 'inputs["num_items_in_batch"]' in branch
 
 
 def test_use_vllm_and_continuous_batching_are_flags(trained):

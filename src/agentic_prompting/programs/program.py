@@ -72,12 +72,19 @@ class Program(Environment):
     Example:
 
     ```python
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    shared = DefaultAsyncHttpxClient()  # a client of its own costs each rollout 30 ms
+
+
     async def agent(row, base_url, api_key):
         client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=shared)
         messages = [{"role": "user", "content": row["question"]}]
         reply = await client.chat.completions.create(model="agent", messages=messages)
         return reply.choices[0].message.content
 
+
+    args, rows = MultiTurnGRPOConfig("runs/agent"), load_task("hotpotqa", split="train", n=64)
     MultiTurnGRPOTrainer("Qwen/Qwen3-4B", exact_match_reward, args, rows, environment=Program(agent)).train()
     ```
     """
@@ -99,11 +106,14 @@ class Program(Environment):
         port: int = 0,
         public_url: str | None = None,
     ):
-        self.agent = shlex.split(agent) if isinstance(agent, str) else agent
+        self.agent: Callable[..., Any] | list[str]
         if callable(agent):
+            self.agent = agent
             _check_signature(agent)
-        elif not self.agent or not all(isinstance(part, str) for part in self.agent):
-            raise TypeError("agent must be a function of (row, base_url, api_key), or a command: a list of texts")
+        else:
+            self.agent = shlex.split(agent) if isinstance(agent, str) else list(agent)
+            if not self.agent or not all(isinstance(part, str) for part in self.agent):
+                raise TypeError("agent must be a function of (row, base_url, api_key), or a command: a list of texts")
         if min(max_calls, max_sequences, timeout) <= 0:
             raise ValueError("max_calls, max_sequences and timeout must be positive")
         if self.model in (llms or {}):

@@ -474,7 +474,9 @@ def _chat_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _chat_logprobs(said: Completion) -> dict[str, Any] | None:
-    return said.logprobs and {"content": [_logprob(text, value) for text, value in said.logprobs], "refusal": None}
+    if said.logprobs is None:
+        return None
+    return {"content": [_logprob(text, value) for text, value in said.logprobs], "refusal": None}
 
 
 def _logprob(text: str, value: float) -> dict[str, Any]:

@@ -357,15 +357,16 @@ class Session:
         found: list[tuple[TokenSequence, list[Call]]] = []
         begins = [call for call in self.calls if call._parent is None]
         while begins:
-            call: Call | None = begins.pop()
-            sequence, calls = TokenSequence(list(call.context)) if call else TokenSequence([]), list[Call]()
-            while call is not None:
-                between = call.context[len(sequence.prompt_ids) + len(sequence.ids) :]
-                sequence.add_observed(between)
+            call = begins.pop()
+            sequence, calls = TokenSequence(list(call.context)), list[Call]()
+            while True:
+                sequence.add_observed(call.context[len(sequence.prompt_ids) + len(sequence.ids) :])
                 sequence.add_sampled(call.sample, in_loss=call.trains)
                 calls.append(call)
-                call, *others = sorted(call._children, key=_by_content) or [None]
-                begins += [other for other in others if other is not None]
+                if not call._children:
+                    break
+                call, *others = sorted(call._children, key=_by_content)
+                begins += others
             sequence.role = "agent" if any(one.role == "agent" for one in calls) else "auxiliary"
             found.append((sequence, calls))
         return sorted(found, key=lambda pair: (pair[0].role, pair[0].prompt_ids, pair[0].ids))

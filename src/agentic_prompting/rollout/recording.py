@@ -15,8 +15,8 @@ import logging
 import os
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,10 +55,11 @@ class RolloutFacts:
     retries: int
     tokens: int
     cost_usd: float
+    counts: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutFacts:
-        replies, error = rollout.replies, rollout.error
+        replies, error, masks = rollout.replies, rollout.error, [one.mask for one in rollout.sequences]
         return cls(
             status=rollout.status,
             error_kind=None if error is None else error.kind,
@@ -66,8 +67,8 @@ class RolloutFacts:
             fatal=error is not None and error.fatal,
             turns=len(rollout.turns),
             interactions=sum(observation.error is None for observation in rollout.observations),
-            agent_tokens=sum(rollout.mask),
-            observation_tokens=len(rollout.mask) - sum(rollout.mask),
+            agent_tokens=sum(map(sum, masks)),
+            observation_tokens=sum(map(len, masks)) - sum(map(sum, masks)),
             latencies=tuple(observation.seconds for observation in rollout.observations),
             calls=len(replies),
             cached=sum(reply.cached for reply in replies),
@@ -75,6 +76,7 @@ class RolloutFacts:
             retries=sum(max(reply.attempts - 1, 0) for reply in replies),
             tokens=sum(reply.usage.tokens for reply in replies),
             cost_usd=sum(reply.usage.cost_usd for reply in replies),
+            counts=rollout.counts,
         )
 
 
@@ -83,12 +85,16 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
 
     `rollout/turns`, `rollout/interactions`: means; `rollout/<status>`: shares, which add up to 1;
     `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`, `cached`, `shared`,
-    `tokens`, `cost_usd`: sums over the batch; `environment/latency_mean`, `latency_p95`: seconds per interaction.
+    `tokens`, `cost_usd`: sums over the batch; `environment/latency_mean`, `latency_p95`: seconds per interaction;
+    [`Rollout.counts`]: means over the rollouts that have them.
     """
     latencies = [seconds for fact in facts for seconds in fact.latencies] or [0.0]
     means = ("turns", "interactions", "agent_tokens", "observation_tokens")
     sums = ("calls", "retries", "cached", "shared", "tokens", "cost_usd")
+    names = dict.fromkeys(name for fact in facts for name in fact.counts)
+    own = {name: [fact.counts[name] for fact in facts if name in fact.counts] for name in names}
     return {
+        **{name: float(np.mean(values)) for name, values in own.items()},
         **{f"rollout/{name}": float(np.mean([getattr(fact, name) for fact in facts])) for name in means},
         **{f"rollout/{status}": float(np.mean([fact.status == status for fact in facts])) for status in STATUSES},
         **{f"environment/{name}": float(sum(getattr(fact, name) for fact in facts)) for name in sums},
@@ -113,7 +119,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     Keys: `id`, `question`, `answers`, `task` (those that the row has), `status`, `error`, `answer`, `turns`
     (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`,
     `shared`), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or
-    an earlier run paid for), `seed`, and the keys of `extra`.
+    an earlier run paid for), `seed`, and the keys of `extra`. Of a program's episode also `sequences` (each `role`,
+    `prompt`, `tokens`, `in_loss`), its turns being in their order, and `counts`.
     """
     facts = RolloutFacts.of(rollout)
     return {
@@ -140,7 +147,16 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
         "cost_usd": facts.cost_usd,
         "worth_usd": sum(reply.worth.cost_usd for reply in rollout.replies),
         "seed": rollout.seed,
+        **({"sequences": _sequences(rollout), "counts": rollout.counts} if rollout.counts else {}),
     }
+
+
+def _sequences(rollout: Rollout) -> list[dict[str, Any]]:
+    """The token sequences of an episode in numbers."""
+    return [
+        {"role": one.role, "prompt": len(one.prompt_ids), "tokens": len(one.ids), "in_loss": sum(one.mask)}
+        for one in rollout.sequences
+    ]
 
 
 class RolloutLog:

@@ -84,6 +84,13 @@ class AgentAnswers:
     agent: PromptAgent
     max_cost_usd: float | None = None
 
+    def __post_init__(self):
+        environment = self.agent.environment
+        if self.max_cost_usd is not None and environment is not None and environment.play_episode is not None:
+            raise ValueError(
+                "max_cost_usd of a request cannot be held to with a program: leave it out, or use a budget"
+            )
+
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False
     ) -> Answer:
@@ -105,7 +112,9 @@ class AgentAnswers:
             asked.add(request.conversation)
             return await agent.policy(replace(request, greedy=greedy))
 
-        environment = agent.environment and _MeteredEnvironment(agent.environment, self.max_cost_usd)
+        environment = agent.environment
+        if environment is not None and environment.play_episode is None:
+            environment = _MeteredEnvironment(environment, self.max_cost_usd)
         rollout = Rollout(ids, row=row, seed=seed)
         try:
             await play(rollout, policy, environment, agent.chat_format, limits)
@@ -113,7 +122,8 @@ class AgentAnswers:
             if end_conversation := getattr(agent.policy, "end_conversation", None):
                 for number in asked:
                     end_conversation(number)
-        usage, trajectory = Usage(len(ids), sum(rollout.mask), _cost(rollout)), rollout_record(rollout)
+        written = sum(sum(one.mask) for one in rollout.sequences)
+        usage, trajectory = Usage(len(ids), written, _cost(rollout)), rollout_record(rollout)
         if rollout.error is not None:
             return Answer(error=rollout.error, usage=usage, trajectory=trajectory)
         no_answer = f"The agent gave no answer: {rollout.status.replace('_', ' ')}."

@@ -6,14 +6,15 @@ hand as one object, and every hook reads from it what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ..rollout import Rollout, rollout_seed
+from ..rollout import Rollout, TokenSequence, rollout_seed
+from .sequences import filler, sequences_of
 
 
 @dataclass(frozen=True)
@@ -75,33 +76,47 @@ class Batch:
     metadata: list[dict[str, Any]]
     rollouts: list[Rollout]
     off_policy: bool = False
-    scored: torch.Tensor | None = None  # set by `for_trl`
+    scored: torch.Tensor | None = None  # these three are set by `for_trl`
+    sequences: list[TokenSequence] = field(default_factory=list)  # of TRL's rows
+    owners: list[int] = field(default_factory=list)  # for each row the number of its rollout, -1 for a filler
 
-    def for_trl(self, end_ids: Sequence[int], with_logprobs: bool) -> dict[str, Any]:
+    def for_trl(
+        self, end_ids: Sequence[int], with_logprobs: bool, padded: Callable[[int], int] = lambda rows: rows
+    ) -> dict[str, Any]:
         """What TRL's `rollout_func` returns.
 
         Args:
             end_ids (`Sequence[int]`): Tokens that end a sequence for TRL.
             with_logprobs (`bool`): Whether TRL gets the sampler's log-probabilities for its importance ratio.
+            padded (`Callable`, *optional*): How many rows there have to be, given as many as there are.
 
         Returns:
-            `dict`: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` (1: in the loss) and `rollout`. No token of a
-            failed rollout is in the loss: an advantage of 0 would leave it the KL and entropy terms.
+            `dict`: For each token sequence `prompt_ids`, `completion_ids`, `logprobs` and `env_mask` (1: in the loss);
+            for each rollout `rollout`. No token of a failed rollout is in the loss: an advantage of 0 would leave it
+            the KL and entropy terms.
         """
         output: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
-        for rollout in self.rollouts:
+        rows = [(i, one) for i, rollout in enumerate(self.rollouts) for one in sequences_of(rollout)]
+        rows += [(-1, filler(end_ids))] * (padded(len(rows)) - len(rows))
+        self.owners, self.sequences = [owner for owner, _ in rows], [one for _, one in rows]
+        for owner, row in rows:
+            rollout = self.rollouts[owner]
             # TRL counts a completion without an end token as truncated and cannot handle an empty one. A turn stopped
             # at its tag has no end token, and neither has a prompt that fills the context.
-            stopped = rollout.status != "truncated" and rollout.ids and rollout.ids[-1] not in end_ids
-            end = [end_ids[0]] if stopped or not rollout.ids else []
-            mask = [0] * len(rollout.mask) if rollout.status == "failed" else rollout.mask
-            output["prompt_ids"].append(rollout.prompt_ids)
-            output["completion_ids"].append([*rollout.ids, *end])
-            output["logprobs"].append([*(rollout.logprobs or [0.0] * len(rollout.ids)), *(0.0 for _ in end)])
+            stopped = rollout.status != "truncated" and row.ids and row.ids[-1] not in end_ids
+            end = [end_ids[0]] if stopped or not row.ids else []
+            mask = [0] * len(row.mask) if rollout.status == "failed" else row.mask
+            output["prompt_ids"].append(row.prompt_ids)
+            output["completion_ids"].append([*row.ids, *end])
+            output["logprobs"].append([*(row.logprobs or [0.0] * len(row.ids)), *(0.0 for _ in end)])
             output["env_mask"].append([*mask, *(0 for _ in end)])
         masks = [torch.tensor(mask) for mask in output["env_mask"]]
         self.scored = pad_sequence(masks, batch_first=True)
         return {**output, "logprobs": output["logprobs"] if with_logprobs else None, "rollout": list(self.rollouts)}
+
+    def by_rollout(self, of_rows: Sequence[Any]) -> list[Any]:
+        """From values for each of TRL's rows to one for each rollout: that of its first row."""
+        return [of_rows[self.owners.index(number)] for number in range(len(self.rollouts))]
 
     def sampler_columns(self, completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What TRL is to shuffle and split with the rows besides its own, for [`logp_difference`].
@@ -114,7 +129,7 @@ class Batch:
             `sampled_at`: the number of updates of the weights that sampled.
         """
         logps = torch.full(completion_ids.shape, torch.nan)
-        for row, rollout in zip(logps, self.rollouts, strict=True):
-            known = rollout.logprobs or []
+        for row, sequence in zip(logps, self.sequences, strict=True):
+            known = sequence.logprobs or []
             row[: len(known)] = torch.tensor(known)
         return {"sampler_logps": logps.to(completion_ids.device), "sampled_at": torch.tensor(self.place.step)}

@@ -90,6 +90,7 @@ CONTRACT = (
     Part("control"),
     # What it was made of.
     Part("num_generations"),
+    Part("loss_type"),
     Part("eos_token_ids"),
     Part("reward_func_names"),
     Part("callback_handler"),

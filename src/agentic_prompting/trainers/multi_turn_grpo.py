@@ -37,6 +37,7 @@ from .player import Player
 from .policies import PolicyUnreachable, pushed_by, sampling_of, tokenizer_of, trainer_backend
 from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
+from .sequences import check_settings, loss_in_slices, padded_rows, spread, summed
 from .source import OnPolicy, Source
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
 from .trl_batch import (
@@ -44,6 +45,7 @@ from .trl_batch import (
     check_experts,
     clipped_share,
     completions_of,
+    has_aux_loss,
     logp_difference,
     prompt_format_of,
     scored_only,
@@ -65,8 +67,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
-            function of the rollout that does. If it has `state_dict()` (plain data) and `load_state_dict(state)`,
-            checkpoints keep its state, one per process. `None`: a request ends the rollout.
+            function of the rollout that does; or a [`Program`], an agent that keeps its own loop. If it has
+            `state_dict()` (plain data) and `load_state_dict(state)`, checkpoints keep its state, one per process.
+            `None`: a request ends the rollout.
         tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
         environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
             its `get_reward`, if it has one, is a reward function beside the others.
@@ -119,6 +122,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         functions = self._rewards(reward_funcs, args)
         functions = [] if functions is None else functions
         functions = [*functions, *added] if isinstance(functions, (list, tuple)) else [functions, *added]
+        if not functions and environment is not None and environment.play_episode is not None:
+            functions = [environment.reward]  # what the program itself returns
         if added and args.reward_weights is not None:
             args = copy(args)
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
@@ -141,7 +146,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 eval_dataset=eval_dataset,
                 processing_class=processing_class,
                 rollout_func=lambda prompts, trainer: trainer._batch.for_trl(
-                    trainer.eos_token_ids, with_logprobs=trainer.use_vllm
+                    trainer.eos_token_ids, trainer.use_vllm, trainer._padded_rows
                 ),
                 **kwargs,
             )
@@ -200,6 +205,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _compose(self, environment: Environment | None) -> None:
         """The parts that the hooks below use."""
         args, run = self.args, int(time.time())
+        self._plays_itself = environment is not None and environment.play_episode is not None
+        if self._plays_itself:
+            check_settings(args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format)
         check_experts(self.model, args.router_aux_loss_coef)
         backend = trainer_backend(self, self.spec.stop_texts)
         readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
@@ -333,12 +341,18 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             scored |= self._batch.sampler_columns(scored["completion_ids"])
             if "importance_sampling_ratio" in scored:  # TRL has logged the difference
                 self.observer.warn_of_logps(self._metrics["train"]["sampling/sampling_logp_difference/mean"][-1])
+        if self._plays_itself:
+            processes, longest = self.accelerator.num_processes, self.args.max_completion_length
+            scored = spread(scored, self._batch.owners, self.loss_type, longest, processes)
         self._batch = None
         return scored
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         batch = self._batch
         assert batch is not None
+        if self._plays_itself:  # TRL logs this list: one entry for each rollout
+            completions[:] = batch.by_rollout(completions)
+            completion_ids_list = batch.by_rollout(completion_ids_list)
         completions = completions_of(batch.rollouts, completions, self.chat_format)
         with quiet_about_missing_rewards(any(rollout.status == "failed" for rollout in batch.rollouts)):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -352,6 +366,20 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self._stop(why)
         self._after_rewards(batch, self.total_rewards(rewards))
         return rewards
+
+    def _padded_rows(self, rows: int) -> int:
+        """How many rows TRL is to get where a rollout may have several."""
+        parts = self.args.steps_per_generation if self.model.training else 1
+        return padded_rows(rows, parts) if self._plays_itself else rows
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """As TRL's, with `per_device_train_batch_size` rows at most in a pass."""
+        if not self._plays_itself:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        args, compute = self.args, super().compute_loss
+        most = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
+        with summed(self):
+            return loss_in_slices(lambda part: compute(model, part), inputs, most, self.accelerator, model)
 
     def _compute_loss(self, model, inputs):
         model, is_corrected = ScoredTokens(model, inputs["tool_mask"]), "importance_sampling_ratio" in inputs

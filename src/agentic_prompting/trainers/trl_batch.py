@@ -129,13 +129,18 @@ def check_experts(model: Any, weight: float | None) -> None:
     Raises:
         `ValueError`: TRL does not find the number of experts.
     """
-    config = model.config.get_text_config()
-    weight = getattr(config, "router_aux_loss_coef", 0.0) if weight is None else weight
-    if weight and hasattr(config, "output_router_logits") and not hasattr(config, "num_experts"):
+    if has_aux_loss(model, weight) and not hasattr(model.config.get_text_config(), "num_experts"):
         raise ValueError(
             f"TRL cannot compute the auxiliary loss of {type(model).__name__}, whose configuration has no "
             "`num_experts`: set router_aux_loss_coef=0 to train without that loss"
         )
+
+
+def has_aux_loss(model: Any, weight: float | None) -> bool:
+    """Whether TRL adds the auxiliary loss of a mixture of experts. Arguments as [`check_experts`]'s."""
+    config = model.config.get_text_config()
+    weight = getattr(config, "router_aux_loss_coef", 0.0) if weight is None else weight
+    return bool(weight) and hasattr(config, "output_router_logits")
 
 
 class ScoredTokens:

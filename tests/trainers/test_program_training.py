@@ -1,0 +1,106 @@
+"""Programs in the trainer, with the real engine: weights move, records hold every sequence, the agent answers."""
+
+import asyncio
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, Program, PromptAgent
+from agentic_prompting.rollout import read_rollouts
+from support.training import vars_for
+
+ROWS = [{"question": f"which currency number {i} ?", "answers": ["x"]} for i in range(4)]
+
+
+async def two_chats(row, base_url, api_key):
+    """Two questions, the second time with a history that was rewritten; the reward is the share of some words."""
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+        said = ""
+        for ask in ("the capital", f"{row['question']} of"):
+            messages = [{"role": "user", "content": f"{ask} {said}"}]
+            said = (await client.chat.completions.create(model="agent", messages=messages)).choices[0].message.content
+    words = said.split()
+    return {"answer": said or "nothing", "reward": sum(word < "n" for word in words) / max(len(words), 1)}
+
+
+def trainer_of(tiny_policy, folder, program, rows=ROWS, **changes):
+    settings = {**vars_for(folder), "max_turn_tokens": 12, "max_completion_length": 60, "max_steps": 2}
+    settings |= {"per_device_eval_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 1, **changes}
+    args = MultiTurnGRPOConfig(**settings)
+    return MultiTurnGRPOTrainer(str(tiny_policy), None, args, rows, rows[:2], environment=program)
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_a_program_trains_is_recorded_evaluated_and_answers(tiny_policy, tmp_path, loss_type):
+    trainer = trainer_of(tiny_policy, tmp_path, Program(two_chats), loss_type=loss_type, num_generations_eval=2)
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert any((before[name] != value).any() for name, value in trainer.model.named_parameters())
+    logged = [entry for entry in trainer.state.log_history if "program/sequences" in entry]
+    assert len(logged) == 2 and all(entry["program/sequences"] == entry["program/calls"] == 2 for entry in logged)
+    assert all(entry["rollout/answered"] == 1 for entry in logged)
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    assert len(records) == 8 and all(len(one["sequences"]) == len(one["turns"]) == 2 for one in records)
+    assert all(one["tokens"]["agent"] == sum(s["in_loss"] for s in one["sequences"]) for one in records)
+    assert "eval_reward" in trainer.evaluate()
+    trainer.save_model(str(tmp_path / "saved"))
+    agent = PromptAgent.from_pretrained(tmp_path / "saved", Program(two_chats))
+    played = agent.answer("which currency ?", seed=3)
+    assert played.status == "answered" and len(played.sequences) == 2
+    assert agent.answer("which currency ?", seed=3).ids == played.ids
+
+
+def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):
+    async def breaks(row, base_url, api_key):
+        await two_chats(row, base_url, api_key)
+        raise RuntimeError("the program has a bug")
+
+    trainer = trainer_of(tiny_policy, tmp_path, Program(breaks), max_steps=1, max_failed_share=1.0)
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert all((before[name] == value).all() for name, value in trainer.model.named_parameters())
+    assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ServerFailed"}
+
+
+def test_other_numbers_of_sequences_in_each_rollout_with_accumulation(tiny_policy, tmp_path):
+    async def some_chats(row, base_url, api_key):
+        said = await two_chats(row, base_url, api_key)
+        for _ in range(len(said["answer"]) % 3):
+            said = await two_chats(row, base_url, api_key)
+        return said
+
+    trainer = trainer_of(
+        tiny_policy, tmp_path, Program(some_chats), per_device_train_batch_size=2, gradient_accumulation_steps=2
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_the_system_prompt_of_the_trainer_reaches_the_policy(tiny_policy, tmp_path):
+    seen = []
+
+    async def agent(row, base_url, api_key, system_prompt):
+        seen.append(system_prompt)
+        return await two_chats(row, base_url, api_key)
+
+    prompt = [{"role": "system", "content": "EVOLVED"}, {"role": "user", "content": "q"}]
+    rows = [{**row, "prompt": prompt} for row in ROWS]
+    trainer = trainer_of(tiny_policy, tmp_path, Program(agent), rows, max_steps=1)
+    trainer.train()
+    assert seen and set(seen) == {"EVOLVED"}
+
+
+def test_a_program_may_ignore_errors(tiny_policy, tmp_path):
+    async def stubborn(row, base_url, api_key):
+        said = await two_chats(row, base_url, api_key)
+        for _ in range(3):
+            try:
+                await two_chats(row, base_url, api_key)
+            except openai.BadRequestError:
+                await asyncio.sleep(0)
+        return said
+
+    trainer = trainer_of(tiny_policy, tmp_path, Program(stubborn, max_calls=3), max_steps=1)
+    trainer.train()
+    assert trainer.state.log_history[0]["program/limits_reached"] == 1

@@ -6,8 +6,17 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, Program, PromptAgent
+from agentic_prompting import (
+    MultiTurnGRPOConfig,
+    MultiTurnGRPOTrainer,
+    Program,
+    PromptAgent,
+    PromptR1Config,
+    PromptR1Trainer,
+)
+from agentic_prompting.llm import run
 from agentic_prompting.rollout import read_rollouts
+from agentic_prompting.serve.answering import AgentAnswers
 from support.training import vars_for
 
 ROWS = [{"question": f"which currency number {i} ?", "answers": ["x"]} for i in range(4)]
@@ -104,3 +113,24 @@ def test_a_program_may_ignore_errors(tiny_policy, tmp_path):
     trainer = trainer_of(tiny_policy, tmp_path, Program(stubborn, max_calls=3), max_steps=1)
     trainer.train()
     assert trainer.state.log_history[0]["program/limits_reached"] == 1
+
+
+def test_what_does_not_go_with_a_program_is_refused_by_name(tiny_policy, tmp_path):
+    with pytest.raises(ValueError, match="train it with MultiTurnGRPOTrainer"):
+        args = PromptR1Config(**vars_for(tmp_path))
+        PromptR1Trainer(str(tiny_policy), args=args, train_dataset=ROWS, environment=Program(two_chats))
+    with pytest.raises(ValueError, match="greedy_answer"):
+        PromptAgent.from_pretrained(tiny_policy, Program(two_chats), greedy_answer=True)
+    with pytest.raises(ValueError, match="max_cost_usd"):
+        AgentAnswers(PromptAgent.from_pretrained(tiny_policy, Program(two_chats)), max_cost_usd=1.0)
+
+
+def test_a_program_is_served_as_one_model(tiny_policy):
+    async def agent(row, base_url, api_key):
+        await two_chats(row, base_url, api_key)
+        return row["question"].upper()
+
+    answers = AgentAnswers(PromptAgent.from_pretrained(tiny_policy, Program(agent)))
+    said = run(answers([{"role": "user", "content": "which ?"}], 0, None))
+    assert said.text == "WHICH ?" and said.usage.completion_tokens > 0
+    assert len(said.trajectory["sequences"]) == 2

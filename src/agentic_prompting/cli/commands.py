@@ -96,7 +96,7 @@ def _as_json(question: str, rollout: Rollout) -> dict[str, Any]:
             "prompt_tokens": sum(usage.prompt_tokens for usage in spent),
             "completion_tokens": sum(usage.completion_tokens for usage in spent),
             "cost_usd": sum(usage.cost_usd for usage in spent),
-            "agent_tokens": sum(rollout.mask),
+            "agent_tokens": sum(sum(one.mask) for one in rollout.sequences),
         },
     }
 
@@ -176,6 +176,8 @@ def check_env(
     from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
 
     environment: Any = load_environment(name)
+    if environment.play_episode is not None and model is None:
+        raise ValueError("a program calls the policy by itself, so no script can play it: name a model with --model")
     environment.check()
     asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
     asked = [asked[i % len(asked)] for i in range(3)]

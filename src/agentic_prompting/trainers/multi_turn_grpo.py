@@ -37,7 +37,7 @@ from .player import Player
 from .policies import PolicyUnreachable, pushed_by, sampling_of, tokenizer_of, trainer_backend
 from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
-from .sequences import check_settings, loss_in_slices, padded_rows, spread, summed
+from .sequences import PER_ROLLOUT, check_settings, loss_in_slices, padded_rows, spread
 from .source import OnPolicy, Source
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
 from .trl_batch import (
@@ -378,7 +378,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         args, compute = self.args, super().compute_loss
         most = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
-        with summed(self):
+        with self._summed():
             return loss_in_slices(lambda part: compute(model, part), inputs, most, self.accelerator, model)
 
     def _compute_loss(self, model, inputs):
@@ -390,6 +390,16 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self.log_batch("train", difference)
             self.observer.warn_of_logps(difference.get("sampling/logp_difference/mean", 0.0))
         return loss
+
+    @contextmanager
+    def _summed(self) -> Iterator[None]:
+        """TRL's loss as a plain sum over tokens, whose mask says what each counts."""
+        before = self.loss_type
+        self.loss_type = "dapo" if before in PER_ROLLOUT else before
+        try:
+            yield
+        finally:
+            self.loss_type = before
 
     @contextmanager
     def _corrected(self) -> Iterator[None]:

@@ -63,6 +63,11 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
         """The paper's tags, with any environment, because its reward reads them."""
+        if environment is not None and environment.play_episode is not None:
+            raise ValueError(
+                "Prompt-R1's prompt and reward are about turns in its own tags, which a program has none of: train it "
+                "with MultiTurnGRPOTrainer"
+            )
         return getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod

@@ -13,8 +13,7 @@ miss the KL term. With N_i tokens of rollout i in the loss, over all of its sequ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from ..rollout import Rollout, TokenSequence
 from .config import MultiTurnGRPOConfig
 
 _SUMS = ("dapo", "cispo")
-_PER_ROLLOUT = ("grpo", "dr_grpo")
+PER_ROLLOUT = ("grpo", "dr_grpo")
 
 
 def check_settings(args: MultiTurnGRPOConfig, has_aux_loss: bool, prompt_format: str) -> None:
@@ -41,7 +40,7 @@ def check_settings(args: MultiTurnGRPOConfig, has_aux_loss: bool, prompt_format:
     """
     ratios = args.vllm_importance_sampling_mode
     wrong = {
-        f"loss_type={args.loss_type!r} (use dapo, grpo, dr_grpo or cispo)": args.loss_type not in _SUMS + _PER_ROLLOUT,
+        f"loss_type={args.loss_type!r} (use dapo, grpo, dr_grpo or cispo)": args.loss_type not in _SUMS + PER_ROLLOUT,
         "importance_sampling_level='sequence' (use 'token')": args.importance_sampling_level != "token",
         "top_entropy_quantile (leave it at 1.0)": args.top_entropy_quantile < 1.0,
         "entropy_coef (leave it at 0)": bool(args.entropy_coef) or bool(args.use_adaptive_entropy),
@@ -97,7 +96,7 @@ def spread(
     owner = torch.tensor(owners, device=advantages.device)
     own, is_filler = owner.clamp(min=0), owner < 0
     spreads = {"advantages": advantages[own].masked_fill(is_filler, 0.0)}
-    if loss_type in _PER_ROLLOUT:
+    if loss_type in PER_ROLLOUT:
         tokens = torch.zeros(len(advantages), dtype=torch.float64, device=mask.device)
         tokens.index_add_(0, own, mask.sum(1).double())  # a filler adds none
         share = scored["num_items_in_batch"].double() / (len(advantages) * processes)
@@ -105,17 +104,6 @@ def spread(
         weights = share / counts[own]
         spreads["tool_mask"] = scored["tool_mask"] * weights.to(torch.float32).unsqueeze(1)
     return {**scored, **spreads}
-
-
-@contextmanager
-def summed(trainer: Any) -> Iterator[None]:
-    """TRL's loss as a plain sum over tokens, whose mask says what each counts."""
-    before = trainer.loss_type
-    trainer.loss_type = "dapo" if before in _PER_ROLLOUT else before
-    try:
-        yield
-    finally:
-        trainer.loss_type = before
 
 
 def loss_in_slices(

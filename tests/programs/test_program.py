@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from agentic_prompting.llm import FunctionChat, Reply, ServerFailed
+from agentic_prompting.llm import Budget, FunctionChat, Reply, ServerFailed, Usage, charge
 from agentic_prompting.programs import Program
 from agentic_prompting.rollout import Limits
 from support.programs import ADD, byte_tokenizer, called, play_program
@@ -55,19 +55,22 @@ def test_a_history_is_one_sequence_of_sampled_ids():
 
 def test_branches_and_rewrites_have_each_token_once_whatever_the_order():
     async def agent(row, base_url, api_key):
+        async def later(number, text, before=()):
+            await asyncio.sleep(0.15 * (number if row["forward"] else 2 - number))
+            await say(base_url, api_key, [*before, {"role": "user", "content": text}])
+
         ask = [{"role": "user", "content": "plan"}]
         ask += [(await say(base_url, api_key, ask)).message]
-        branches = [[*ask, {"role": "user", "content": f"branch {i}"}] for i in range(3)]
-        await asyncio.gather(*(say(base_url, api_key, one) for one in branches))
-        await say(base_url, api_key, [{"role": "user", "content": "a summary"}])
+        await asyncio.gather(*(later(i, f"branch {i}", ask) for i in range(3)))
+        await asyncio.gather(*(later(i, f"a summary {i}") for i in range(2)))
         return "x"
 
-    plays = [play_program(agent, lambda text, request: str(request.seed % 1000))[0] for _ in range(2)]
+    plays = [play_program(agent, lambda _, asked: str(asked.seed % 1000), row={"forward": one})[0] for one in (1, 0)]
     found = [[one.prompt_ids + one.ids for one in rollout.sequences] for rollout in plays]
-    assert found[0] == found[1] and len(found[0]) == 4 and len(plays[0].turns) == 5
+    assert found[0] == found[1] and len(found[0]) == 5 and len(plays[0].turns) == 6
     sampled = sum(len(byte_tokenizer()(turn.text)["input_ids"]) + 1 for turn in plays[0].turns)
     assert sum(sum(one.mask) for one in plays[0].sequences) == sampled
-    assert plays[0].counts["program/sequences"] == 4 and plays[0].counts["program/calls"] == 5
+    assert plays[0].counts["program/sequences"] == 5 and plays[0].counts["program/calls"] == 6
 
 
 def test_the_same_question_twice_is_a_vote_with_two_samples():
@@ -215,6 +218,32 @@ def test_a_large_llm_is_counted_and_its_failure_ends_the_rollout():
     assert rollout.answer == "said q" and len(rollout.replies) == 1
     rollout, _ = play_program(agent, llms={"big": FunctionChat(down)})
     assert rollout.status == "failed" and "down" in str(rollout.error) and len(rollout.replies) == 1
+
+
+def test_a_large_llm_is_charged_and_asked_for_another_sample_each_time():
+    repeats = []
+
+    async def fine(messages, repeat=None, session=None):
+        repeats.append(repeat)
+        return Reply(text="yes", usage=Usage(3, 2, 0.5))
+
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        for _ in range(2):
+            await client(base_url, api_key).chat.completions.create(model="big", messages=ASK)
+        return "x"
+
+    spenders = []
+
+    class Spender(FunctionChat):
+        def charge_to(self, budget, account):
+            spenders.append(account)
+
+    rollout, _ = play_program(agent, llms={"big": fine})
+    assert repeats[0] == rollout.seed and len(set(repeats)) == 2
+    assert sum(reply.usage.cost_usd for reply in rollout.replies) == 1.0
+    charge(Budget(1.0), environment=Program(agent, llms={"big": Spender(fine)}))
+    assert spenders == ["environment/big"]
 
 
 def test_calls_after_the_end_are_refused_with_a_400():

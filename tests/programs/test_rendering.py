@@ -46,20 +46,43 @@ def test_the_text_of_special_tokens_in_a_result_forges_no_turn():
     assert between.count(form.tokenizer.eos_token_id) == 1, "the end of the results, by the template"
 
 
-def test_a_template_that_writes_history_in_another_way_begins_a_new_sequence():
+RESULTS_BY_CALL = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{% if messages[loop.index0 - 1].tool_calls %}"
+    "<|im_start|>user\n{{ messages[loop.index0 - 1].tool_calls[0].function.name }}: {{ m.content }}<|im_end|>\n"
+    "{% endif %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}<tool_call>"
+    "{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def with_template(text):
+    """A format like the byte tokenizer's, with a template of this test's own."""
     tokenizer = byte_tokenizer("qwen3")
     other = type(tokenizer)(
         tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    # The last user message is moved in front of everything.
-    other.chat_template = (
+    other.chat_template = text
+    return ChatFormat(other, FreeText())
+
+
+def test_a_template_that_names_results_by_their_call_loses_none():
+    """Gemma 4's drops results behind a reply without calls."""
+    form, whole = with_template(RESULTS_BY_CALL), [ASKED, CALLED, Entry("tool", "RESULT ONE")]
+    between = Renderer(form).ids_after([form.tokenizer.eos_token_id], CALLED, whole[2:], whole, [ADD])
+    assert between is not None and "add: RESULT ONE" in form.tokenizer.decode(between)
+
+
+def test_a_template_that_writes_history_in_another_way_begins_a_new_sequence():
+    # The number of messages stands in each of them.
+    form = with_template(
         "{% if messages|length > 3 %}<|im_start|>note\nlong<|im_end|>\n{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}{{ messages|length }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant{{ messages|length }}\n{% endif %}"
     )
-    renderer = Renderer(ChatFormat(other, FreeText()))
+    renderer = Renderer(form)
     whole = [Entry("system", "s"), ASKED, ANSWERED, Entry("user", "more")]
-    assert renderer.ids_after([other.eos_token_id], ANSWERED, whole[3:], whole, ()) is None
+    assert renderer.ids_after([form.tokenizer.eos_token_id], ANSWERED, whole[3:], whole, ()) is None
 
 
 @pytest.mark.parametrize("name", ["llama3", "phi3", "gemma", "gptoss"])

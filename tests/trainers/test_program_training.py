@@ -5,6 +5,7 @@ import asyncio
 import openai
 import pytest
 from openai import AsyncOpenAI
+from transformers import TrainerCallback
 
 from agentic_prompting import (
     MultiTurnGRPOConfig,
@@ -58,6 +59,27 @@ def test_a_program_trains_is_recorded_evaluated_and_answers(tiny_policy, tmp_pat
     played = agent.answer("which currency ?", seed=3)
     assert played.status == "answered" and len(played.sequences) == 2
     assert agent.answer("which currency ?", seed=3).ids == played.ids
+
+
+def test_ahead_of_the_weights_a_killed_run_plays_its_programs_anew(tiny_policy, tmp_path):
+    options = {"async_lead": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+
+    class Killed(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                raise KeyboardInterrupt
+
+    first = trainer_of(tiny_policy, tmp_path, Program(two_chats), **options)
+    first.add_callback(Killed())
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    second = trainer_of(tiny_policy, tmp_path, Program(two_chats), **options)
+    second.train(resume_from_checkpoint=True)
+    last = [entry for entry in second.state.log_history if "async/clipped" in entry][-1]
+    assert last["program/sequences"] == 2 and last["async/token_age_max"] >= 1 and last["async/clipped"] <= 1
+    assert second.state.global_step == 4 and all(
+        one["status"] == "answered" for one in read_rollouts(tmp_path / "rollouts")
+    )
 
 
 def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):

@@ -1,83 +1,21 @@
 """A rollout in several token sequences has the gradient of the same rollout in one: for a program's episodes."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from agentic_prompting.programs import Program
-from agentic_prompting.rollout import Observation, Rollout, TokenSequence, Turn
-from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
-from agentic_prompting.trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from agentic_prompting.trainers.batch import Batch
 from agentic_prompting.trainers.sequences import padded_rows, sequences_of
-
-B = 8
-ROW = {"question": "q", "answers": ["a"]}
+from support.crafted_rollouts import ROW, B, Crafted, agent, crafted, parameters_after_a_step, trainer_for
 
 
-def agent(row, base_url, api_key):
-    return 0.0
-
-
-def crafted(pieces, failed):
-    """`B` rollouts of three turns with observations between; rollout i in `pieces(i)` sequences."""
-    generator = torch.Generator().manual_seed(3)
-
-    def draw(number):
-        return torch.randint(20, 200, (number,), generator=generator).tolist()
-
-    rollouts = []
-    for i in range(B):
-        prompt, turns = draw(5 + i), [draw(3 + (i * 7 + k) % 9) for k in range(3)]
-        seen = [draw(4 + k + i) for k in range(2)]
-        steps = [(turns[0], 1), (seen[0], 0), (turns[1], 1), (seen[1], 0), (turns[2], 1)]
-        cuts = {1: [steps], 2: [steps[:3], steps[3:]], 3: [steps[:1], steps[1:3], steps[3:]]}[pieces(i)]
-        sequences, context = [], list(prompt)
-        for part in cuts:
-            sequence = TokenSequence(list(context))
-            for ids, own in part:
-                if not own and not sequence.ids:  # what stands in front of a sequence's first turn is its prompt
-                    sequence.prompt_ids += ids
-                else:
-                    sequence.ids += ids
-                    sequence.mask += [own] * len(ids)
-                context += ids
-            sequences.append(sequence)
-        first, *others = sequences
-        rollout = Rollout(first.prompt_ids, row={**ROW, "prompt": [{"role": "user", "content": "q"}]}, others=others)
-        rollout.ids, rollout.mask, rollout.status = first.ids, first.mask, "failed" if i in failed else "answered"
-        rollout.observations = [Observation("y")] * 2
-        rollout.turns, rollout.returned = [Turn("x", "act", True)] * 3, {"answer": "x", "reward": float(i % 3)}
-        rollouts.append(rollout)
-    return rollouts
-
-
-class Crafted:
-    """A source of one batch, and how it was made."""
-
-    def __init__(self, rollouts):
-        self.rollouts = rollouts
-
-    def next(self, rows, place):
-        return Batch(place, [dict(one.row) for one in self.rollouts], [{}] * B, self.rollouts)
-
-
-def trainer_for(tiny_policy, folder, environment, **options):
-    spg = options.get("steps_per_generation", 1)
-    settings = {
-        "per_device_train_batch_size": B // spg, "num_generations": 4, "use_cpu": True, "bf16": False,
-        "gradient_checkpointing": False, "report_to": [], "max_completion_length": 64, "max_failed_share": 1.0,
-        "disable_tqdm": True, "save_strategy": "no", **options,
-    }  # fmt: skip
-    return MultiTurnGRPOTrainer(
-        AutoModelForCausalLM.from_pretrained(tiny_policy).double(),
-        [Program.reward] if environment is None else None,
-        MultiTurnGRPOConfig(str(folder), **settings),
-        [ROW] * B,
-        processing_class=AutoTokenizer.from_pretrained(tiny_policy),
-        environment=environment,
-        prompt_template=SANDBOX_TEMPLATE,
-    )
+def load(folder):
+    return AutoModelForCausalLM.from_pretrained(folder)
 
 
 def gradient(tiny_policy, folder, pieces, native=False, failed=(), most=None, **options):
@@ -123,6 +61,27 @@ def test_split_error(tiny_policy, tmp_path, loss_type, parts, beta):
     assert loss_whole == pytest.approx(loss, abs=1e-6) and loss_split == pytest.approx(loss, abs=1e-6)
 
 
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_type):
+    """Two processes, the rollouts of one in a sequence each, those of the other in three: the step of one process."""
+    script = Path(__file__).parents[1] / "support" / "crafted_rollouts.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    paths = os.pathsep.join(filter(None, [str(script.parents[1]), *map(str, sys.path)]))
+    done = subprocess.run(
+        [*launch, str(script), str(tiny_policy), str(tmp_path), loss_type],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    both = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    native, _ = parameters_after_a_step(tiny_policy, tmp_path / "one", lambda i: 1, None, loss_type=loss_type)
+    start = torch.cat([value.detach().double().flatten() for value in load(tiny_policy).parameters()])
+    step = (native - start).abs().max()
+    assert step > 1e-4
+    for found, seen in both:
+        assert sum(seen) == 12 - 2 and max(seen) <= 4, "as many rows as the process with the most, in slices"
+        assert (found - native).abs().max() / step <= 1e-6
+
+
 def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path):
     trainer = trainer_for(tiny_policy, tmp_path, Program(agent))
     trainer.on_policy = trainer.source = Crafted(crafted(lambda i: 1 + i % 3, (2,)))
@@ -148,7 +107,6 @@ WRONG = {
     "entropy_coef": 0.1,
     "off_policy_mask_threshold": 0.5,
     "mask_truncated_completions": True,
-    "async_lead": 1,
     "full_determinism": True,
 }
 
@@ -157,6 +115,12 @@ WRONG = {
 def test_what_cannot_be_right_is_refused_by_name(tiny_policy, tmp_path, name):
     with pytest.raises(ValueError, match=f"several token sequences.*{name}"):
         trainer_for(tiny_policy, tmp_path, Program(agent), **{name: WRONG[name]})
+
+
+def test_ahead_of_the_weights_ratios_are_of_tokens(tiny_policy, tmp_path):
+    options = {"async_lead": 1, "vllm_importance_sampling_mode": "sequence_truncate"}
+    with pytest.raises(ValueError, match="vllm_importance_sampling_mode='sequence_truncate' .use 'token_truncate'"):
+        trainer_for(tiny_policy, tmp_path, Program(agent), **options)
 
 
 def test_a_failed_rollout_keeps_one_row():

@@ -119,6 +119,7 @@ class Session:
         self._conversations = conversations or iter(range(2**40, 2**62))
         self._ends: dict[bytes, list[Call]] = {}
         self._sampled: Counter[int] = Counter()  # by a hash of the context
+        self._asked_large: Counter[int] = Counter()
         self._working: set[asyncio.Future[Any]] = set()
         self._number = self._too_long = 0
 
@@ -306,9 +307,13 @@ class Session:
         sampling |= {"max_tokens": asked.max_tokens} if asked.max_tokens else {}
         sampling |= {"stop": list(asked.stops)} if asked.stops else {}
         messages = [Message(role="user" if e.role == "tool" else e.role, content=e.text) for e in asked.entries]
-        seed = self.rollout.seed
+        # As in [`LLMEnvironment`] the seed finds a recorded reply again; asked once more, it is another sample.
+        request = zlib.crc32(json.dumps([asked.model, messages], sort_keys=True).encode())
+        self._asked_large[request] += 1
+        times, seed = self._asked_large[request], self.rollout.seed
+        repeat = seed if times == 1 else rollout_seed(seed, times)
         work = asyncio.ensure_future(
-            as_chat(self.llms[asked.model])(messages, repeat=seed, session=str(seed), **sampling)
+            as_chat(self.llms[asked.model])(messages, repeat=repeat, session=str(seed), **sampling)
         )
         self._working.add(work)
         try:

@@ -198,13 +198,18 @@ class Ahead:
         def keep(entry: dict[str, Any]) -> None:
             self.file.write({"group": number, "rollout": place, **entry})
 
-        return EpisodeLog(self._ask_policy, self._ask_environment, lambda: self.updates, keep, **kept)
+        environment = self.player.environment
+        plays = None if environment is None else environment.play_episode
+        return EpisodeLog(
+            self._ask_policy, self._ask_environment, lambda: self.updates, keep, **kept, play_episode=plays
+        )
 
     def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """What an earlier process left of a group; nothing if it was of other data or under other prompts."""
         kept = self.file.groups.pop(number, {})
         environment = self.player.environment
-        if environment is not None and environment.has_reset:  # the log does not hold what an episode did to it
+        # The log does not hold what an episode did to it, nor a program's calls.
+        if environment is not None and (environment.has_reset or environment.play_episode is not None):
             return {}
         try:
             rendered = [self.prompts.messages(row, one) for one in kept.get("metadata", ())]

@@ -42,6 +42,8 @@ class EpisodeLog(Environment):
         keep (`Callable[[dict], None]`): Writes an entry to disk.
         turns (`list[dict]`, *optional*): Turns sampled before a restart, a [`Sample`]'s fields each.
         replies (`list[dict]`, *optional*): The environment's replies to them, an [`Observation`]'s fields each.
+        play_episode (`Callable`, *optional*): As [`Environment`]'s. The calls of a program come in any order, so they
+            have no place in the log: a resumed run plays such an episode anew.
 
     Attributes:
         lasted (`list[int]`): For each turn sampled by this process: the updates that came while it was sampled.
@@ -55,7 +57,9 @@ class EpisodeLog(Environment):
         keep: Callable[[dict[str, Any]], None],
         turns: Any = (),
         replies: Any = (),
+        play_episode: Callable[..., Awaitable[Rollout]] | None = None,
     ):
+        self.play_episode = play_episode
         self.policy, self.environment, self.updates, self.keep = policy, environment, updates, keep
         self.turns, self.replies, self.lasted = list(turns), list(replies), list[int]()
         self._played = 0  # turns since this process began
@@ -63,7 +67,7 @@ class EpisodeLog(Environment):
     async def __call__(self, request: SampleRequest) -> Sample:
         """The next turn: from the log, else from the policy."""
         at, self._played = self._played, self._played + 1
-        if at == len(self.turns):
+        if at == len(self.turns) or self.play_episode is not None:
             asked = self.updates()
             sample = await self.policy(request)
             self.lasted.append(self.updates() - asked)
@@ -73,8 +77,10 @@ class EpisodeLog(Environment):
                 )
             # Where the policy does not report its updates, those at the request: rather too old than too young.
             turn = {**asdict(sample), "updates": list(sample.updates) or [asked] * len(sample.ids)}
-            self.keep({"at": at, "turn": turn})
             self.turns.append(turn)
+            if self.play_episode is not None:
+                return Sample(**turn)
+            self.keep({"at": at, "turn": turn})
         return Sample(**self.turns[at])
 
     async def step(self, rollout: Rollout) -> Observation | None:

@@ -47,10 +47,11 @@ def check_settings(args: MultiTurnGRPOConfig, has_aux_loss: bool, prompt_format:
         "off_policy_mask_threshold (leave it out)": args.off_policy_mask_threshold is not None,
         "mask_truncated_completions (leave it off)": args.mask_truncated_completions,
         f"vllm_importance_sampling_mode={ratios!r} (use 'token_truncate' or 'token_mask')": (
-            args.use_vllm and args.vllm_importance_sampling_correction and not ratios.startswith("token")
+            (args.use_vllm or args.async_lead > 0)
+            and args.vllm_importance_sampling_correction
+            and not ratios.startswith("token")
         ),
         "the auxiliary loss of a mixture of experts (set router_aux_loss_coef=0)": has_aux_loss,
-        "async_lead (set it to 0)": args.async_lead > 0,
         "full_determinism (leave it off)": args.full_determinism,
         "prompts that are text (a program's calls are conversations)": prompt_format != "chat",
     }

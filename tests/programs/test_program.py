@@ -367,6 +367,20 @@ def test_a_reply_that_is_asked_for_again_leaves_the_loss():
     assert rollout.counts["program/undelivered_tokens"] == len("hello") + 1
 
 
+def test_a_vote_is_no_retry_of_another_one():
+    """The second voter's first attempt was lost: it is that one which is asked again, not the first voter's."""
+
+    async def agent(row, base_url, api_key):
+        first = await say(base_url, api_key)
+        with pytest.raises(openai.APITimeoutError):
+            await client(base_url, api_key, timeout=0.2).chat.completions.create(model="agent", messages=ASK)
+        again = await say(base_url, api_key, extra_headers={"x-stainless-retry-count": "1"})
+        return first.message.content + again.message.content
+
+    rollout, policy = play_program(agent, lambda text, request: str(request.seed % 1000), delay=0.6)
+    assert len(policy.requests) == 3 and len(rollout.turns) == len(rollout.sequences) == 2
+
+
 def test_the_policy_s_own_error_is_raised():
     def broken(text, request):
         raise MemoryError("no room for the model")

@@ -3,6 +3,7 @@
 torchrun --nproc_per_node 2 tests/support/crafted_rollouts.py POLICY FOLDER LOSS_TYPE
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -112,6 +113,8 @@ def main(policy, folder, loss_type):
     )
     rank = torch.distributed.get_rank()
     torch.save((found, seen), Path(folder) / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+    os._exit(0)  # see `leave` in distributed_backends.py
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_split_error(tiny_policy, tmp_path, loss_type, parts, beta):
 def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_type):
     """Two processes, the rollouts of one in a sequence each, those of the other in three: the step of one process."""
     script = Path(__file__).parents[1] / "support" / "crafted_rollouts.py"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     paths = os.pathsep.join(filter(None, [str(script.parents[1]), *map(str, sys.path)]))
     done = subprocess.run(
         [*launch, str(script), str(tiny_policy), str(tmp_path), loss_type],

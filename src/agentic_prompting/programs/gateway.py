@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 from typing import Any
@@ -16,6 +17,8 @@ from aiohttp import web
 
 from .protocol import DIALECTS, Completion, Dialect, Refusal, error_body
 from .session import Session
+
+logger = logging.getLogger(__name__)
 
 _LARGEST_BODY = 2**26
 _PAST_KEYS = 2**14
@@ -99,6 +102,7 @@ class Gateway:
                 return web.json_response(refusal.body, status=refusal.status)
             except (RecursionError, TypeError, AttributeError, KeyError) as error:
                 # A body of another shape than any client sends: its own fault, and no reason to ask again.
+                logger.warning("a request of a program cannot be read", exc_info=True)
                 what = f"The request cannot be read ({type(error).__name__})."
                 return web.json_response(error_body(400, what, "invalid_value"), status=400)
 

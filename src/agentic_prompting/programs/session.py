@@ -120,6 +120,7 @@ class Session:
         self._ends: dict[bytes, list[Call]] = {}
         self._sampled: Counter[int] = Counter()  # by a hash of the context
         self._asked_large: Counter[int] = Counter()
+        self._lost: Counter[bytes] = Counter()  # attempts by conversation that were not asked again yet
         self._working: set[asyncio.Future[Any]] = set()
         self._number = self._too_long = 0
 
@@ -152,8 +153,8 @@ class Session:
         entries = (Entry("system", self.system), *asked.entries) if self.system else asked.entries
         call = Call(asked, self._number, entries)
         call._keys = tuple(_keys(asked.tools, entries))
-        if is_retry and (earlier := self._unanswered(call._keys[-1])) is not None:
-            self._forget(earlier)
+        if is_retry:
+            self._forget_first_attempt(call._keys[-1])
         self._find_parent(call, entries)
         if call._parent is None:
             long = sum(len(entry.text) for entry in entries) > 20_000  # of a megabyte it takes a second
@@ -186,7 +187,7 @@ class Session:
             self._refuse_if_over()
         except BaseException as error:
             work.cancel()
-            self._forget(call)
+            self.lost(call)
             self._refuse_if_over()
             if isinstance(error, Exception) and not isinstance(error, Refusal):
                 self.fail(error)
@@ -200,6 +201,7 @@ class Session:
         """The client did not get the reply."""
         if not call._children:  # a client that goes on from it has got it
             self._forget(call)
+            self._lost[call._keys[-1]] += 1
 
     def fail(self, error: BaseException) -> None:
         """End the rollout with this error."""
@@ -264,10 +266,15 @@ class Session:
         self._too_long = 0
         call._max_tokens = min(*room, limits.max_turn_tokens, call.asked.max_tokens or limits.max_turn_tokens)
 
-    def _unanswered(self, key: bytes) -> Call | None:
-        """The last reply to the same conversation, unless something went on from it."""
+    def _forget_first_attempt(self, key: bytes) -> None:
+        """A client asks the same again. If no attempt is known to have been lost, the last reply was, unless something
+        went on from it."""
+        if self._lost[key]:
+            self._lost[key] -= 1
+            return
         same = (one for one in reversed(self.calls) if one._keys[-1] == key and one._end and not one._children)
-        return next(same, None)
+        if (earlier := next(same, None)) is not None:
+            self._forget(earlier)
 
     def _forget(self, call: Call) -> None:
         """Take a call back: nobody has read its reply."""

@@ -91,7 +91,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "agentic-prompting"]
     _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
     _default_output = "trainer_output"
-    use_vllm: bool  # these two are TRL's
+    use_vllm: bool  # these three are TRL's
+    loss_type: str
     _last_loaded_step: int
 
     def __init__(

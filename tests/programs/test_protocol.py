@@ -149,16 +149,27 @@ def test_the_whole_set_of_events_of_a_response():
 
 def test_a_turn_is_read():
     both = "<think>\nhm\n</think>\n\nI go.\n" + called("f", '{"a": 1}')
-    turn = read_turn(both, True)
+    turn = read_turn(both, [ADD])
     assert (turn.thought, turn.text, turn.calls[0].name, turn.calls[0].arguments) == ("hm", "I go.", "f", '{"a": 1}')
-    assert read_turn(both, False).text == both.partition("</think>\n\n")[2], "without tools it is text"
-    assert read_turn("<think>\nunfinished", True) == Entry("assistant", "", "unfinished")
+    assert read_turn(both, ()).text == both.partition("</think>\n\n")[2], "without tools it is text"
+    assert read_turn("<think>\nunfinished", [ADD]) == Entry("assistant", "", "unfinished")
+
+
+def test_a_call_with_tags_around_its_parameters():
+    properties = {"text": {"type": "string"}, "size": {"type": "integer"}, "deep": {"type": "object"}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": properties}}}
+    body = "<function=f>\n<parameter=text>\n12\n34\n</parameter>\n<parameter=size>\n5\n</parameter>\n"
+    body += '<parameter=deep>\n{"a": [1]}\n</parameter>\n</function>'
+    (call,) = read_turn(f"<tool_call>\n{body}\n</tool_call>", [tool]).calls
+    assert call.name == "f" and json.loads(call.arguments) == {"text": "12\n34", "size": 5, "deep": {"a": [1]}}
+    (call,) = read_turn("<tool_call>\n<function=f>\n</function>\n</tool_call>", [tool]).calls
+    assert call.arguments == "{}"
 
 
 def test_broken_json_in_a_call_is_handed_on():
-    turn = read_turn('<tool_call>\n{"name": "f", "arguments": {"a": 1\n</tool_call>', True)
+    turn = read_turn('<tool_call>\n{"name": "f", "arguments": {"a": 1\n</tool_call>', [ADD])
     assert turn.calls[0].name == "f" and turn.calls[0].arguments == '{"a": 1'
-    assert read_turn("<tool_call>\nnothing\n</tool_call>", True).calls == ()
+    assert read_turn("<tool_call>\nnothing\n</tool_call>", [ADD]).calls == ()
 
 
 # --- through the SDK, streamed and not --------------------------------------------------------------------------------

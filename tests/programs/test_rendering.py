@@ -19,7 +19,16 @@ NEW = {
     "a user": (ANSWERED, [Entry("user", "RESULT ONE")]),
     "a system message": (ANSWERED, [Entry("system", "RESULT ONE")]),
 }
-TEMPLATES = ["qwen2_5", "qwen3", "qwen3_instruct_2507"]
+TEMPLATES = [
+    "qwen2_5",
+    "qwen3",
+    "qwen3_instruct_2507",
+    "qwen3_5_nothink",
+    "qwen3_5_think",
+    "qwen3_6",
+    "qwen3_8",
+    "nemotron_3_nano",
+]
 
 
 @pytest.mark.parametrize("new", NEW)
@@ -97,6 +106,18 @@ def test_templates_that_are_fine():
         assert Renderer(byte_format(name)).problem(with_tools=False) is None
     assert Renderer(byte_format("gemma")).problem(with_tools=False, with_system=False) is None
     assert "System role" in str(Renderer(byte_format("gemma")).problem(with_tools=False))
+
+
+def test_a_thought_that_the_template_opens_and_the_limit_cuts_is_no_text():
+    async def agent(row, base_url, api_key):
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            ask = {"model": "agent", "messages": [{"role": "user", "content": "q"}]}
+            cut = (await client.chat.completions.create(**ask, max_tokens=4)).choices[0].message
+            whole = (await client.chat.completions.create(**ask)).choices[0].message
+            return {"answer": "x", "seen": [(one.content, one.reasoning_content) for one in (cut, whole)]}
+
+    rollout, _ = play_program(agent, lambda text, request: "I think.\n</think>\n\nyes", name="qwen3_5_think")
+    assert rollout.returned["seen"] == [("", "I th"), ("yes", "I think.")], rollout.error
 
 
 def test_a_program_whose_template_loses_its_tools_fails_with_the_reason():

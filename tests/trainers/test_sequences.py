@@ -90,6 +90,8 @@ def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path)
     assert len(scored["advantages"]) == len(scored["prompt_ids"]) > B
     assert len(trainer._logs["completion"]) == len(trainer._logs["prompt"]) == B == len(trainer._logs["advantages"])
     assert trainer.reward_func_names == ["reward"]
+    firsts = [trainer.processing_class.decode(one.ids, skip_special_tokens=True) for one in trainer.source.rollouts]
+    assert [one[-1]["content"] for one in trainer._logs["completion"]] == firsts
     owners = [owner for owner, rollout in enumerate(crafted(lambda i: 1 + i % 3, (2,))) for _ in sequences_of(rollout)]
     by_rollout = torch.tensor(trainer._logs["advantages"])
     assert torch.allclose(scored["advantages"].float(), by_rollout[owners].float())

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _USER, _AGENT, _SYSTEM, _RESULT = "QUSERQ", "QAGENTQ", "QSYSTEMQ", "QRESULTQ"  # words that no template rewrites
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_TAGGED = re.compile(r"<function=([^>]+)>(.*?)(?:</function>|$)", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _WORD = "QWORDQ"
 _PROBE = ToolCall("call_0", "probe", json.dumps({"word": _WORD}))
 _PROBE_TOOL = {
@@ -36,6 +38,9 @@ class Renderer:
 
     Args:
         form ([`ChatFormat`]): The tokenizer, the template's arguments, the tokens that end a turn.
+
+    Attributes:
+        turn_prefix (`str`): What the template has already written of a turn when sampling starts.
     """
 
     def __init__(self, form: ChatFormat):
@@ -45,6 +50,9 @@ class Renderer:
         self._problems: dict[tuple[bool, bool], Misconfigured | None] = {}
         self._seams: dict[Any, bool] = {}  # by kind: whether the template writes it as in the whole conversation
         self._needs_tools: dict[Any, bool] = {}
+        # Whether the template opens the thought itself, as those of thinking models do.
+        begun = self._text.render([{"role": "user", "content": _USER}], **form.chat_template_kwargs)
+        self.turn_prefix = "<think>\n" if begun.rstrip().endswith("<think>") else ""
 
     def problem(self, with_tools: bool, with_system: bool = True) -> Misconfigured | None:
         """Why the template cannot hold such conversations: some drop a part without an error. Looked at once."""
@@ -139,21 +147,23 @@ class Renderer:
         parts |= {_WORD: "tool calls"} if calls else {_AGENT: "earlier replies"}
         if missing := [what for word, what in parts.items() if word not in rendered]:
             return Misconfigured(f"the chat template drops {' and '.join(missing)}: an agent would lose them unseen")
-        found = [call.name for body in _CALL.findall(rendered) if (call := _read_call(body, frozenset()))]
-        if calls and found != [_PROBE.name]:
+        behind = rendered.rpartition(_USER)[2]  # some templates show an example in front
+        found = [_read_call(body, [_PROBE_TOOL], frozenset()) for body in _CALL.findall(behind)]
+        if calls and [(one.name, one.arguments) for one in found if one] != [(_PROBE.name, _PROBE.arguments)]:
             return Misconfigured(
-                "the chat template writes tool calls in a form that is not read here (<tool_call>{JSON}</tool_call>, "
-                "as Qwen2.5, Qwen3 and Hermes write them): give the agent no tools, or use a model of those families"
+                "the chat template writes tool calls in a form that is not read here (<tool_call> with JSON or with "
+                "<function=...> in it, as the Qwen, Hermes and Nemotron 3 families write them): give the agent no "
+                "tools, or use a model of those families"
             )
         return None
 
 
-def read_turn(text: str, reads_calls: bool, custom: frozenset[str] = frozenset()) -> Entry:
+def read_turn(text: str, tools: Sequence[Any], custom: frozenset[str] = frozenset()) -> Entry:
     """A turn of the policy: its thought, its text, the tools that it calls.
 
     Args:
         text (`str`): As sampled, without the tokens that end a turn.
-        reads_calls (`bool`): Whether there are tools to call; if not, everything is text.
+        tools (`Sequence[dict]`): The tools that there are to call; without any, everything is text.
         custom (`frozenset[str]`, *optional*): Tools that take free text.
     """
     thought, closed, visible = text.partition("</think>")
@@ -161,25 +171,45 @@ def read_turn(text: str, reads_calls: bool, custom: frozenset[str] = frozenset()
         opened = text.lstrip().startswith("<think>")
         thought, visible = (text, "") if opened else ("", text)
     thought = thought.strip().removeprefix("<think>").strip()
-    calls = [_read_call(body, custom) for body in _CALL.findall(visible)] if reads_calls else []
+    calls = [_read_call(body, tools, custom) for body in _CALL.findall(visible)] if tools else []
     if not calls or None in calls:
         return Entry("assistant", visible.strip() if closed else visible, thought)
     return Entry("assistant", visible.partition("<tool_call>")[0].strip(), thought, tuple(filter(None, calls)))
 
 
-def _read_call(body: str, custom: frozenset[str]) -> ToolCall | None:
-    """A call in the text of a turn. Broken JSON is handed on as raw arguments; `None` if not even a name is there."""
-    try:
-        asked = json.loads(body)
-        name, arguments = asked["name"], json.dumps(asked.get("arguments", {}), ensure_ascii=False)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        found = re.search(r'"name"\s*:\s*"([^"]+)"', body)
-        if found is None:
-            return None
-        name, arguments = found[1], body.partition('"arguments"')[2].lstrip(" :")
+def _read_call(body: str, tools: Sequence[Any], custom: frozenset[str]) -> ToolCall | None:
+    """A call in the text of a turn, as JSON or with tags around its parameters. Broken JSON is handed on as raw
+    arguments; `None` if not even a name is there."""
+    name: Any
+    if (tagged := _TAGGED.match(body)) is not None:
+        name, types = tagged[1].strip(), _types_of(tagged[1].strip(), tools)
+        given = {key.strip(): _valued(text, types.get(key.strip())) for key, text in _PARAMETER.findall(tagged[2])}
+        arguments = json.dumps(given, ensure_ascii=False)
+    else:
+        try:
+            asked = json.loads(body)
+            name, arguments = asked["name"], json.dumps(asked.get("arguments", {}), ensure_ascii=False)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            found = re.search(r'"name"\s*:\s*"([^"]+)"', body)
+            name, arguments = found and found[1], body.partition('"arguments"')[2].lstrip(" :")
     if not isinstance(name, str) or not name:
         return None
     return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments, name in custom)
+
+
+def _types_of(name: str, tools: Sequence[Any]) -> dict[str, Any]:
+    """The declared types of a tool's parameters, by name."""
+    declared = next((tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name), {})
+    properties = declared.get("properties") if isinstance(declared, dict) else None
+    return {key: one.get("type") for key, one in (properties or {}).items() if isinstance(one, dict)}
+
+
+def _valued(text: str, declared: Any) -> Any:
+    """A parameter's value: templates write a text as it is, and everything else as JSON."""
+    try:
+        return text if declared == "string" else json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _folded(entries: Sequence[Entry], leads: bool = True) -> list[Entry]:

@@ -290,8 +290,8 @@ class Session:
     def _read(self, call: Call, sample: Sample) -> Completion:
         asked, form = call.asked, self.renderer.form
         call.sample, text = _cut(sample, asked.stops, form)
-        call.text = form.turn_prefix + text
-        call.reply = reply = read_turn(call.text, bool(asked.tools) and asked.may_call, asked.custom)
+        call.text = self.renderer.turn_prefix + text
+        call.reply = reply = read_turn(call.text, asked.tools if asked.may_call else (), asked.custom)
         call._end = _key(call._keys[-1], reply)
         self._ends.setdefault(call._end, []).append(call)
         call.replies = tuple(self.replies)

@@ -7,8 +7,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentic_prompting.programs import Asked, ChatCompletions, Completion, Entry, Refusal, Responses, ToolCall
+from agentic_prompting.programs.matching import keys_of
 from agentic_prompting.programs.rendering import read_turn
-from agentic_prompting.programs.session import _keys
 from support.programs import ADD, called, play_program
 
 ISSUED = ToolCall("call_1", "write", '{"path": "a.txt", "size": 1, "text": "hi é\\n"}')
@@ -66,18 +66,18 @@ SAME_TEXT = {
 
 @pytest.mark.parametrize("shape", SAME_CALL)
 def test_a_call_is_known_however_it_comes_back(shape):
-    assert list(_keys((), SAME_CALL[shape])) == list(_keys((), [Entry("user", "q"), OURS]))
+    assert list(keys_of((), SAME_CALL[shape])) == list(keys_of((), [Entry("user", "q"), OURS]))
 
 
 @pytest.mark.parametrize("shape", SAME_TEXT)
 def test_a_text_is_known_however_it_comes_back(shape):
-    assert list(_keys((), SAME_TEXT[shape])) == list(_keys((), [Entry("user", "q"), PLAIN]))
+    assert list(keys_of((), SAME_TEXT[shape])) == list(keys_of((), [Entry("user", "q"), PLAIN]))
 
 
 def test_other_values_are_another_call():
     for other in ('{"path": "b.txt", "size": 1, "text": "hi é\\n"}', '{"path": "a.txt"}', "{broken"):
-        assert list(_keys((), chat(function(other)))) != list(_keys((), [Entry("user", "q"), OURS]))
-    assert list(_keys([ADD], chat(function(ISSUED.arguments)))) != list(_keys((), chat(function(ISSUED.arguments))))
+        assert list(keys_of((), chat(function(other)))) != list(keys_of((), [Entry("user", "q"), OURS]))
+    assert list(keys_of([ADD], chat(function(ISSUED.arguments)))) != list(keys_of((), chat(function(ISSUED.arguments))))
 
 
 def test_results_belong_to_their_place():

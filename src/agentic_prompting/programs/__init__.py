@@ -1,7 +1,9 @@
 """Agents that keep their own loop: [`Program`], the address that they call, and the token sequences of their calls."""
 
+from .chat import ChatCompletions
 from .program import TRUTH, Program
-from .protocol import Asked, ChatCompletions, Completion, Entry, Refusal, Responses, ToolCall, error_body
+from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, error_body
+from .responses import Responses
 from .session import Call
 
 __all__ = [
@@ -10,6 +12,7 @@ __all__ = [
     "Call",
     "ChatCompletions",
     "Completion",
+    "Dialect",
     "Entry",
     "Program",
     "Refusal",

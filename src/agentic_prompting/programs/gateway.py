@@ -15,10 +15,14 @@ from typing import Any
 
 from aiohttp import web
 
-from .protocol import DIALECTS, Completion, Dialect, Refusal, error_body
+from .chat import ChatCompletions
+from .protocol import Completion, Dialect, Refusal, error_body
+from .responses import Responses
 from .session import Session
 
 logger = logging.getLogger(__name__)
+
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses())
 
 _LARGEST_BODY = 2**26
 _PAST_KEYS = 2**14

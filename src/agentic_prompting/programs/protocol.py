@@ -1,17 +1,16 @@
-"""OpenAI's two formats of a model call, each a class in front of one inner form; [`Refusal`], their form of an error.
+"""The inner form of a model call, in front of which each dialect is one class (`chat.py`, `responses.py`).
 
-A dialect reads a request ([`Asked`]) and writes a [`Completion`], as one JSON body or as server-sent events. Nothing
-behind it knows which dialect a client speaks. A new dialect is one more class with `path`, `read`, `body`, `events`
-and `failed`.
+A [`Dialect`] reads a request ([`Asked`]) and writes a [`Completion`], as one JSON body or as server-sent events. Code
+behind it does not know which dialect a client speaks. Here are also the parts that all dialects read in the same way,
+and OpenAI's form of an error ([`Refusal`]).
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -165,176 +164,12 @@ class Dialect(Protocol):
         ...
 
 
-class ChatCompletions:
-    """OpenAI's chat completions."""
-
-    path = "/chat/completions"
-
-    def read(self, body: Any) -> Asked:
-        messages = body.get("messages") if isinstance(body, dict) else None
-        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-            raise Refusal(400, "`messages` must be a list of messages.", "invalid_value", "messages")
-        form = _dict(body.get("response_format"))
-        _offered(body, form.get("type", "text") == "text", "response_format")
-        _offered(body, not body.get("top_logprobs"), "top_logprobs")
-        _offered(body, not body.get("functions"), "functions")
-        given = [_dict(one) for one in body.get("tools") or ()]
-        tools = tuple(_tool(_dict(one.get("function"))) for one in given if one.get("type", "function") == "function")
-        return _asked(
-            body,
-            [self._entry(one) for one in messages],
-            tools,
-            _limit(body, "max_tokens", "max_completion_tokens"),
-            with_usage=bool(_dict(body.get("stream_options")).get("include_usage")),
-        )
-
-    @staticmethod
-    def _entry(message: Mapping[str, Any]) -> Entry:
-        functions = [(one.get("id"), _dict(one.get("function"))) for one in map(_dict, message.get("tool_calls") or ())]
-        calls = [
-            ToolCall(str(id or ""), str(one.get("name")), _arguments(one.get("arguments"))) for id, one in functions
-        ]
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        return Entry(_role(message.get("role")), _text(message.get("content")), _text(thought), tuple(calls))
-
-    def body(self, said: Completion) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
-        message["refusal"] = said.refusal
-        if said.thought:
-            message["reasoning_content"] = said.thought
-        if said.calls:
-            message["tool_calls"] = [_chat_call(one) for one in said.calls]
-        choice = {"index": 0, "message": message, "logprobs": _chat_logprobs(said), "finish_reason": said.finish}
-        return {**self._head(said, "chat.completion"), "choices": [choice], "usage": self._usage(said), **said.extra}
-
-    def events(self, said: Completion, asked: Asked, by_word: bool = False) -> Iterator[bytes]:
-        """`by_word` sends the text in pieces of about a word."""
-        head = self._head(said, "chat.completion.chunk")
-
-        def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-            choice = {"index": 0, "delta": delta, "logprobs": more.pop("logprobs", None), "finish_reason": finish}
-            return _event({**head, "choices": [choice], **more})
-
-        yield chunk({"role": "assistant", "content": ""})
-        if said.thought:
-            yield chunk({"reasoning_content": said.thought})
-        if said.refusal is not None:
-            yield chunk({"refusal": said.refusal})
-        for piece in _words(said.text) if said.text and by_word else [said.text or ""]:
-            if piece:
-                yield chunk({"content": piece}, logprobs=_chat_logprobs(said))
-        if said.calls:
-            yield chunk({"tool_calls": [{"index": i, **_chat_call(one)} for i, one in enumerate(said.calls)]})
-        yield chunk({}, said.finish, **said.extra)
-        if asked.with_usage:
-            yield _event({**head, "choices": [], "usage": self._usage(said)})
-        yield b"data: [DONE]\n\n"
-
-    def failed(self, refusal: Refusal, asked: Asked) -> Iterator[bytes]:
-        yield _event(refusal.body)
-
-    @staticmethod
-    def _head(said: Completion, kind: str) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{said.id}", "object": kind, "created": int(time.time()), "model": said.model}
-
-    @staticmethod
-    def _usage(said: Completion) -> dict[str, int]:
-        read, written = said.prompt_tokens, said.completion_tokens
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-
-
-class Responses:
-    """OpenAI's Responses, without state on our side: every request brings its whole conversation."""
-
-    path = "/responses"
-
-    def read(self, body: Any) -> Asked:
-        given = body.get("input") if isinstance(body, dict) else None
-        if not isinstance(given, str | list) or not given:
-            raise Refusal(400, "`input` must be a text or a list of items.", "invalid_value", "input")
-        for name in ("previous_response_id", "conversation", "background", "prompt"):
-            _offered(body, not body.get(name), name)
-        form = _dict(_dict(body.get("text")).get("format"))
-        _offered(body, form.get("type", "text") == "text", "text.format")
-        _offered(body, not body.get("top_logprobs"), "top_logprobs")
-        instructions = body.get("instructions")
-        entries = [Entry("system", _text(instructions))] if instructions else []
-        entries += [Entry("user", given)] if isinstance(given, str) else _entries(given)
-        logprobs = "message.output_text.logprobs" in (body.get("include") or ())
-        tools = list(_response_tools(body.get("tools") or ()))
-        asked = _asked({**body, "logprobs": logprobs}, entries, tools, _limit(body, "max_output_tokens"))
-        return replace(asked, custom=frozenset(tool["function"]["name"] for tool in tools if tool.pop("custom", False)))
-
-    def body(self, said: Completion) -> dict[str, Any]:
-        return self._response(said, self._items(said))
-
-    def events(self, said: Completion, asked: Asked) -> Iterator[bytes]:
-        items, number = self._items(said), 0
-
-        def event(kind: str, **more: Any) -> bytes:
-            nonlocal number
-            data, number = {"type": kind, "sequence_number": number, **more}, number + 1
-            return f"event: {kind}\n".encode() + _event(data)
-
-        begun = {**self._response(said, []), "status": "in_progress", "usage": None}
-        yield event("response.created", response=begun)
-        yield event("response.in_progress", response=begun)
-        for index, item in enumerate(items):
-            yield from (event(kind, output_index=index, **more) for kind, more in _life_of(item))
-        whole = self._response(said, items)
-        yield event(f"response.{whole['status']}", response=whole)
-
-    def failed(self, refusal: Refusal, asked: Asked) -> Iterator[bytes]:
-        error = {"code": refusal.code, "message": refusal.message}
-        response = {**self._response(Completion(asked.model), []), "status": "failed", "error": error}
-        data = {"type": "response.failed", "sequence_number": 0, "response": response}
-        yield b"event: response.failed\n" + _event(data)
-
-    @staticmethod
-    def _items(said: Completion) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = []
-        if said.thought:
-            summary = [{"type": "summary_text", "text": said.thought}]
-            items.append({"type": "reasoning", "id": f"rs_{said.id}", "summary": summary, "encrypted_content": said.id})
-        if said.text or not said.calls:
-            logprobs = [_logprob(text, value) for text, value in said.logprobs or ()]
-            part = {"type": "output_text", "text": said.text or "", "annotations": [], "logprobs": logprobs}
-            head = {"type": "message", "id": f"msg_{said.id}", "role": "assistant", "status": "completed"}
-            items.append({**head, "content": [part]})
-        for call in said.calls:
-            head = {"call_id": call.id, "name": call.name, "status": "completed"}
-            if call.custom:
-                text = _dict(_value(call.arguments)).get("input", call.arguments)
-                items.append({"type": "custom_tool_call", "id": f"ctc_{call.id}", **head, "input": text})
-            else:
-                items.append({"type": "function_call", "id": f"fc_{call.id}", **head, "arguments": call.arguments})
-        return items
-
-    @staticmethod
-    def _response(said: Completion, items: list[dict[str, Any]]) -> dict[str, Any]:
-        read, written, cut = said.prompt_tokens, said.completion_tokens, said.finish == "length"
-        return {
-            "id": f"resp_{said.id}", "object": "response", "created_at": int(time.time()), "model": said.model,
-            "status": "incomplete" if cut else "completed", "output": items, "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None, "instructions": None,
-            "metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "temperature": None,
-            "top_p": None,
-            "usage": {
-                "input_tokens": read, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": written,
-                "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": read + written,
-            },
-        }  # fmt: skip
-
-
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses())
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def _asked(body: Any, entries: Sequence[Entry], tools: Any, limit: int | None, with_usage: bool = False) -> Asked:
+def asked_of(body: Any, entries: Sequence[Entry], tools: Any, limit: int | None, with_usage: bool = False) -> Asked:
     """What both dialects call the same."""
-    _offered(body, body.get("n") in (None, 1), "n")
+    check_offered(body, body.get("n") in (None, 1), "n")
     stops = body.get("stop") or ()
     stops = (stops,) if isinstance(stops, str) else stops
     if not isinstance(stops, list | tuple) or not all(isinstance(one, str) for one in stops):
@@ -356,25 +191,25 @@ def _asked(body: Any, entries: Sequence[Entry], tools: Any, limit: int | None, w
     )
 
 
-def _offered(body: Any, is_offered: bool, name: str) -> None:
+def check_offered(body: Any, is_offered: bool, name: str) -> None:
     if not is_offered:
         raise Refusal(400, f"`{name}` is not supported here: leave it out.", "unsupported_value", name)
 
 
-def _limit(body: Mapping[str, Any], *names: str) -> int | None:
+def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
     limits = [body[name] for name in names if body.get(name) is not None]
     if any(not isinstance(limit, int) or limit < 1 for limit in limits):
         raise Refusal(400, f"`{names[0]}` must be a whole number above 0.", "invalid_value", names[0])
     return min(limits, default=None)
 
 
-def _role(role: Any) -> Role:
+def role_of(role: Any) -> Role:
     if role not in _ROLES:
         raise Refusal(400, f"A message has the role {role!r}; there are {', '.join(_ROLES)}.", "invalid_value")
     return _ROLES[role]
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
     """The text of a message's content, which may be a list of parts."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -388,11 +223,11 @@ def _text(content: Any) -> str:
     return "".join(texts)
 
 
-def _arguments(given: Any) -> str:
+def arguments_of(given: Any) -> str:
     return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
 
 
-def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
+def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
     name, described = function.get("name"), function.get("description") or ""
     if not isinstance(name, str) or not name:
         raise Refusal(400, "A tool has no name.", "invalid_value", "tools")
@@ -400,112 +235,16 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": shown}
 
 
-def _response_tools(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Functions and custom tools, those inside of namespaces as well. Tools that OpenAI itself runs are left out."""
-    for tool in map(_dict, tools):
-        if tool.get("type") == "function":
-            yield _tool(tool)
-        elif tool.get("type") == "custom":
-            text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-            yield {**_tool({**tool, "parameters": text}), "custom": True}
-        elif tool.get("type") == "namespace":
-            yield from _response_tools(tool.get("tools") or ())
-
-
-def _entries(items: Sequence[Any]) -> list[Entry]:
-    """Input items as messages: reasoning, text and calls of one reply are one message."""
-    entries: list[Entry] = []
-    for item in items:
-        if not isinstance(item, dict):
-            raise Refusal(400, "An item of `input` is no object.", "invalid_value", "input")
-        kind, last = item.get("type", "message"), entries[-1] if entries else Entry("user")
-        open_reply = last if last.role == "assistant" else None
-        if kind == "message" and item.get("role") != "assistant":
-            entries.append(Entry(_role(item.get("role")), _text(item.get("content"))))
-        elif kind in ("function_call_output", "custom_tool_call_output"):
-            output = item.get("output")
-            entries.append(Entry("tool", _text(output) if isinstance(output, str | list) else json.dumps(output)))
-        elif kind == "reasoning":
-            thought = _text(item.get("content")) or _text(item.get("summary"))
-            entries.append(Entry("assistant", thought=thought))
-        elif kind == "message":
-            if open_reply is None or open_reply.calls:
-                open_reply = Entry("assistant")
-                entries.append(open_reply)
-            entries[-1] = Entry("assistant", open_reply.text + _text(item.get("content")), open_reply.thought)
-        elif kind in ("function_call", "custom_tool_call"):
-            custom = kind == "custom_tool_call"
-            arguments = json.dumps({"input": item.get("input")}) if custom else _arguments(item.get("arguments"))
-            call = ToolCall(str(item.get("call_id") or ""), str(item.get("name")), arguments, custom)
-            if open_reply is None:
-                open_reply = Entry("assistant")
-                entries.append(open_reply)
-            entries[-1] = Entry("assistant", open_reply.text, open_reply.thought, (*open_reply.calls, call))
-        else:
-            raise Refusal(400, f"`input` holds an item {kind!r}, which is not supported here.", "unsupported_value")
-    return entries
-
-
-def _dict(value: Any) -> dict[str, Any]:
+def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def _event(data: Mapping[str, Any]) -> bytes:
+def event(data: Mapping[str, Any]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-def _words(text: str) -> list[str]:
-    first, *rest = text.split(" ")
-    return [first, *(f" {word}" for word in rest)]
-
-
-def _chat_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def _chat_logprobs(said: Completion) -> dict[str, Any] | None:
-    if said.logprobs is None:
-        return None
-    return {"content": [_logprob(text, value) for text, value in said.logprobs], "refusal": None}
-
-
-def _logprob(text: str, value: float) -> dict[str, Any]:
+def logprob_of(text: str, value: float) -> dict[str, Any]:
     return {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-
-
-def _life_of(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of one output item: added, its text, done."""
-    at: dict[str, Any] = {"item_id": item["id"]}
-    if item["type"] == "message":
-        part = item["content"][0]
-        yield "response.output_item.added", {"item": {**item, "status": "in_progress", "content": []}}
-        at["content_index"] = 0
-        yield "response.content_part.added", {**at, "part": {**part, "text": ""}}
-        yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": part["logprobs"]}
-        yield "response.output_text.done", {**at, "text": part["text"], "logprobs": part["logprobs"]}
-        yield "response.content_part.done", {**at, "part": part}
-    elif item["type"] == "reasoning":
-        part = item["summary"][0]
-        yield "response.output_item.added", {"item": {**item, "summary": []}}
-        at["summary_index"] = 0
-        yield "response.reasoning_summary_part.added", {**at, "part": {**part, "text": ""}}
-        yield "response.reasoning_summary_text.delta", {**at, "delta": part["text"]}
-        yield "response.reasoning_summary_text.done", {**at, "text": part["text"]}
-        yield "response.reasoning_summary_part.done", {**at, "part": part}
-    else:
-        custom = item["type"] == "custom_tool_call"
-        name, kind = ("input", "custom_tool_call_input") if custom else ("arguments", "function_call_arguments")
-        yield "response.output_item.added", {"item": {**item, "status": "in_progress", name: ""}}
-        yield f"response.{kind}.delta", {**at, "delta": item[name]}
-        yield f"response.{kind}.done", {**at, name: item[name], "name": item["name"]}
-    yield "response.output_item.done", {"item": item}

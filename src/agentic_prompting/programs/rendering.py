@@ -199,7 +199,7 @@ def _read_call(body: str, tools: Sequence[Any], custom: frozenset[str]) -> ToolC
 
 def _types_of(name: str, tools: Sequence[Any]) -> dict[str, Any]:
     """The declared types of a tool's parameters, by name."""
-    declared = next((tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name), {})
+    declared: Any = next((tool["function"]["parameters"] for tool in tools if tool["function"]["name"] == name), {})
     properties = declared.get("properties") if isinstance(declared, dict) else None
     return {key: one.get("type") for key, one in (properties or {}).items() if isinstance(one, dict)}
 

@@ -11,10 +11,8 @@ A reply that was not delivered to its client leaves the loss, and nothing goes o
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import logging
-import re
 import zlib
 from array import array
 from collections import Counter
@@ -24,12 +22,12 @@ from typing import Any
 
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed
+from .matching import key_of, keys_of, plain
 from .protocol import Asked, Completion, Entry, Refusal, ToolCall
 from .rendering import Renderer, read_turn
 
 logger = logging.getLogger(__name__)
 
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _PATIENCE = 3  # prompts that do not fit, one after another, before the rollout is over
 
 
@@ -152,7 +150,7 @@ class Session:
         self.ignored |= asked.ignored
         entries = (Entry("system", self.system), *asked.entries) if self.system else asked.entries
         call = Call(asked, self._number, entries)
-        call._keys = tuple(_keys(asked.tools, entries))
+        call._keys = tuple(keys_of(asked.tools, entries))
         if is_retry:
             self._forget_first_attempt(call._keys[-1])
         self._find_parent(call, entries)
@@ -292,7 +290,7 @@ class Session:
         call.sample, text = _cut(sample, asked.stops, form)
         call.text = self.renderer.turn_prefix + text
         call.reply = reply = read_turn(call.text, asked.tools if asked.may_call else (), asked.custom)
-        call._end = _key(call._keys[-1], reply)
+        call._end = key_of(call._keys[-1], reply)
         self._ends.setdefault(call._end, []).append(call)
         call.replies = tuple(self.replies)
         self.replies.clear()
@@ -357,8 +355,8 @@ class Session:
 
     @staticmethod
     def _is_used(call: Call, later: Sequence[Call]) -> bool:
-        said = _plain(call.reply.text)
-        return bool(call._children) or any(said in _plain(new.text) for one in later for new in one.new)
+        said = plain(call.reply.text)
+        return bool(call._children) or any(said in plain(new.text) for one in later for new in one.new)
 
     def sequences(self) -> list[tuple[TokenSequence, list[Call]]]:
         """The token sequences of the calls, each with its calls, in an order that does not depend on timing.
@@ -400,45 +398,6 @@ def _cut(sample: Sample, stops: Sequence[str], form: Any) -> tuple[Sample, str]:
     logprobs = None if sample.logprobs is None else sample.logprobs[:most]
     cut = replace(sample, ids=ids[:most], logprobs=logprobs, finished=True, updates=sample.updates[:most])
     return cut, text[:place]
-
-
-# --- what is the same conversation -----------------------------------------------------------------------------------
-
-
-def _keys(tools: Sequence[Any], entries: Sequence[Entry]) -> Iterator[bytes]:
-    """A fingerprint of the conversation up to each of its messages."""
-    key = hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16).digest()
-    for entry in entries:
-        key = _key(key, entry)
-        yield key
-
-
-def _key(before: bytes, entry: Entry) -> bytes:
-    if entry.role != "assistant":
-        said = f"{entry.role}\0{entry.text.strip()}"
-    elif entry.calls:  # some clients drop the text beside calls
-        said = json.dumps([[call.name, _canonical(call.arguments)] for call in entry.calls])
-    else:
-        said = _plain(entry.text)
-    return hashlib.blake2b(before + entry.role.encode() + said.encode("utf-8", "replace"), digest_size=16).digest()
-
-
-def _plain(text: str) -> str:
-    """A text without thoughts and white space."""
-    return " ".join(_THOUGHT.sub("", text).split()) if "<think>" in text else " ".join(text.split())
-
-
-def _canonical(arguments: str) -> str:
-    """Arguments by their values, however a client has written them again; 1.0 is 1, as JavaScript has one number."""
-    try:
-        value = json.loads(arguments or "{}", parse_float=lambda text: _whole(float(text)))
-    except (ValueError, RecursionError, OverflowError):
-        return arguments.strip()
-    return json.dumps(value, sort_keys=True)
-
-
-def _whole(number: float) -> float | int:
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 def _likeliest(found: Sequence[Call], entry: Entry) -> Call:

@@ -1,0 +1,122 @@
+"""OpenAI's chat completions, for programs and for the service of a trained agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .protocol import (
+    Asked,
+    Completion,
+    Entry,
+    Refusal,
+    ToolCall,
+    arguments_of,
+    as_dict,
+    asked_of,
+    check_offered,
+    event,
+    limit_of,
+    logprob_of,
+    role_of,
+    text_of,
+    tool_of,
+)  # fmt: skip
+
+
+class ChatCompletions:
+    """OpenAI's chat completions."""
+
+    path = "/chat/completions"
+
+    def read(self, body: Any) -> Asked:
+        messages = body.get("messages") if isinstance(body, dict) else None
+        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+            raise Refusal(400, "`messages` must be a list of messages.", "invalid_value", "messages")
+        form = as_dict(body.get("response_format"))
+        check_offered(body, form.get("type", "text") == "text", "response_format")
+        check_offered(body, not body.get("top_logprobs"), "top_logprobs")
+        check_offered(body, not body.get("functions"), "functions")
+        given = [as_dict(one) for one in body.get("tools") or ()]
+        tools = tuple(
+            tool_of(as_dict(one.get("function"))) for one in given if one.get("type", "function") == "function"
+        )
+        return asked_of(
+            body,
+            [self._entry(one) for one in messages],
+            tools,
+            limit_of(body, "max_tokens", "max_completion_tokens"),
+            with_usage=bool(as_dict(body.get("stream_options")).get("include_usage")),
+        )
+
+    @staticmethod
+    def _entry(message: Mapping[str, Any]) -> Entry:
+        functions = [
+            (one.get("id"), as_dict(one.get("function"))) for one in map(as_dict, message.get("tool_calls") or ())
+        ]
+        calls = [
+            ToolCall(str(id or ""), str(one.get("name")), arguments_of(one.get("arguments"))) for id, one in functions
+        ]
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        return Entry(role_of(message.get("role")), text_of(message.get("content")), text_of(thought), tuple(calls))
+
+    def body(self, said: Completion) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
+        message["refusal"] = said.refusal
+        if said.thought:
+            message["reasoning_content"] = said.thought
+        if said.calls:
+            message["tool_calls"] = [_chat_call(one) for one in said.calls]
+        choice = {"index": 0, "message": message, "logprobs": _chat_logprobs(said), "finish_reason": said.finish}
+        return {**self._head(said, "chat.completion"), "choices": [choice], "usage": self._usage(said), **said.extra}
+
+    def events(self, said: Completion, asked: Asked, by_word: bool = False) -> Iterator[bytes]:
+        """`by_word` sends the text in pieces of about a word."""
+        head = self._head(said, "chat.completion.chunk")
+
+        def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+            choice = {"index": 0, "delta": delta, "logprobs": more.pop("logprobs", None), "finish_reason": finish}
+            return event({**head, "choices": [choice], **more})
+
+        yield chunk({"role": "assistant", "content": ""})
+        if said.thought:
+            yield chunk({"reasoning_content": said.thought})
+        if said.refusal is not None:
+            yield chunk({"refusal": said.refusal})
+        for piece in _words(said.text) if said.text and by_word else [said.text or ""]:
+            if piece:
+                yield chunk({"content": piece}, logprobs=_chat_logprobs(said))
+        if said.calls:
+            yield chunk({"tool_calls": [{"index": i, **_chat_call(one)} for i, one in enumerate(said.calls)]})
+        yield chunk({}, said.finish, **said.extra)
+        if asked.with_usage:
+            yield event({**head, "choices": [], "usage": self._usage(said)})
+        yield b"data: [DONE]\n\n"
+
+    def failed(self, refusal: Refusal, asked: Asked) -> Iterator[bytes]:
+        yield event(refusal.body)
+
+    @staticmethod
+    def _head(said: Completion, kind: str) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{said.id}", "object": kind, "created": int(time.time()), "model": said.model}
+
+    @staticmethod
+    def _usage(said: Completion) -> dict[str, int]:
+        read, written = said.prompt_tokens, said.completion_tokens
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+
+def _words(text: str) -> list[str]:
+    first, *rest = text.split(" ")
+    return [first, *(f" {word}" for word in rest)]
+
+
+def _chat_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _chat_logprobs(said: Completion) -> dict[str, Any] | None:
+    if said.logprobs is None:
+        return None
+    return {"content": [logprob_of(text, value) for text, value in said.logprobs], "refusal": None}

@@ -1,0 +1,52 @@
+"""Which conversations are the same, however a client's framework has copied them.
+
+Thoughts and white space in a reply do not count, nor do the ids of calls and how their arguments are written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .protocol import Entry
+
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+
+
+def keys_of(tools: Sequence[Any], entries: Sequence[Entry]) -> Iterator[bytes]:
+    """A fingerprint of the conversation up to each of its messages."""
+    key = hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16).digest()
+    for entry in entries:
+        key = key_of(key, entry)
+        yield key
+
+
+def key_of(before: bytes, entry: Entry) -> bytes:
+    if entry.role != "assistant":
+        said = f"{entry.role}\0{entry.text.strip()}"
+    elif entry.calls:  # some clients drop the text beside calls
+        said = json.dumps([[call.name, _canonical(call.arguments)] for call in entry.calls])
+    else:
+        said = plain(entry.text)
+    return hashlib.blake2b(before + entry.role.encode() + said.encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def plain(text: str) -> str:
+    """A text without thoughts and white space."""
+    return " ".join(_THOUGHT.sub("", text).split()) if "<think>" in text else " ".join(text.split())
+
+
+def _canonical(arguments: str) -> str:
+    """Arguments by their values, however a client has written them again; 1.0 is 1, as JavaScript has one number."""
+    try:
+        value = json.loads(arguments or "{}", parse_float=lambda text: _whole(float(text)))
+    except (ValueError, RecursionError, OverflowError):
+        return arguments.strip()
+    return json.dumps(value, sort_keys=True)
+
+
+def _whole(number: float) -> float | int:
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number

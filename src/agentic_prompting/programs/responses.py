@@ -1,0 +1,191 @@
+"""OpenAI's Responses, without state on our side: every request brings its whole conversation."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .protocol import (
+    Asked,
+    Completion,
+    Entry,
+    Refusal,
+    ToolCall,
+    arguments_of,
+    as_dict,
+    asked_of,
+    check_offered,
+    event,
+    limit_of,
+    logprob_of,
+    role_of,
+    text_of,
+    tool_of,
+)  # fmt: skip
+
+
+class Responses:
+    """OpenAI's Responses."""
+
+    path = "/responses"
+
+    def read(self, body: Any) -> Asked:
+        given = body.get("input") if isinstance(body, dict) else None
+        if not isinstance(given, str | list) or not given:
+            raise Refusal(400, "`input` must be a text or a list of items.", "invalid_value", "input")
+        for name in ("previous_response_id", "conversation", "background", "prompt"):
+            check_offered(body, not body.get(name), name)
+        form = as_dict(as_dict(body.get("text")).get("format"))
+        check_offered(body, form.get("type", "text") == "text", "text.format")
+        check_offered(body, not body.get("top_logprobs"), "top_logprobs")
+        instructions = body.get("instructions")
+        entries = [Entry("system", text_of(instructions))] if instructions else []
+        entries += [Entry("user", given)] if isinstance(given, str) else _entries(given)
+        logprobs = "message.output_text.logprobs" in (body.get("include") or ())
+        tools = list(_response_tools(body.get("tools") or ()))
+        asked = asked_of({**body, "logprobs": logprobs}, entries, tools, limit_of(body, "max_output_tokens"))
+        return replace(asked, custom=frozenset(tool["function"]["name"] for tool in tools if tool.pop("custom", False)))
+
+    def body(self, said: Completion) -> dict[str, Any]:
+        return self._response(said, self._items(said))
+
+    def events(self, said: Completion, asked: Asked) -> Iterator[bytes]:
+        items, number = self._items(said), 0
+
+        def named(kind: str, **more: Any) -> bytes:
+            nonlocal number
+            data, number = {"type": kind, "sequence_number": number, **more}, number + 1
+            return f"event: {kind}\n".encode() + event(data)
+
+        begun = {**self._response(said, []), "status": "in_progress", "usage": None}
+        yield named("response.created", response=begun)
+        yield named("response.in_progress", response=begun)
+        for index, item in enumerate(items):
+            yield from (named(kind, output_index=index, **more) for kind, more in _life_of(item))
+        whole = self._response(said, items)
+        yield named(f"response.{whole['status']}", response=whole)
+
+    def failed(self, refusal: Refusal, asked: Asked) -> Iterator[bytes]:
+        error = {"code": refusal.code, "message": refusal.message}
+        response = {**self._response(Completion(asked.model), []), "status": "failed", "error": error}
+        data = {"type": "response.failed", "sequence_number": 0, "response": response}
+        yield b"event: response.failed\n" + event(data)
+
+    @staticmethod
+    def _items(said: Completion) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        if said.thought:
+            summary = [{"type": "summary_text", "text": said.thought}]
+            items.append({"type": "reasoning", "id": f"rs_{said.id}", "summary": summary, "encrypted_content": said.id})
+        if said.text or not said.calls:
+            logprobs = [logprob_of(text, value) for text, value in said.logprobs or ()]
+            part = {"type": "output_text", "text": said.text or "", "annotations": [], "logprobs": logprobs}
+            head = {"type": "message", "id": f"msg_{said.id}", "role": "assistant", "status": "completed"}
+            items.append({**head, "content": [part]})
+        for call in said.calls:
+            head = {"call_id": call.id, "name": call.name, "status": "completed"}
+            if call.custom:
+                text = as_dict(_value(call.arguments)).get("input", call.arguments)
+                items.append({"type": "custom_tool_call", "id": f"ctc_{call.id}", **head, "input": text})
+            else:
+                items.append({"type": "function_call", "id": f"fc_{call.id}", **head, "arguments": call.arguments})
+        return items
+
+    @staticmethod
+    def _response(said: Completion, items: list[dict[str, Any]]) -> dict[str, Any]:
+        read, written, cut = said.prompt_tokens, said.completion_tokens, said.finish == "length"
+        return {
+            "id": f"resp_{said.id}", "object": "response", "created_at": int(time.time()), "model": said.model,
+            "status": "incomplete" if cut else "completed", "output": items, "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None, "instructions": None,
+            "metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "temperature": None,
+            "top_p": None,
+            "usage": {
+                "input_tokens": read, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": written,
+                "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": read + written,
+            },
+        }  # fmt: skip
+
+
+def _response_tools(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Functions and custom tools, those inside of namespaces as well. Tools that OpenAI itself runs are left out."""
+    for tool in map(as_dict, tools):
+        if tool.get("type") == "function":
+            yield tool_of(tool)
+        elif tool.get("type") == "custom":
+            text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+            yield {**tool_of({**tool, "parameters": text}), "custom": True}
+        elif tool.get("type") == "namespace":
+            yield from _response_tools(tool.get("tools") or ())
+
+
+def _entries(items: Sequence[Any]) -> list[Entry]:
+    """Input items as messages: reasoning, text and calls of one reply are one message."""
+    entries: list[Entry] = []
+    for item in items:
+        if not isinstance(item, dict):
+            raise Refusal(400, "An item of `input` is no object.", "invalid_value", "input")
+        kind, last = item.get("type", "message"), entries[-1] if entries else Entry("user")
+        open_reply = last if last.role == "assistant" else None
+        if kind == "message" and item.get("role") != "assistant":
+            entries.append(Entry(role_of(item.get("role")), text_of(item.get("content"))))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            output = item.get("output")
+            entries.append(Entry("tool", text_of(output) if isinstance(output, str | list) else json.dumps(output)))
+        elif kind == "reasoning":
+            thought = text_of(item.get("content")) or text_of(item.get("summary"))
+            entries.append(Entry("assistant", thought=thought))
+        elif kind == "message":
+            if open_reply is None or open_reply.calls:
+                open_reply = Entry("assistant")
+                entries.append(open_reply)
+            entries[-1] = Entry("assistant", open_reply.text + text_of(item.get("content")), open_reply.thought)
+        elif kind in ("function_call", "custom_tool_call"):
+            custom = kind == "custom_tool_call"
+            arguments = json.dumps({"input": item.get("input")}) if custom else arguments_of(item.get("arguments"))
+            call = ToolCall(str(item.get("call_id") or ""), str(item.get("name")), arguments, custom)
+            if open_reply is None:
+                open_reply = Entry("assistant")
+                entries.append(open_reply)
+            entries[-1] = Entry("assistant", open_reply.text, open_reply.thought, (*open_reply.calls, call))
+        else:
+            raise Refusal(400, f"`input` holds an item {kind!r}, which is not supported here.", "unsupported_value")
+    return entries
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _life_of(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of one output item: added, its text, done."""
+    at: dict[str, Any] = {"item_id": item["id"]}
+    if item["type"] == "message":
+        part = item["content"][0]
+        yield "response.output_item.added", {"item": {**item, "status": "in_progress", "content": []}}
+        at["content_index"] = 0
+        yield "response.content_part.added", {**at, "part": {**part, "text": ""}}
+        yield "response.output_text.delta", {**at, "delta": part["text"], "logprobs": part["logprobs"]}
+        yield "response.output_text.done", {**at, "text": part["text"], "logprobs": part["logprobs"]}
+        yield "response.content_part.done", {**at, "part": part}
+    elif item["type"] == "reasoning":
+        part = item["summary"][0]
+        yield "response.output_item.added", {"item": {**item, "summary": []}}
+        at["summary_index"] = 0
+        yield "response.reasoning_summary_part.added", {**at, "part": {**part, "text": ""}}
+        yield "response.reasoning_summary_text.delta", {**at, "delta": part["text"]}
+        yield "response.reasoning_summary_text.done", {**at, "text": part["text"]}
+        yield "response.reasoning_summary_part.done", {**at, "part": part}
+    else:
+        custom = item["type"] == "custom_tool_call"
+        name, kind = ("input", "custom_tool_call_input") if custom else ("arguments", "function_call_arguments")
+        yield "response.output_item.added", {"item": {**item, "status": "in_progress", name: ""}}
+        yield f"response.{kind}.delta", {**at, "delta": item[name]}
+        yield f"response.{kind}.done", {**at, name: item[name], "name": item["name"]}
+    yield "response.output_item.done", {"item": item}

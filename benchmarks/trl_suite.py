@@ -6,9 +6,10 @@
 The checkout's `tests/test_grpo_trainer.py` runs against the installed TRL, once with TRL's class and once with ours
 (`environment=None`: one turn, no reply), with bfloat16 autocast on, TRL's default, and off. Models and data are
 tiny and made here (`trl_tiny.py`); nothing is downloaded, so tests of other models fail with both classes and do not
-count. The last line of `--json` holds, for each setting of bf16, `trl_passes`, `ours_passes` and `differences`: by
-name, each test that TRL's class passes and ours does not, with the error and, if the difference is intended, the
-reason. The exit status is 1 if there is any other.
+count. TRL's tests import peft, psutil, jmespath and pillow; without one of them its tests do not count either. The last
+line of `--json` holds, for each setting of bf16, `trl_passes`, `ours_passes` and `differences`: by name, each test that
+TRL's class passes and ours does not, with the error and, if the difference is intended, the reason. The exit status is
+1 if there is any other.
 """
 
 from __future__ import annotations

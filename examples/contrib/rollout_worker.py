@@ -39,7 +39,7 @@ from agentic_prompting.rollout import (
     rollout_seed,
 )
 from agentic_prompting.trainers.stopping import FailureWatch, TrainingStopped
-from agentic_prompting.trainers.trl_batch import completion_of, reward_columns
+from agentic_prompting.trainers.trl_batch import completion_of
 
 
 @dataclass(eq=False)
@@ -140,7 +140,7 @@ class RolloutWorker:
         self.metrics_queue.put({name: float(value) for name, value in rollout_metrics(facts).items()})
         if why := self._failures.why_stop(facts):
             raise TrainingStopped(why)
-        columns = reward_columns(rollouts, self.chat_format)
+        columns = self._reward_columns(rollouts)
         scores = [await asyncio.to_thread(function, **columns) for function in self.reward_funcs]
         scores = [await one if inspect.isawaitable(one) else one for one in scores]
         by_function = np.array(scores, dtype=float)  # functions x rollouts; `None` becomes NaN
@@ -150,6 +150,13 @@ class RolloutWorker:
         for i in np.flatnonzero(scored):
             self.rollout_buffer.put(self._sample(rollouts[i], rewards[i], rewards[scored], version, number))
         self._alive = time.monotonic()
+
+    def _reward_columns(self, rollouts: list[Rollout]) -> dict[str, Any]:
+        """The arguments of a reward function, besides those that TRL adds."""
+        columns: dict[str, Any] = {name: [one.row[name] for one in rollouts] for name in rollouts[0].row}
+        prompts, completions = columns.pop("prompt"), [completion_of(one, self.chat_format) for one in rollouts]
+        ids = [one.ids for one in rollouts]
+        return {**columns, "prompts": prompts, "completions": completions, "completion_ids": ids, "rollout": rollouts}
 
     def _sample(self, rollout: Rollout, reward: float, group: np.ndarray, version: int, number: int) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample

@@ -69,9 +69,9 @@ class Acts:
         return Sample(chat_format.turn_ids(END.format(row["answers"][0] if self.answered % 2 else "yen")))
 
 
-def one_batch(trainer):
-    """The inputs of one training step, from real rollouts of the acting sampler."""
-    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+def one_batch(trainer, sampler=Acts):
+    """The inputs of one training step, from real rollouts of a sampler that acts."""
+    trainer.policy = BatchEngine(sampler(trainer), on_callers_thread=True)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1  # set by `train` at its start
     rows = [trainer.train_dataset[i] for i in (0, 0, 1, 1)]

@@ -3,12 +3,13 @@
 import pytest
 import torch
 import trl.trainer.utils as trl_utils
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from trl import GRPOTrainer
 
+from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.sandbox.policy import sandbox_spec, save_policy, world_tokenizer
 from agentic_prompting.trainers.trl_batch import IGNORED, ScoredTokens
-from support.training import one_batch, trainer_for
+from support.training import Acts, one_batch, trainer_for
 
 
 class Watched:
@@ -116,6 +117,23 @@ def test_experts_are_trained_with_their_auxiliary_loss(experts, rows, tmp_path, 
     trainer.train()
     assert all(log["aux_loss"] > 0 for log in trainer.state.log_history if "loss" in log)
     assert trainer.model.config.output_router_logits
+
+
+def test_experts_that_trl_cannot_count_are_refused(rows, tmp_path):
+    """Granite's configuration calls their number otherwise; TRL's head fails at the first step."""
+    tokenizer, folder = world_tokenizer(), tmp_path / "granite"
+    config = GraniteMoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    save_policy(GraniteMoeForCausalLM(config), tokenizer, sandbox_spec(), folder)
+    with pytest.raises(ValueError, match="GraniteMoeForCausalLM.*set router_aux_loss_coef=0 to train without"):
+        trainer_for(folder, tmp_path, rows)
+    trainer = trainer_for(folder, tmp_path, rows, router_aux_loss_coef=0.0)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
 
 
 def test_the_auxiliary_loss_is_of_all_positions(experts, rows, tmp_path):

@@ -102,3 +102,19 @@ class Batch:
         masks = [torch.tensor(mask) for mask in output["env_mask"]]
         self.scored = pad_sequence(masks, batch_first=True)
         return {**output, "logprobs": output["logprobs"] if with_logprobs else None, "rollout": list(self.rollouts)}
+
+    def sampler_columns(self, completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What TRL is to shuffle and split with the rows besides its own, for [`logp_difference`].
+
+        Args:
+            completion_ids (`torch.Tensor`): As TRL has padded them.
+
+        Returns:
+            `dict`: `sampler_logps`, in the same shape: the sampler's log-probabilities, NaN where it gave none. And
+            `sampled_at`: the number of updates of the weights that sampled.
+        """
+        logps = torch.full(completion_ids.shape, torch.nan)
+        for row, rollout in zip(logps, self.rollouts, strict=True):
+            known = rollout.logprobs or []
+            row[: len(known)] = torch.tensor(known)
+        return {"sampler_logps": logps.to(completion_ids.device), "sampled_at": torch.tensor(self.place.step)}

@@ -39,7 +39,15 @@ from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
 from .source import OnPolicy, Source
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
-from .trl_batch import ScoredTokens, clipped_share, completions_of, prompt_format_of, scored_only
+from .trl_batch import (
+    ScoredTokens,
+    check_experts,
+    clipped_share,
+    completions_of,
+    logp_difference,
+    prompt_format_of,
+    scored_only,
+)
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -192,6 +200,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _compose(self, environment: Environment | None) -> None:
         """The parts that the hooks below use."""
         args, run = self.args, int(time.time())
+        check_experts(self.model, args.router_aux_loss_coef)
         backend = trainer_backend(self, self.spec.stop_texts)
         readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
         self.player = Player(
@@ -320,6 +329,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             scored = super()._generate_and_score_completions(self._batch.rows)
         if self._batch.off_policy:
             self.log_batch("train", {"async/clipped": clipped_share(scored, self.args, self.accelerator)})
+        elif place.trains:
+            scored |= self._batch.sampler_columns(scored["completion_ids"])
+            if "importance_sampling_ratio" in scored:  # TRL has logged the difference
+                self.observer.warn_of_logps(self._metrics["train"]["sampling/sampling_logp_difference/mean"][-1])
         self._batch = None
         return scored
 
@@ -341,8 +354,14 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return rewards
 
     def _compute_loss(self, model, inputs):
-        with self._corrected() if "importance_sampling_ratio" in inputs else nullcontext():
-            return super()._compute_loss(ScoredTokens(model, inputs["tool_mask"]), scored_only(inputs))
+        model, is_corrected = ScoredTokens(model, inputs["tool_mask"]), "importance_sampling_ratio" in inputs
+        with self._corrected() if is_corrected else nullcontext():
+            loss = super()._compute_loss(model, scored_only(inputs))
+        if not is_corrected and inputs.get("sampled_at") == self.state.global_step:  # no update since
+            difference = logp_difference(model.logps, inputs, self.accelerator)
+            self.log_batch("train", difference)
+            self.observer.warn_of_logps(difference.get("sampling/logp_difference/mean", 0.0))
+        return loss
 
     @contextmanager
     def _corrected(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,9 @@ from accelerate.utils import gather_object
 from ..rollout import Limits, RolloutFacts, RolloutLog, rollout_metrics, rollout_record
 from .batch import Batch
 from .stopping import FailureWatch
+from .trl_batch import LOGP_BOUND
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Observer:
     ):
         self.log, self.failures, self.run, self.reward_names = log, failures, run, reward_names
         self.limits, self.process, self.show = limits, process, show
-        self.some_failed = False
+        self.some_failed, self._warned_of_logps = False, False
 
     def seen(self, batch: Batch, rewards: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]) -> Seen:
         """Take note of a batch. Called on every process alike.
@@ -79,6 +83,17 @@ class Observer:
         own = slice(first, first + len(batch.rollouts))
         self._record(batch, rewards[own].tolist(), total(rewards)[own].tolist())
         return Seen(rollout_metrics(facts), failed, self.failures.why_stop(facts, speaks=self.process == 0))
+
+    def warn_of_logps(self, difference: float) -> None:
+        """Warn once if the mean `sampling/logp_difference` is above [`LOGP_BOUND`]."""
+        if difference > LOGP_BOUND and self.process == 0 and not self._warned_of_logps:
+            self._warned_of_logps = True
+            logger.warning(
+                "the sampler's log-probabilities differ from the trainer's by %.2g on average (more than %g): the "
+                "gradient is not that of the policy that sampled. Check that the sampler has the same weights, "
+                "temperature and precision; top_p, top_k, min_p and repetition_penalty cause a difference, too",
+                *(difference, LOGP_BOUND),
+            )
 
     def _record(self, batch: Batch, by_function: list[list[float]], totals: list[float]) -> None:
         self.show(batch.place.mode, batch.rollouts, by_function)

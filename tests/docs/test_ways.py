@@ -25,14 +25,14 @@ def test_a_trace_has_what_is_called_between_two_functions():
     """From the first function's call to the last one's return, and nothing that other code calls."""
     tool = runpy.run_path(str(TOOL))
     from agentic_prompting.llm import Usage, with_system
-    from agentic_prompting.rollout import fill
+    from agentic_prompting.rollout import TagGrammar, escape
 
-    with tool["Trace"]("rollout/spec.py:fill", "llm/types.py:with_system").running() as trace:
+    with tool["Trace"]("rollout/grammar.py:escape", "llm/chats.py:with_system").running() as trace:
         Usage(1, 2) + Usage(1, 2)  # before the first
-        fill("{question}", question="q")
+        escape("question", TagGrammar())
         with_system("s", [{"role": "user", "content": "q"}])
         Usage(1, 2) + Usage(1, 2)
-    assert trace.files == ["rollout/spec.py", "llm/types.py"]
+    assert trace.files == ["rollout/grammar.py", "llm/chats.py"]
 
 
 def test_an_old_page_is_seen():

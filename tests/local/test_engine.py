@@ -22,8 +22,9 @@ from transformers import (
 )
 
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
+from agentic_prompting.llm import gather
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, local_policy
-from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest, gather, read_rollouts, run_with_engine
+from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest, read_rollouts, run_with_engine
 from support.sampling import requests_for, sample
 from support.training import trainer_for
 

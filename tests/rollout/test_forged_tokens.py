@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, normalizers
 
-from agentic_prompting.rollout import AgentSpec, ChatFormat, PlainText, prompt_r1_template, time_limit
+from agentic_prompting.rollout import AgentSpec, ChatFormat, PlainText, plain_text, prompt_r1_template
 from support.hostile import PIECES
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for
 
@@ -109,7 +109,7 @@ def looping(template, only_for=None):
 
 @pytest.fixture
 def half_a_second(monkeypatch):
-    monkeypatch.setattr(time_limit, "SECONDS", 0.5)
+    monkeypatch.setattr(plain_text, "SECONDS", 0.5)
 
 
 @pytest.mark.timeout(60)
@@ -154,7 +154,7 @@ def test_many_that_end_about_when_the_limit_does_leave_nothing_behind(monkeypatc
             return "done"
 
         try:
-            outcomes.add(time_limit.limited(work, "it", seconds=0.2))
+            outcomes.add(plain_text.limited(work, "it", seconds=0.2))
         except ValueError:
             outcomes.add("late")
         sum(range(2000))

@@ -18,9 +18,8 @@ from ..llm.loop import in_parallel
 from ..records import only_writer
 from .lineage import EvolutionJournal, journal_beside
 from .population import Population, load_state
-from .scoring import Reward
 from .settings import EvolveConfig
-from .steps import Chat, Evolution, EvolutionStopped, StepLog
+from .steps import Chat, Evolution, EvolutionStopped, Reward, StepLog
 from .system_prompt import SystemPrompt
 
 logger = logging.getLogger(__name__)

@@ -13,20 +13,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, Reply, Usage, as_chat
+from ..llm import ChatModel, Reply, Usage, as_chat, gather
+from ..llm.guard import call_guarded
 from ..records import atomic_write
-from ..rollout import AgentSpec, gather
+from ..rollout import AgentSpec, Grammar, Rollout, Sample
 from .generation import Generation, Job, propose_children
 from .lineage import attempt_records
 from .operators import Outcome
 from .population import Population
 from .results import Attempt, ProblemResult, PromptResult, mean, question_of, truth_of
-from .scoring import Reward, read_problems, score
 from .settings import EvolveConfig
 from .system_prompt import SystemPrompt
 
 Chat = ChatModel | Callable[..., Any]
 """A chat model, or a function of the messages that returns a text."""
+
+Reward = Callable[..., Any]
+"""TRL's reward signature: called with `prompts`, `completions`, `rollout` and the columns of the rows, all lists. A
+plain function runs on a thread of its own, because it may block; an `async` one is awaited."""
 
 _FORMAT = 2  # of the state; raised when a reader of the old one would go wrong
 
@@ -273,3 +277,66 @@ def _check_types(policy: Any, reference: Any, reward: Any, config: Any) -> None:
             raise TypeError(f"{name} must be {expected}, not {value!r}{hint}")
     if not isinstance(config, EvolveConfig):
         raise TypeError(f"config must be an EvolveConfig(...), not a {type(config).__name__}")
+
+
+# Problems and rewards -------------------------------------------------------------------------------------------------
+
+
+def read_problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
+    """Rows, pairs and questions as mappings.
+
+    Raises:
+        `TypeError`: `rows` is no sequence, or an element is none of these.
+    """
+    if isinstance(rows, (str, Mapping)) or not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")):
+        raise TypeError(f"{name} must be a list or a Dataset of problems, not a {type(rows).__name__}")
+    problems: list[Mapping[str, Any]] = []
+    for number, row in enumerate(rows):
+        if isinstance(row, str):
+            row = {"question": row}
+        elif isinstance(row, (tuple, list)) and len(row) == 2:
+            row = {"question": row[0], "answers": row[1] if isinstance(row[1], list) else [row[1]]}
+        if not isinstance(row, Mapping):
+            raise TypeError(f"{name}[{number}] must be a mapping, a (question, answer) pair or a question, not {row!r}")
+        if not (row.get("question") or row.get("prompt")):
+            raise TypeError(f"{name}[{number}] has neither `question` nor `prompt`: {', '.join(map(str, row))}")
+        problems.append(row)
+    return problems
+
+
+async def score(
+    reward: Reward, rows: Sequence[Mapping[str, Any]], replies: Sequence[Reply], grammar: Grammar
+) -> list[float | None]:
+    """One reward per reply, by one call of the reward function; `None` for a reply that is an error.
+
+    Raises:
+        `TypeError`: The function does not return one number or `None` per completion.
+    """
+    answered = [number for number, reply in enumerate(replies) if reply.error is None]
+    scores: list[float | None] = [None] * len(replies)
+    if not answered:
+        return scores
+    shown = [rows[number] for number in answered]
+    texts = [replies[number].text for number in answered]
+    columns = {name: [row.get(name) for row in shown] for name in shown[0] if name not in ("prompt", "completion")}
+    columns |= {
+        "prompts": [row.get("prompt") or row["question"] for row in shown],
+        "completions": [[{"role": "assistant", "content": text}] for text in texts],
+        "rollout": [_rollout(row, text, grammar) for row, text in zip(shown, texts, strict=True)],
+    }
+    returned = await call_guarded(reward, **columns)
+    try:
+        for number, value in zip(answered, returned, strict=True):
+            scores[number] = None if value is None else float(value)
+    except (TypeError, ValueError):
+        wanted = f"one number or None for each of the {len(answered)} completions"
+        raise TypeError(f"the reward must return {wanted}, not {repr(returned)[:200]}") from None
+    return scores
+
+
+def _rollout(row: Mapping[str, Any], text: str, grammar: Grammar) -> Rollout:
+    """A reply as an episode of one turn, for rewards that read rollouts. One token stands for the whole turn."""
+    rollout = Rollout([0], dict(row))
+    turn = grammar.parse(text)
+    rollout.add_turn(Sample([0]), turn)
+    return rollout.finish("answered" if turn.kind == "answer" else "malformed")

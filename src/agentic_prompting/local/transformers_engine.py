@@ -24,10 +24,20 @@ import torch
 from transformers import PreTrainedModel
 
 from ..rollout import BatchEngine, Engine, Job, Sample, SampleRequest
-from .architectures import attention_with_masks, can_slab, check_runs, masks_of
 from .drafting import Draft
 from .sampling import Lender, Sampling, TransformersSampler, TurnEnd, context_length, in_use
-from .slab import COLUMNS, ROWS, Layers, Slab, bytes_of, round_up
+from .slab import (
+    COLUMNS,
+    ROWS,
+    Layers,
+    Slab,
+    attention_with_masks,
+    bytes_of,
+    can_slab,
+    check_runs,
+    masks_of,
+    round_up,
+)
 
 _JOIN_EVERY = 4  # steps between two joins: reading a context takes about as long as a step
 # Guesses of a row in one pass after the first, and tokens of all rows together. With fewer tokens the time of a pass is

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from ..llm.guard import contain, contained
-from ..llm.loop import start
+from ..llm.guard import contained
+from ..llm.loop import gather, start
+from .chat_format import TextFormat
 from .environment import Environment, as_environment
 from .play import play
-from .text_format import TextFormat
 from .types import Limits, Policy, Rollout, Sample, Sampler, SampleRequest
 
 Request = TypeVar("Request")
@@ -305,15 +305,3 @@ def run_with_engine(
         return done.result()
     finally:
         done.cancel()
-
-
-async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines side by side and return their results in order. The first that fails cancels the others, and its
-    exception is raised."""
-    tasks = [asyncio.create_task(contain(coroutine)) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,14 +11,17 @@ without such places has no mark: it is tokenised whole, as transformers does.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from ..llm import Message
-from .time_limit import limited
 
 # Characters that some normaliser may drop or change. Printable ASCII is safe: the patterns below ignore case.
 _ODD = re.compile(r"[^\t\n\r -~]")
@@ -150,3 +153,93 @@ def _occurrences(texts: Iterable[str]) -> re.Pattern[str]:
     """
     longest = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
     return re.compile(f"(?=({'|'.join(map(re.escape, longest)) or '(?!)'}))", re.I)
+
+
+# A time limit for chat templates --------------------------------------------------------------------------------------
+#
+# They come with models, and must not hang a run. Jinja's sandbox bounds one `range`, not loops inside of loops nor
+# macros that call themselves. A process for each rendering would cost more than the rendering, and a thread cannot be
+# killed. But a template is compiled to Python code, and CPython can raise an exception in another thread between two of
+# its steps. One watching thread does that. It counts its own ticks rather than the clock, so that a process that was
+# suspended, or a machine that is busy, ends no rendering. What one step in C does (a text times a huge number) is not
+# interrupted; memory bounds it.
+
+SECONDS = 10.0
+"""How long a template may take. Ordinary ones take under a millisecond, those of a megabyte under a second."""
+
+_TICK = 0.1
+T = TypeVar("T")
+
+
+class _OutOfTime(BaseException):
+    """Raised in a thread that has worked too long; a `BaseException`, so that the code does not catch it."""
+
+
+class _Watch:
+    """The calls at work, by their thread, with the ticks that each of them has left."""
+
+    def __init__(self) -> None:
+        self.lock, self.at_work = threading.Lock(), threading.Event()
+        self.left: dict[int, int] = {}
+        threading.Thread(target=self._tick, name="time-limit", daemon=True).start()
+
+    def _tick(self) -> None:
+        while True:
+            self.at_work.wait()
+            time.sleep(_TICK)
+            with self.lock:
+                if not self.left:
+                    self.at_work.clear()
+                for thread in self.left:
+                    self.left[thread] -= 1
+                    if self.left[thread] <= 0 and self.left[thread] % 10 == 0:  # again, should something swallow it
+                        _raise_in(thread, _OutOfTime)
+
+
+def _raise_in(thread: int, what: type[BaseException] | None) -> None:
+    """Raise in another thread at its next step; `None` takes back what was not raised yet."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what and ctypes.py_object(what))
+
+
+_watches: dict[int, _Watch] = {}  # by process: after a fork the thread is gone
+_making = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_making.acquire, after_in_child=_making.release, after_in_parent=_making.release)
+
+
+def limited(call: Callable[[], T], what: str, seconds: float | None = None) -> T:
+    """Run `call` on this thread, for no longer than a limit.
+
+    Args:
+        call (`Callable`): Python code.
+        what (`str`): Names it in the error.
+        seconds (`float`, *optional*): The limit; [`SECONDS`] by default.
+
+    Raises:
+        `ValueError`: It did not end in time.
+    """
+    seconds, thread = SECONDS if seconds is None else seconds, threading.get_ident()
+    with _making:
+        watch = _watches.get(os.getpid()) or _watches.setdefault(os.getpid(), _Watch())
+    outer = None
+    try:
+        with watch.lock:
+            outer, watch.left[thread] = watch.left.get(thread), max(1, round(seconds / _TICK))
+            watch.at_work.set()
+        try:
+            return call()
+        finally:
+            with watch.lock:  # so that nothing is raised from here on
+                _end(watch, thread, outer)
+    except _OutOfTime:
+        with watch.lock:
+            _end(watch, thread, outer)
+        raise ValueError(f"{what} did not end within {seconds:g} seconds: it loops, or is not made for this") from None
+
+
+def _end(watch: _Watch, thread: int, outer: int | None) -> None:
+    """Take this thread's call off the watch (back to the one around it), and what may have been raised too late."""
+    if watch.left.pop(thread, 1) <= 0:
+        _raise_in(thread, None)
+    if outer is not None:
+        watch.left[thread] = outer

@@ -46,7 +46,7 @@ def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
     The lock, `<path>.lock`, is the system's: it ends with the process, and a file left behind locks nothing.
 
     Args:
-        path (`str` or `Path`): What is written.
+        path (`str` or `Path`): The file or folder.
         busy (`str`, *optional*): The error's words, if others fit better.
 
     Raises:

@@ -14,7 +14,6 @@ import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     MambaConfig,
     MambaForCausalLM,
     Qwen3Config,
@@ -30,18 +29,6 @@ from support.training import trainer_for
 
 SETTINGS = [Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.3)]
 GREEDY = Sampling(temperature=0)
-
-
-@pytest.fixture(scope="module")
-def policy(tiny_policy):
-    model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
-    model.model.norm.weight.data *= 3  # a model that prefers some tokens, as a trained one does
-    return model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_policy):
-    return AutoTokenizer.from_pretrained(tiny_policy)
 
 
 def conversations(sampler, tokenizer, n=7, turns=4, late=2, seed=0):

@@ -33,6 +33,7 @@ def is_step(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
+    """Whether it is a text."""
     return isinstance(value, str)
 
 

@@ -8,6 +8,7 @@ readers skip it, and the next append removes it.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import logging
 import os
@@ -37,6 +38,11 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     os.replace(temporary, path)
+
+
+def digest(settings: Any) -> str:
+    """16 hexadecimal digits that change with any of the settings: whether a file of results may be continued."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 
 
 @contextmanager

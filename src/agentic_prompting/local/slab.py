@@ -71,17 +71,21 @@ class Slab(Cache):
         )
         return per_token * rows * width
 
+    def grown_bytes(self, rows: int, width: int) -> float:
+        """The memory of a slab that has grown, in its steps, to hold so many rows and columns."""
+        return self.bytes(_round_up(rows, ROWS), _round_up(width, COLUMNS))
+
 
 def _at_least(block: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     if rows <= block.shape[0] and columns <= block.shape[2]:
         return block
-    rows, columns = max(block.shape[0], round_up(rows, ROWS)), max(block.shape[2], round_up(columns, COLUMNS))
+    rows, columns = max(block.shape[0], _round_up(rows, ROWS)), max(block.shape[2], _round_up(columns, COLUMNS))
     grown = block.new_zeros(rows, block.shape[1], columns, block.shape[3])
     grown[: block.shape[0], :, : block.shape[2]] = block
     return grown
 
 
-def round_up(number: int, step: int) -> int:
+def _round_up(number: int, step: int) -> int:
     """The least multiple of `step` that is not below `number`."""
     return -(-number // step) * step
 

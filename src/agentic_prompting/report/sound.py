@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..records import Record
 from ..refine import RefinementResult
 from ..rollout.recording import rollout_lines
 
 logger = logging.getLogger(__name__)
 
-Record = dict[str, Any]
 Check = Callable[[Any], bool]
 
 

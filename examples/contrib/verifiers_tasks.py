@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from agentic_prompting.interop import Dialogue
-from agentic_prompting.llm import LLMError, ServerFailed, TimedOut, Unreachable
+from agentic_prompting.llm import LLMError, ServerFailed, TimedOut, Unreachable, gather
 from agentic_prompting.llm.loop import background_loop, run
 from agentic_prompting.llm.masking import mask_secrets
-from agentic_prompting.rollout import Observation, Rollout, gather
+from agentic_prompting.rollout import Observation, Rollout
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ import runpy
 tool = runpy.run_path({str(TOOL)!r})
 from agentic_prompting.llm import Usage, with_system
 from agentic_prompting.rollout import parse_turn
-with tool["Trace"]("rollout/grammar.py:parse_turn", "llm/types.py:with_system").running() as trace:
+with tool["Trace"]("rollout/grammar.py:parse_turn", "llm/chats.py:with_system").running() as trace:
     Usage(1, 2) + Usage(1, 2)  # before the first
     parse_turn("<answer> a </answer>")
     with_system("s", [{{"role": "user", "content": "q"}}])
@@ -40,7 +40,7 @@ def test_a_trace_has_what_is_called_between_two_functions():
     own: in one that had run many other tests, CPython 3.11.7 looped for ever in a function that was profiled, where no
     signal ends it."""
     done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=100)
-    assert done.stdout.split("\n")[0] == "['rollout/grammar.py', 'llm/types.py']", done.stderr[-2000:]
+    assert done.stdout.split("\n")[0] == "['rollout/grammar.py', 'llm/chats.py']", done.stderr[-2000:]
 
 
 def test_an_old_page_is_seen():

@@ -5,11 +5,10 @@ import threading
 
 import pytest
 
-from agentic_prompting.llm import BudgetExceeded
+from agentic_prompting.llm import BudgetExceeded, fill
 from agentic_prompting.refine import LabelVerifier, ProRefiner, RefinementResult, RolePrompts, summarize
 from agentic_prompting.refine.templates import COMPLETE, CUT_OFF
 from agentic_prompting.rewards import exact_match
-from agentic_prompting.rollout import fill
 from support.refine_models import PROMPT, QUERY, Log, answer, critic, improve, keep, models, words
 
 ROLES = RolePrompts()

@@ -19,15 +19,7 @@ from agentic_prompting.rollout import BatchEngine, Sample
 from agentic_prompting.trainers.ahead import Ahead
 from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
-from support.training import arguments, trainer_for, vars_for
-
-LEAD = {
-    "async_lead": 1,
-    "max_staleness": 2,
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "max_turn_tokens": 24,
-}
+from support.training import LEAD, arguments, trainer_for, vars_for
 
 
 class OnStep(TrainerCallback):

@@ -23,7 +23,7 @@ import torch
 
 from agentic_prompting import LLMEnvironment, OpenAIChat, PromptAgent
 from agentic_prompting.evaluation import EvaluationTask
-from agentic_prompting.llm.loop import background_loop
+from agentic_prompting.llm.loop import background_loop, gather
 from agentic_prompting.local import Sampling
 from agentic_prompting.rollout import (
     ChatFormat,
@@ -31,7 +31,6 @@ from agentic_prompting.rollout import (
     Rollout,
     SampleRequest,
     TagGrammar,
-    gather,
     play,
     run_with_engine,
 )

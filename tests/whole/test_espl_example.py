@@ -131,8 +131,8 @@ def test_a_closed_model_needs_models(tmp_path, capsys):
 
 def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
     from agentic_prompting import LLMEnvironment, PromptAgent
-    from agentic_prompting.llm import complete
-    from agentic_prompting.rollout import gather, run_with_engine
+    from agentic_prompting.llm import complete, gather
+    from agentic_prompting.rollout import run_with_engine
     from agentic_prompting.sandbox.setup import ROOT as PROMPT, AgentChat, Transcript
 
     sandbox = prepare_guarded(warm, 0, 8)

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, Reply, Usage, as_chat
+from ..llm import ChatModel, Reply, Usage, as_chat, gather
 from ..records import atomic_write
-from ..rollout import AgentSpec, gather
+from ..rollout import AgentSpec
 from .generation import Generation, Job, propose_children
 from .lineage import attempt_records
 from .operators import Outcome

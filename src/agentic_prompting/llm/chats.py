@@ -1,5 +1,5 @@
-"""Chat models without HTTP: a function ([`as_chat`], [`FunctionChat`]), a script ([`ScriptedChat`]), and a router over
-several models ([`RoutedChat`], Prompt-R1's ρ(m | q)).
+"""The messages of a call and the call itself ([`complete`]); and chat models without HTTP: a function ([`as_chat`],
+[`FunctionChat`]), a script ([`ScriptedChat`]), and a router over several models ([`RoutedChat`], Prompt-R1's ρ(m | q)).
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -37,6 +38,27 @@ def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Re
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     return run(as_chat(model)(messages, **kwargs))
+
+
+def fill(template: str, **values: object) -> str:
+    """Put values into a template, all at once: braces in the values, and other braces in the template, stay."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
+
+
+def with_system(system_prompt: str | None, messages: Sequence[Message], join: bool = False) -> list[Message]:
+    """The conversation with `system_prompt` as its first message.
+
+    If it already begins with a system message, that message stays alone; with `join` it follows the prompt in one
+    message.
+    """
+    if not system_prompt:
+        return list(messages)
+    if messages and messages[0]["role"] == "system":
+        if not join:
+            return list(messages)
+        system_prompt, messages = f"{system_prompt}\n\n{messages[0]['content']}", messages[1:]
+    return [{"role": "system", "content": system_prompt}, *messages]
 
 
 def as_chat(model: Any) -> ChatModel:

@@ -193,18 +193,3 @@ class ChatModel(Protocol, metaclass=_TakesMessages):
             **sampling: `temperature`, `max_tokens`, `top_p`, `stop`, ...: sent to the endpoint.
         """
         ...
-
-
-def with_system(system_prompt: str | None, messages: Sequence[Message], join: bool = False) -> list[Message]:
-    """The conversation with `system_prompt` as its first message.
-
-    If it already begins with a system message, that message stays alone; with `join` it follows the prompt in one
-    message.
-    """
-    if not system_prompt:
-        return list(messages)
-    if messages and messages[0]["role"] == "system":
-        if not join:
-            return list(messages)
-        system_prompt, messages = f"{system_prompt}\n\n{messages[0]['content']}", messages[1:]
-    return [{"role": "system", "content": system_prompt}, *messages]

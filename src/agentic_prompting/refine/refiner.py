@@ -6,8 +6,6 @@ model.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import Any, Literal, Self, get_args
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
 from ..llm.loop import in_parallel
-from ..records import RecordFile, only_writer
+from ..records import RecordFile, digest, only_writer
 from ..rollout.progress import progress as progress_of
 from .loop import LabelVerifier, RefineSettings, Verifier, refine
 from .templates import DEFAULT_PROMPT
@@ -186,8 +184,7 @@ class ProRefiner(RefineSettings):
         plain = vars(RefineSettings())  # left out: a setting that comes later changes no digest
         settings = {name: value for name, value in own.items() if value != plain[name]}
         names = {role: _name_of(model) for role, model in self.models.items() if model is not None}
-        text = json.dumps([settings, names], sort_keys=True, default=repr)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest([settings, names])
 
     def charge_to(self, budget: Budget, account: str = "") -> None:
         """Book what each role spends into `budget`: under its own name, behind `account/` where one is given."""
@@ -241,9 +238,9 @@ class ResultsFile:
 def _keys(prompt: str, queries: Sequence[Query]) -> Iterator[str]:
     """What identifies each query of a run in its file: prompt and question, and a number among equal ones."""
     seen: Counter[str] = Counter()
-    for digest in (query.digest(prompt)[:32] for query in queries):
-        seen[digest] += 1
-        yield f"{digest}-{seen[digest]}"
+    for key in (query.digest(prompt)[:32] for query in queries):
+        seen[key] += 1
+        yield f"{key}-{seen[key]}"
 
 
 def _name_of(model: Any) -> str:

@@ -63,7 +63,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             selection rule. The settings that make one (`window`, `selection`, ...) must then keep their defaults.
         environment ([`Environment`], *optional*): Answers the policy's requests. Without one each rollout is a single
             turn, whose text is the answer.
-        **kwargs: As in [`MultiTurnGRPOTrainer`]; `grammar` defaults to free text without an environment.
+        **kwargs: As in [`MultiTurnGRPOTrainer`]; `grammar` defaults to the model's where one was saved with it, else to
+            free text without an environment.
 
     Attributes:
         population ([`Population`]): All system prompts of the run.

@@ -29,6 +29,7 @@ from .ahead import Ahead, RowStream
 from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
+from .form import saved_form
 from .guarded_rewards import guarded_reward
 from .hub import Trained, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
@@ -62,11 +63,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
         environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
             its `get_reward`, if it has one, is a reward function beside the others.
-        prompt_template (`str`, *optional*): The agent's user message. By default it says how to ask the environment,
-            in the words of its `prompt_template` or its docstring; see [`template_for`].
-        system_prompt (`str`, *optional*): The agent's system message.
+        prompt_template (`str`, *optional*): The agent's user message. Defaults to the one that the model was saved
+            with (`agentic_prompting.json` in its folder); else it says how to ask the environment, in the words of
+            its `prompt_template` or its docstring; see [`template_for`].
+        system_prompt (`str`, *optional*): The agent's system message. Defaults to the one saved with the model, if any.
         grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
-            one, else Prompt-R1's tags.
+            one, else to that saved with the model, else to Prompt-R1's tags.
         **kwargs: Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
 
     Raises:
@@ -117,7 +119,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._check_datasets(train_dataset, eval_dataset, prompt_template)
         evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
         prompts = prompt_format_of(train_dataset, *evaluated)
-        spec = self._agent_spec(environment, prompt_template, system_prompt, grammar, args)
+        # Rows with prompts of their own and no environment: as in TRL a turn is the answer, whatever was saved.
+        saved_in = None if environment is None and _own_prompts(train_dataset) else model
+        spec = self._agent_spec(saved_in, environment, prompt_template, system_prompt, grammar, args)
         self.spec = replace(spec, prompt_format=prompts)
         self.spending, self._functions = self._charged(environment, functions, args), functions
         if args.use_vllm and args.stop_at_tags:
@@ -156,24 +160,32 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             if dataset is None and dataset is not train:
                 continue
             self._validate(dataset)
-            if template is not None and "prompt" in (getattr(dataset, "column_names", None) or ()):
+            if template is not None and _own_prompts(dataset):
                 raise ValueError(
                     "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "
                     "leave one of them out"
                 )
 
     def _agent_spec(
-        self, environment: Any, template: str | None, system: str | None, grammar: Grammar | None, args: Any
+        self, model: Any, environment: Any, template: str | None, system: str | None, grammar: Grammar | None, args: Any
     ) -> AgentSpec:
-        grammar = grammar or self._default_grammar(environment)
-        from_environment = environment.chat_template_kwargs if environment else {}
-        return AgentSpec(
-            prompt_template=self._default_template(environment, grammar) if template is None else template,
-            system_prompt=system,
-            grammar=grammar,
+        """The arguments, else what the model was saved with, else the defaults."""
+        own, from_environment = grammar, {}
+        if environment is not None:
+            own, from_environment = grammar or environment.grammar, environment.chat_template_kwargs
+        form, origin = saved_form(model, own, template, args) or (None, "this trainer's default")
+        if form is None:
+            own = own or self._default_grammar(environment)
+            form = AgentSpec(template or self._default_template(environment, own), grammar=own)
+        self._template_origin = origin if template is None else "prompt_template="  # for messages
+        return replace(
+            form,
+            prompt_template=form.prompt_template if template is None else template,
+            system_prompt=form.system_prompt if system is None else system,
             limits=_limits(args, environment),
-            chat_template_kwargs={**from_environment, **(args.chat_template_kwargs or {})},
+            chat_template_kwargs={**form.chat_template_kwargs, **from_environment, **(args.chat_template_kwargs or {})},
             stop_at_tags=args.stop_at_tags,
+            join_system_prompt=form.join_system_prompt and system is None,
             sampling=asdict(sampling_of(args)),
         )
 
@@ -215,7 +227,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             getattr(self, "population", None),
         )
         log = RolloutLog(Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb)
-        failures = FailureWatch(args.failure_window, args.max_failed_share)
+        asked = f"{self.spec.prompt_template[:300]!r} ({self._template_origin})"
+        if _own_prompts(self.train_dataset):
+            asked = "the rows' own `prompt`"
+        failures = FailureWatch(args.failure_window, args.max_failed_share, asked)
         self.observer = Observer(
             log, failures, run, self.reward_func_names, self.limits, args.process_index, self.live.show
         )
@@ -264,8 +279,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     @staticmethod
     def _validate(dataset: Any) -> None:
         """Rows need a question to fill the template with, or a prompt of their own; the rest is up to the rewards."""
-        own_prompt = "prompt" in (getattr(dataset, "column_names", None) or ())
-        validate_dataset(dataset, columns=("prompt",) if own_prompt else ("question",))
+        validate_dataset(dataset, columns=("prompt",) if _own_prompts(dataset) else ("question",))
 
     def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
         """The components that spend from the job's budget, by account name. A reward function spends if it has a
@@ -428,6 +442,17 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self.source = self.on_policy
             del self.keepers["ahead"]
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`ResumableGRPOTrainer.train`].
+
+        Raises:
+            [`TrainingStopped`]: Too many rollouts failed, or, at the end of a run of any length, all of them.
+        """
+        output = super().train(*args, **kwargs)
+        if why := self.observer.failures.why_failed():
+            self._stop(why)
+        return output
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As [`~trl.GRPOTrainer`]'s; every evaluation draws the same."""
         self._eval_batches = 0
@@ -475,6 +500,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
             super()._push_from_checkpoint(checkpoint_folder)
+
+
+def _own_prompts(dataset: Any) -> bool:
+    """Whether the rows bring their prompts, which are used as they are."""
+    return "prompt" in (getattr(dataset, "column_names", None) or ())
 
 
 def _limits(args: MultiTurnGRPOConfig, environment: Environment | None, readable: int | None = None) -> Limits:

@@ -23,9 +23,10 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`]): The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
-        prompt_template (`str`, *optional*): Defaults to our wording of the role of Table 1 where the
-            environment is a large LLM, else to one that tells of the environment.
-        grammar ([`Grammar`], *optional*): Defaults to the environment's where it has one, else to the paper's tags.
+        prompt_template (`str`, *optional*): Defaults to the one that the model was saved with; else to our wording of
+            the role of Table 1 where the environment is a large LLM, or to one that describes the environment.
+        grammar ([`Grammar`], *optional*): Defaults to the environment's where it has one, else to the one that the
+            model was saved with, else to the paper's tags.
         **kwargs: As in [`MultiTurnGRPOTrainer`].
 
     Raises:

@@ -13,14 +13,20 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from .masking import mask_secrets
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+_OURS = str(Path(__file__).parents[1])
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class Escaped(RuntimeError):
@@ -67,6 +73,38 @@ def text_of(value: object, most: int = 200, to_text: Callable[[Any], str] = str)
     except BaseException as error:
         _raise_interrupt(error)
         return f"(its text cannot be shown: {type(error).__name__})"
+
+
+def failure_of(kind: Callable[[str], E], what: str, error: BaseException) -> E:
+    """An error of ours about an exception of user code: `WHAT raised KeyError: 'x' (shop.py:7 in price)`, where the
+    place is the last frame of the user's own code. The whole traceback is its note ([`traceback_of`]).
+
+    Args:
+        kind (`Callable`): Makes the error of a text, for example [`ServerFailed`].
+        what (`str`): Which code of the user's it is.
+        error (`BaseException`): What it raised.
+    """
+    original = error.original if isinstance(error, Escaped) else error
+    frames = [one for one in traceback.extract_tb(original.__traceback__) if not one.filename.startswith(_OURS)]
+    own = [one for one in frames if not one.filename.startswith(_INSTALLED)] or frames
+    place = f" ({own[-1].filename}:{own[-1].lineno} in {own[-1].name})" if own else ""
+    failure = kind(f"{what} raised {describe(error)}{place}")
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames), describe(error, 1000)]
+    failure.add_note(mask_secrets("".join(lines)))
+    return failure
+
+
+def traceback_of(error: BaseException | None) -> str:
+    """The traceback that [`failure_of`] has noted, or nothing."""
+    return next(iter(getattr(error, "__notes__", ())), "")
+
+
+def place_of(function: Any) -> str:
+    """The name of a function of the user's, and where it is: `Shop.step (shop.py:12)`."""
+    called = inspect.unwrap(getattr(function, "func", function))  # of a partial the function in it
+    name = getattr(called, "__qualname__", type(called).__name__)
+    code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name
 
 
 async def call_guarded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

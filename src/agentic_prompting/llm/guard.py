@@ -154,7 +154,11 @@ def call_guarded_now(function: Callable[..., T], /, *args: Any, **kwargs: Any) -
         del error
 
 
-def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def guarded(
+    function: Callable[..., Any],
+    on_failure: Callable[..., Any] | None = None,
+    on_return: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
     """A function of the user's, plain or `async`, that raises ordinary exceptions only, or none.
 
     The result is `async` exactly if `function` is, and has its name and attributes.
@@ -164,6 +168,8 @@ def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None 
         on_failure (`Callable`, *optional*): Called with the exception and the arguments of the failed call; what it
             returns is returned in the function's place. Without it the exception is raised: an [`Escaped`] for what is
             no ordinary exception.
+        on_return (`Callable`, *optional*): Called with what the function returned and the arguments of the call; what
+            it returns is returned, and what it raises is raised.
 
     Example:
 
@@ -183,15 +189,17 @@ def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None 
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         try:
-            return await call_guarded(function, *args, **kwargs)
+            value = await call_guarded(function, *args, **kwargs)
         except Exception as error:
             return ended(error, *args, **kwargs)
+        return value if on_return is None else on_return(value, *args, **kwargs)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return call_guarded_now(function, *args, **kwargs)
+            value = call_guarded_now(function, *args, **kwargs)
         except Exception as error:
             return ended(error, *args, **kwargs)
+        return value if on_return is None else on_return(value, *args, **kwargs)
 
     wrapper: Any = functools.update_wrapper(call_async if is_async(function) else call, function)
     wrapper.__name__ = getattr(function, "__name__", type(function).__name__)

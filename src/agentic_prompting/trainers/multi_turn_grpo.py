@@ -30,7 +30,7 @@ from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .form import saved_form
-from .guarded_rewards import guarded_reward
+from .guarded_rewards import check_columns, guarded_reward, needed_columns
 from .hub import Trained, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
 from .observer import Observer
@@ -116,8 +116,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if added and args.reward_weights is not None:
             args = copy(args)
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
-        self._check_datasets(train_dataset, eval_dataset, prompt_template)
         evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
+        # An environment with a `reset` may add columns.
+        readers = [] if environment is not None and environment.has_reset else functions
+        for dataset in [train_dataset, *(one for one in evaluated if one is not None)]:
+            _check_dataset(dataset, readers, prompt_template)
         prompts = prompt_format_of(train_dataset, *evaluated)
         # Rows with prompts of their own and no environment: as in TRL a turn is the answer, whatever was saved.
         saved_in = None if environment is None and _own_prompts(train_dataset) else model
@@ -154,17 +157,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 "fields as GRPOConfig, and those of its method"
             )
         return args if args is not None else cls._config(cls._default_output)
-
-    def _check_datasets(self, train: Any, evaluation: Any, template: str | None) -> None:
-        for dataset in [train, *(evaluation.values() if isinstance(evaluation, Mapping) else [evaluation])]:
-            if dataset is None and dataset is not train:
-                continue
-            self._validate(dataset)
-            if template is not None and _own_prompts(dataset):
-                raise ValueError(
-                    "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "
-                    "leave one of them out"
-                )
 
     def _agent_spec(
         self, model: Any, environment: Any, template: str | None, system: str | None, grammar: Grammar | None, args: Any
@@ -275,11 +267,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _default_template(environment: Any, grammar: Grammar) -> str:
         """The agent's user message where none is given."""
         return template_for(environment, grammar)
-
-    @staticmethod
-    def _validate(dataset: Any) -> None:
-        """Rows need a question to fill the template with, or a prompt of their own; the rest is up to the rewards."""
-        validate_dataset(dataset, columns=("prompt",) if _own_prompts(dataset) else ("question",))
 
     def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
         """The components that spend from the job's budget, by account name. A reward function spends if it has a
@@ -505,6 +492,20 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 def _own_prompts(dataset: Any) -> bool:
     """Whether the rows bring their prompts, which are used as they are."""
     return "prompt" in (getattr(dataset, "column_names", None) or ())
+
+
+def _check_dataset(dataset: Any, functions: Sequence[Any], template: str | None) -> None:
+    """Rows need a question to fill the template with, or a prompt of their own, and what the rewards read."""
+    first = "prompt" if _own_prompts(dataset) else "question"
+    validate_dataset(dataset, columns=(first,))
+    for function in functions:
+        check_columns(function, next(iter(dataset)))
+        validate_dataset(dataset, columns=needed_columns(function))
+    if template is not None and first == "prompt":
+        raise ValueError(
+            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "
+            "leave one of them out"
+        )
 
 
 def _limits(args: MultiTurnGRPOConfig, environment: Environment | None, readable: int | None = None) -> Limits:

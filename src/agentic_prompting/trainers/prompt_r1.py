@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..data import validate_dataset
 from ..rewards import PromptR1Reward
 from ..rollout import Grammar, TagGrammar, prompt_r1_template, template_for
 from .config import PromptR1Config
@@ -69,8 +68,3 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     @staticmethod
     def _default_template(environment: Any, grammar: Any) -> str:
         return template_for(environment, grammar) if environment is not None else prompt_r1_template(grammar)
-
-    @staticmethod
-    def _validate(dataset: Any) -> None:
-        """The reward compares answers, so every row needs some."""
-        validate_dataset(dataset)

@@ -90,10 +90,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         reference: ChatModel | None = None,
         initial_prompt: SystemPrompt | str = "",
         population: Population | None = None,
-        environment: Environment | None = None,
+        environment: Any = None,
         **kwargs: Any,
     ):
         args = self._checked(args)
+        if environment is None and (kwargs.get("tools") or kwargs.get("environment_factory")):
+            environment = ...
         if args.eval_all and eval_dataset is None:
             raise ValueError("eval_all=True needs an eval_dataset: the rows on which every rated prompt is evaluated")
         check_reflector(args, reference)

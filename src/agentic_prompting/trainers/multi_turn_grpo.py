@@ -126,6 +126,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         saved_in = None if environment is None and _own_prompts(train_dataset) else model
         spec = self._agent_spec(saved_in, environment, prompt_template, system_prompt, grammar, args)
         self.spec = replace(spec, prompt_format=prompts)
+        self._take_folder(args, model)
         self.spending, self._functions = self._charged(environment, functions, args), functions
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}

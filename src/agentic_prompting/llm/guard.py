@@ -86,12 +86,20 @@ def failure_of(kind: Callable[[str], E], what: str, error: BaseException) -> E:
     """
     original = error.original if isinstance(error, Escaped) else error
     frames = [one for one in traceback.extract_tb(original.__traceback__) if not one.filename.startswith(_OURS)]
-    own = [one for one in frames if not one.filename.startswith(_INSTALLED)] or frames
-    place = f" ({own[-1].filename}:{own[-1].lineno} in {own[-1].name})" if own else ""
-    failure = kind(f"{what} raised {describe(error)}{place}")
+    failure = kind(f"{what} raised {describe(error)}{raised_in(original)}")
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames), describe(error, 1000)]
     failure.add_note(mask_secrets("".join(lines)))
     return failure
+
+
+def raised_in(error: BaseException) -> str:
+    """` (shop.py:7 in price)` where an exception comes from the user's code, or from a library that this code called;
+    an empty text where it comes from ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((one for one in reversed(frames) if not one.filename.startswith((*_INSTALLED, "<frozen"))), None)
+    if last is None or last.filename.startswith(_OURS):
+        return ""
+    return f" ({last.filename}:{last.lineno} in {last.name})"
 
 
 def traceback_of(error: BaseException | None) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ..data import validate_dataset
 from ..llm.guard import Escaped, describe, guarded, place_of
+from .form import own_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,21 @@ def _as_list(value: Any) -> tuple[list[Any] | None, str]:
 
 
 _FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+
+
+def check_rows(dataset: Any, functions: Sequence[Any], template: str | None) -> None:
+    """Raise `ValueError` unless rows have a question to fill the template with, or a prompt of their own, and what the
+    reward functions read; or where the template would be ignored."""
+    first = "prompt" if own_prompts(dataset) else "question"
+    validate_dataset(dataset, columns=(first,))
+    for function in functions:
+        check_columns(function, next(iter(dataset)))
+        validate_dataset(dataset, columns=needed_columns(function))
+    if template is not None and first == "prompt":
+        raise ValueError(
+            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "
+            "leave one of them out"
+        )
 
 
 def check_columns(function: Any, columns: Collection[str]) -> None:

@@ -13,14 +13,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
 from datasets import Dataset
 
-from ..data import as_dataset, validate_dataset
+from ..data import as_dataset
 from ..interop import environment_of
 from ..llm import Budget, BudgetExceeded, charge
 from ..local import context_length
@@ -29,13 +29,13 @@ from .ahead import Ahead, RowStream
 from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
-from .form import saved_form
-from .guarded_rewards import check_columns, guarded_reward, needed_columns
+from .form import agent_spec, own_prompts
+from .guarded_rewards import check_rows, guarded_reward
 from .hub import Trained, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
 from .observer import Observer
 from .player import Player
-from .policies import PolicyUnreachable, pushed_by, sampling_of, tokenizer_of, trainer_backend
+from .policies import PolicyUnreachable, pushed_by, tokenizer_of, trainer_backend
 from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
 from .source import OnPolicy, Source
@@ -120,12 +120,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         # An environment with a `reset` may add columns.
         readers = [] if environment is not None and environment.has_reset else functions
         for dataset in [train_dataset, *(one for one in evaluated if one is not None)]:
-            _check_dataset(dataset, readers, prompt_template)
+            check_rows(dataset, readers, prompt_template)
         prompts = prompt_format_of(train_dataset, *evaluated)
         # Rows with prompts of their own and no environment: as in TRL a turn is the answer, whatever was saved.
-        saved_in = None if environment is None and _own_prompts(train_dataset) else model
-        spec = self._agent_spec(saved_in, environment, prompt_template, system_prompt, grammar, args)
-        self.spec = replace(spec, prompt_format=prompts)
+        saved_in = None if environment is None and own_prompts(train_dataset) else model
+        given, defaults = (prompt_template, system_prompt, grammar), (self._default_grammar, self._default_template)
+        spec, self._template_origin = agent_spec(saved_in, environment, args, *given, *defaults)
+        self.spec = replace(spec, limits=_limits(args, environment), prompt_format=prompts)
         self._take_folder(args, model)
         self.spending, self._functions = self._charged(environment, functions, args), functions
         if args.use_vllm and args.stop_at_tags:
@@ -158,29 +159,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 "fields as GRPOConfig, and those of its method"
             )
         return args if args is not None else cls._config(cls._default_output)
-
-    def _agent_spec(
-        self, model: Any, environment: Any, template: str | None, system: str | None, grammar: Grammar | None, args: Any
-    ) -> AgentSpec:
-        """The arguments, else what the model was saved with, else the defaults."""
-        own, from_environment = grammar, {}
-        if environment is not None:
-            own, from_environment = grammar or environment.grammar, environment.chat_template_kwargs
-        form, origin = saved_form(model, own, template, args) or (None, "this trainer's default")
-        if form is None:
-            own = own or self._default_grammar(environment)
-            form = AgentSpec(template or self._default_template(environment, own), grammar=own)
-        self._template_origin = origin if template is None else "prompt_template="  # for messages
-        return replace(
-            form,
-            prompt_template=form.prompt_template if template is None else template,
-            system_prompt=form.system_prompt if system is None else system,
-            limits=_limits(args, environment),
-            chat_template_kwargs={**form.chat_template_kwargs, **from_environment, **(args.chat_template_kwargs or {})},
-            stop_at_tags=args.stop_at_tags,
-            join_system_prompt=form.join_system_prompt and system is None,
-            sampling=asdict(sampling_of(args)),
-        )
 
     def _charged(self, environment: Any, functions: Sequence[Any], args: MultiTurnGRPOConfig) -> Budget:
         """One budget for all processes of the job and for its restarts; every component that spends from it is asked
@@ -221,7 +199,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         )
         log = RolloutLog(Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb)
         asked = f"{self.spec.prompt_template[:300]!r} ({self._template_origin})"
-        if _own_prompts(self.train_dataset):
+        if own_prompts(self.train_dataset):
             asked = "the rows' own `prompt`"
         failures = FailureWatch(args.failure_window, args.max_failed_share, asked)
         self.observer = Observer(
@@ -488,25 +466,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
             super()._push_from_checkpoint(checkpoint_folder)
-
-
-def _own_prompts(dataset: Any) -> bool:
-    """Whether the rows bring their prompts, which are used as they are."""
-    return "prompt" in (getattr(dataset, "column_names", None) or ())
-
-
-def _check_dataset(dataset: Any, functions: Sequence[Any], template: str | None) -> None:
-    """Rows need a question to fill the template with, or a prompt of their own, and what the rewards read."""
-    first = "prompt" if _own_prompts(dataset) else "question"
-    validate_dataset(dataset, columns=(first,))
-    for function in functions:
-        check_columns(function, next(iter(dataset)))
-        validate_dataset(dataset, columns=needed_columns(function))
-    if template is not None and first == "prompt":
-        raise ValueError(
-            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "
-            "leave one of them out"
-        )
 
 
 def _limits(args: MultiTurnGRPOConfig, environment: Environment | None, readable: int | None = None) -> Limits:

@@ -1,5 +1,7 @@
 """The `agentic-prompting` command: one surface over all sub-commands, `demo`, `train`, `ask`, `evolve`, and Ctrl-C."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -17,6 +19,7 @@ import typer
 
 from agentic_prompting.cli import COMMANDS, app
 from agentic_prompting.cli.train import EXAMPLES as PACKAGED, launch
+from agentic_prompting.llm import LLMError
 from support.servers import Answer, LoopbackServer, unused_url
 
 ROOT = Path(__file__).parents[2]
@@ -133,8 +136,12 @@ def launched(monkeypatch):
 
 def test_the_package_has_the_examples_configurations():
     """The wheel has no examples/: those of training are in the package, too, the same ones. Tables need a clone."""
-    ours = {path.relative_to(EXAMPLES): path.read_bytes() for path in EXAMPLES.rglob("*.yaml")}
-    packaged = {path.relative_to(PACKAGED): path.read_bytes() for path in PACKAGED.rglob("*.yaml")}
+    ours = {
+        path.relative_to(EXAMPLES): path.read_bytes()
+        for path in EXAMPLES.rglob("*.*")
+        if path.suffix in (".yaml", ".json")
+    }
+    packaged = {path.relative_to(PACKAGED): path.read_bytes() for path in PACKAGED.rglob("*.*")}
     assert packaged == {path: text for path, text in ours.items() if not path.name.startswith("eval_")}
 
 
@@ -166,12 +173,11 @@ def test_the_demos_threads_do_not_spin(run, launched, tmp_path, monkeypatch):
 
 
 def test_an_interrupted_demo_goes_on_and_a_finished_one_is_kept(run, launched, tmp_path):
-    for step in (7, 12):
-        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-7").mkdir()
     launched.status = 130
     status, out, _ = run("demo", "--output-dir", tmp_path)
     assert (status, out) == (130, "")
-    assert launched.calls[0][1][-2:] == ["--resume_from_checkpoint", str(tmp_path / "checkpoint-12")]
+    assert launched.calls[0][1][-2:] == ["--resume_from_checkpoint", "true"]
     (tmp_path / "summary.json").write_text("{}")
     status, _, err = run("demo", "--output-dir", tmp_path)
     assert status == 2 and f"agentic-prompting report {tmp_path}" in err and len(launched.calls) == 1
@@ -319,7 +325,8 @@ def test_signals_while_training(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (ValueError("no such thing"), "ValueError: no such thing", ""),
+        (ValueError("no such\nthing"), 2, "agentic-prompting: no such thing (FILE:LINE in fail)\n"),
+        (LLMError("gone"), 1, "agentic-prompting: gone (FILE:LINE in fail)\n"),
         (KeyboardInterrupt("go on with --x"), 130, "go on with --x\n"),
         (KeyboardInterrupt(), 130, "interrupted; what is not in a checkpoint is lost\n"),
     ],
@@ -332,6 +339,8 @@ def test_programs_end_with_a_line_and_a_status(capsys, error, status, said):
 
     with pytest.raises(SystemExit) as stopped:
         run_script(fail)
+    line = fail.__code__.co_firstlineno + 1
+    said = said.replace("FILE", __file__).replace("LINE", str(line))  # the place in code of the user's
     assert stopped.value.code == status and capsys.readouterr().err == said
 
 
@@ -485,10 +494,12 @@ def refused(method, *arguments):
     """The line with which a training program ends."""
     from agentic_prompting.cli import programs
 
-    with pytest.raises(SystemExit) as ended:
+    err = io.StringIO()
+    with pytest.raises(SystemExit) as ended, contextlib.redirect_stderr(err):
         programs.run_script(lambda: programs.main(method, [str(word) for word in arguments]))
-    assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
-    return ended.value.code
+    *_, line = err.getvalue().splitlines()
+    assert ended.value.code in (1, 2) and line.startswith("agentic-prompting: ")
+    return line.removeprefix("agentic-prompting: ")
 
 
 ON_A_CPU = ["--use_cpu", "true", "--bf16", "false"]
@@ -544,7 +555,7 @@ def test_without_a_hub_a_model_is_missed_at_once(run, no_hub, nothing_is_fetched
     with LoopbackServer(lambda body, n: "ok") as server:
         asked = ["--environment_model", "m", "--environment_base_url", server.base_url, "--output_dir", tmp_path]
         said = refused("prompt-r1", *asked, *ON_A_CPU, "--model_name_or_path", "Qwen/Qwen3-4B", "--task", "gsm8k")
-    assert said.startswith("ValueError: Qwen/Qwen3-4B is no folder here, and the hub cannot be reached")
+    assert said.startswith("Qwen/Qwen3-4B is no folder here, and the hub cannot be reached")
     capsys.readouterr()
     status, _, err = run("ask", QUESTION, "--run", "me/my-agent", "--sandbox")
     assert status == 2 and err.startswith("agentic-prompting: me/my-agent is no folder here") and err.count("\n") == 1
@@ -623,7 +634,7 @@ def test_training_takes_them_too(own_rows, tmp_path):
     asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--check_environment", "false"]
     wrong = [word if word != own_rows[3] else "request" for word in common]
     assert "columns=request is not of the form" in refused("prompt-r1", *wrong, *asked)
-    assert "leave one of them out" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
+    assert "leave out --dataset" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
 
 
 def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
@@ -707,7 +718,7 @@ def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy):
     ("name", "status", "message"),
     [
         ("own_sums:broken", 1, "KeyError: 'no such tool'"),
-        ("own_sums:wrong", 1, "step must return an Observation, a str or None, not int"),
+        ("own_sums:wrong", 1, "own_sums.py:14) must return an Observation, a str or None, not int"),
         ("own_sums:twelve", 2, "environment has no step(rollout) to call: int"),
         ("own_sums:Calculatr", 2, "own_sums has no Calculatr; did you mean Calculator?"),
         ("nowhere_at_all:x", 2, "no module nowhere_at_all"),

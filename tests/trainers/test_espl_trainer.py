@@ -17,7 +17,7 @@ from agentic_prompting import (
 )
 from agentic_prompting.evolution import Population, rate, read_journal
 from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
-from agentic_prompting.rollout import BatchEngine, Rollout, Sample, read_rollouts
+from agentic_prompting.rollout import BatchEngine, FreeText, Rollout, Sample, read_rollouts
 from agentic_prompting.trainers.batch import Batch, Place
 from support.espl_training import EDIT, NOBODY, Reference, Writes, WritesBySeed, arguments, reward_by_word, trainer_for
 from support.misbehaving import MisbehavingServer
@@ -126,6 +126,7 @@ def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
     """With a selection rule that is a function; what would be ignored beside it is an error."""
     oldest = Population(SystemPrompt("Answer .", ()), rule=lambda members, k, rng: [0] * k)
     settings = {"args": arguments(tmp_path, evolution_lag=0), "train_dataset": rows, "reference": Reference()}
+    settings["grammar"] = FreeText()
     trainer = ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, **settings)
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     trainer.train()

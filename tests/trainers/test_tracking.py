@@ -16,7 +16,7 @@ from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.report import RunSummary
 from agentic_prompting.rewards import PromptR1Reward
-from agentic_prompting.rollout import BatchEngine
+from agentic_prompting.rollout import BatchEngine, FreeText
 from agentic_prompting.trainers.callbacks import MAX_CHARS, MEMBERS, TRAJECTORIES, LiveView, TensorBoard
 from support.browser import evolved
 from support.espl_training import Reference, WritesBySeed, reward_by_word
@@ -179,6 +179,7 @@ def trainer_for(policy, folder, rows, tracker, **changes):
         args=ESPLConfig(**args),
         train_dataset=rows,
         initial_prompt=f"{HOSTILE}\n[G0]. Ask first .".replace("\x00\ud800", ""),
+        grammar=FreeText(),
     )
     trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     return trainer

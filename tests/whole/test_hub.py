@@ -12,6 +12,7 @@ import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.utils import filter_repo_objects
+from transformers import TrainerCallback
 
 from agentic_prompting import (
     ESPLConfig,
@@ -232,7 +233,13 @@ def test_pushing_while_training_uploads_the_same(tiny_policy, rows, tmp_path, hu
         tiny_policy, tmp_path / "run", rows, push_to_hub=True, hub_model_id="me/agent", save_strategy="steps",
         save_steps=1, hub_always_push=True,
     )  # fmt: skip
-    private = littered(tmp_path / "run")
+    private = set()
+
+    class Litters(TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            private.update(littered(tmp_path / "run"))
+
+    trainer.add_callback(Litters())
     trainer.train()
     trainer._finish_current_push()
     assert hub and all(commit["repo"] == "me/agent" for commit in hub)

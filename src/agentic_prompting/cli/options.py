@@ -314,7 +314,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
 
 def options_of(settings: type) -> list[Parameter]:
     """An option for each field of a simple type; its help is in the field or in the class's docstring."""
-    hints, said = get_type_hints(settings), _documented(settings)
+    hints, said = get_type_hints(settings), documented(settings)
     return [
         _option(one, kind, one.metadata.get("help") or said[one.name])
         for one in fields(settings)
@@ -341,7 +341,7 @@ def _of_a_word(kind: Any) -> Any:
     return kind if kind in (bool, int, float, str, Path) else None
 
 
-def _documented(settings: type) -> Mapping[str, str]:
+def documented(settings: type) -> Mapping[str, str]:
     """The first sentence on each argument in the docstrings of a class and those that it is made of."""
     found: dict[str, str] = {}
     for kind in settings.__mro__:

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from ..llm import LLMError, ServerFailed
-from ..llm.guard import call_guarded, describe
+from ..llm.guard import call_guarded, failure_of, place_of
 from .chat_format import TextFormat
 from .environment import RESET_ERROR, Environment
 from .types import Limits, Observation, Policy, Rollout, SampleRequest, turn_seed
@@ -85,10 +85,10 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
         returned: Any = await call_guarded(environment.step, rollout)
         if not (returned is None or isinstance(returned, str | Observation)):
             wrong = type(returned).__name__
-            raise ServerFailed(f"the environment's step must return an Observation, a str or None, not {wrong}")
+            raise ServerFailed(f"{place_of(environment.step)} must return an Observation, a str or None, not {wrong}")
     except LLMError as error:
         returned = Observation(error=error, seconds=time.perf_counter() - started)
     except Exception as error:  # a bug in an environment fails this rollout, not the batch
-        failure = ServerFailed(f"the environment raised {describe(error)}")
+        failure = failure_of(ServerFailed, "the environment", error)
         returned = Observation(error=failure, seconds=time.perf_counter() - started)
     return Observation(returned, seconds=time.perf_counter() - started) if isinstance(returned, str) else returned

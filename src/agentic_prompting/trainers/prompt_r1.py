@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..data import validate_dataset
 from ..rewards import PromptR1Reward
 from ..rollout import Grammar, TagGrammar, prompt_r1_template, template_for
 from .config import PromptR1Config
@@ -23,9 +22,10 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`]): The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
-        prompt_template (`str`, *optional*): Defaults to our wording of the role of Table 1 where the
-            environment is a large LLM, else to one that tells of the environment.
-        grammar ([`Grammar`], *optional*): Defaults to the environment's where it has one, else to the paper's tags.
+        prompt_template (`str`, *optional*): Defaults to the one that the model was saved with; else to our wording of
+            the role of Table 1 where the environment is a large LLM, or to one that describes the environment.
+        grammar ([`Grammar`], *optional*): Defaults to the environment's where it has one, else to the one that the
+            model was saved with, else to the paper's tags.
         **kwargs: As in [`MultiTurnGRPOTrainer`].
 
     Raises:
@@ -68,8 +68,3 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     @staticmethod
     def _default_template(environment: Any, grammar: Any) -> str:
         return template_for(environment, grammar) if environment is not None else prompt_r1_template(grammar)
-
-    @staticmethod
-    def _validate(dataset: Any) -> None:
-        """The reward compares answers, so every row needs some."""
-        validate_dataset(dataset)

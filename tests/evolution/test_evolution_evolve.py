@@ -17,6 +17,7 @@ from agentic_prompting.evolution import (
 )
 from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, ScriptedChat, ServerFailed, start
 from agentic_prompting.rewards import AccuracyJudge, exact_match_reward
+from agentic_prompting.rollout import FreeText
 from support.evolving import ROOT, ROWS, SETTINGS, WORDS, Policy, reflect, run
 from support.misbehaving import MisbehavingServer
 
@@ -311,11 +312,12 @@ def test_a_deterministic_policy_is_told(caplog):
     )
     assert [record.message for record in caplog.records if "evidence" in record.message] == [
         f"no evidence at step 0: {result.steps[0].note}",
-        "no step of 3 had evidence: the prompt is unchanged",
+        f"nothing was learned: no step had evidence; {result.steps[0].note}",
     ]
     untagged = ScriptedChat(lambda messages: random.choice(["a", "b"]))
     note = evolve(untagged, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1)).steps[0].note
-    assert "found no answer in any reply" in note and "FreeText()" in note
+    assert "found no answer in any reply" in note and "grammar='free'" in note
+    assert EvolveConfig(grammar="free").grammar == FreeText()
     right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
     note = evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1)).steps[0].note
     assert "every attempt at every problem got the reward 1" in note

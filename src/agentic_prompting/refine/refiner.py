@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
+from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, as_chat, charge
 from ..llm.loop import in_parallel
 from ..records import RecordFile, only_writer
 from ..rollout.progress import progress as progress_of
@@ -62,8 +62,14 @@ class ProRefiner(RefineSettings):
     def __post_init__(self):
         super().__post_init__()
         for role in ("task", "feedback", "optimizer"):
-            if not isinstance(getattr(self, role), ChatModel):
-                raise TypeError(f"the {role} model must be a ChatModel, got {getattr(self, role)!r:.100}")
+            model = getattr(self, role)
+            if not callable(model):
+                wanted = "a chat model or a function of the messages"
+                raise TypeError(f"the {role} model must be {wanted}, got {model!r:.100}")
+            try:
+                as_chat(model)
+            except TypeError as error:
+                raise TypeError(f"the {role} model: {error}") from None
         if self.verifier is not None and not (isinstance(self.verifier, ChatModel) or callable(self.verifier)):
             raise TypeError(f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}")
 

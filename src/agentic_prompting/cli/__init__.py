@@ -37,7 +37,7 @@ COMMANDS = {
     "serve": ("serve", "Serve a trained agent and its large LLM as one model, for any OpenAI client."),
     "report": ("commands", "Show what a run left behind."),
     "data": ("commands", "List the data sets, show one, or check them against their sources."),
-    "check-env": ("commands", "Play three episodes with an environment of your own, without training."),
+    "check-env": ("check_env", "Play three episodes with an environment of your own, without training."),
     "doctor": ("doctor", "Check the installation, and whatever a run needs."),
 }
 """Sub-commands in the order of `--help`: the file of the function of that name (`_` for `-`), and what it does. The

@@ -1,12 +1,11 @@
-"""The small commands `ask`, `check-env`, `evaluate`, `report` and `data`; the work is done in their rooms."""
+"""The small commands `ask`, `evaluate`, `report` and `data`; the work is done in their rooms."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .loader import load_environment, register_judge
-from .options import AsJson, LargeLLM, OutputDir, RunOption, TaskRows, busy, check_agent, hub_answers, option, say
+from .loader import register_judge
+from .options import AsJson, LargeLLM, OutputDir, RunOption, busy, check_agent, hub_answers, option, say
 from .train import CLONE, example, shared
 
 if TYPE_CHECKING:
-    from ..rollout import Environment, Observation, Rollout, Sample, SampleRequest, Turn
+    from ..rollout import Environment, Observation, Rollout, Turn
 
 
 # --- ask -------------------------------------------------------------------------------------------------------------
@@ -113,128 +112,50 @@ class _Printing:
     async def step(self, rollout: Rollout) -> Observation | None:
         from ..rollout import observe
 
-        _show_turn(rollout.turns[-1])
+        show_turn(rollout.turns[-1])
         observation = await observe(self.environment, rollout)
         if observation is not None:
-            _show_reply(self.who, observation)
+            show_reply(self.who, observation)
         return observation
 
 
-def _show_reply(who: str, observation: Observation) -> None:
+def show_reply(who: str, observation: Observation) -> None:
     if observation.error is not None:
-        _line(f"{who:14} no reply: {observation.error}", "red")
+        line(f"{who:14} no reply: {observation.error}", "red")
     else:
-        _line(f"{who:14} {observation.text}")
+        line(f"{who:14} {observation.text}")
 
 
-def _show_turn(turn: Turn) -> None:
+def show_turn(turn: Turn) -> None:
     """Print the thought, then the request or answer; a malformed turn is printed as it was written."""
     if turn.thought:
-        _line(f"agent thinks   {turn.thought}", "dim")
+        line(f"agent thinks   {turn.thought}", "dim")
     said = {"act": f"agent asks     {turn.request}", "answer": f"agent answers  {turn.answer}"}
-    _line(said.get(turn.kind, f"agent writes   {turn.text.strip()}  ({turn.problem})"), "cyan")
+    line(said.get(turn.kind, f"agent writes   {turn.text.strip()}  ({turn.problem})"), "cyan")
 
 
 def _show_end(rollout: Rollout) -> None:
     """Print the last turn, how the conversation ended, and its turns, calls and cost."""
     if rollout.turns and rollout.turns[-1].kind != "act":
-        _show_turn(rollout.turns[-1])
+        show_turn(rollout.turns[-1])
     if rollout.answer is not None:
-        _line(f"\n{rollout.answer}", "bold green")
+        line(f"\n{rollout.answer}", "bold green")
     else:
         cause = f": {rollout.error}" if rollout.error else ""
-        _line(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
+        line(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
     turns, calls = len(rollout.turns), len(rollout.replies)
     cost = sum(reply.usage.cost_usd for reply in rollout.replies)
     spent = f", ${cost:.4f}" if cost else ""
-    _line(f"{turns} turn{'s' * (turns != 1)}, {calls} call{'s' * (calls != 1)} to the large LLM{spent}", "dim")
+    line(f"{turns} turn{'s' * (turns != 1)}, {calls} call{'s' * (calls != 1)} to the large LLM{spent}", "dim")
 
 
-def _line(text: str, style: str = "") -> None:
+def line(text: str, style: str = "") -> None:
     from rich.console import Console
     from rich.text import Text
 
     from ..llm.wire import visible
 
     Console(soft_wrap=True, highlight=False).print(Text(visible(text), style=style))  # Text: brackets are no markup
-
-
-# --- your own environment -------------------------------------------------------------------------------------
-
-
-def check_env(
-    name: Annotated[str, typer.Argument(help="module:name: an environment, its class, or a function of the rollout.")],
-    rows: TaskRows,
-    request: Annotated[list[str] | None, option("What the agent asks; several times for several turns.")] = None,
-    model: Annotated[Path | None, option("A model that plays the agent, instead of a script.")] = None,
-    as_json: AsJson = False,
-) -> int:
-    """Play three episodes with an environment of your own, without training, and show them.
-
-    By default a script plays the agent: it sends each --request, or the question, and then answers.
-    """
-    from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
-
-    environment: Any = load_environment(name)
-    environment.check()
-    asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
-    asked = [asked[i % len(asked)] for i in range(3)]
-    grammar = environment.grammar or TagGrammar()
-    spec = AgentSpec(template_for(environment, grammar), grammar=grammar)
-    if model is not None:
-        from ..agent import PromptAgent
-
-        check_agent(model)
-        rollouts = PromptAgent.from_pretrained(model, environment, spec).answer_all(asked, progress=False)
-    else:
-        rollouts = [Rollout([i], row=dict(row), seed=i) for i, row in enumerate(asked)]
-        agent: Any = _ScriptedAgent(grammar, rollouts, request)
-        play_all(rollouts, agent, environment, agent, Limits(max_turns=len(request or "x") + 1))
-    failed = next((str(rollout.error) for rollout in rollouts if rollout.error), None)
-    if as_json:
-        say(json.dumps({"episodes": [rollout_record(rollout) for rollout in rollouts]}, default=str))
-    else:
-        said = spec.messages(asked[0])[-1]["content"]
-        _line(f"what training would show the agent by default:\n{said}\n", "dim")
-        for number, rollout in enumerate(rollouts, start=1):
-            _line(f"episode {number}: {rollout.row['question']}", "bold")
-            for i, turn in enumerate(rollout.turns):
-                _show_turn(turn)
-                for heard in rollout.observations[i : i + 1]:
-                    _show_reply("environment", heard)
-        seconds = max((one.seconds for rollout in rollouts for one in rollout.observations), default=0.0)
-        counts = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
-        ends = ", ".join(f"{count} {status}" for status, count in counts.items())
-        _line(f"{len(rollouts)} episodes: {ends}; the slowest reply took {seconds:.2f} s")
-    if failed:
-        print(f"agentic-prompting: the environment failed: {' '.join(failed.split())}", file=sys.stderr)
-    return int(bool(failed))
-
-
-class _ScriptedAgent:
-    """A policy that sends its requests and then answers, with its own chat format: its tokens are characters."""
-
-    def __init__(self, grammar: Any, rollouts: Sequence[Rollout], requests: Sequence[str] | None):
-        self.grammar, self.rollouts, self.requests = grammar, rollouts, requests
-
-    async def __call__(self, request: SampleRequest) -> Sample:
-        from ..rollout import Sample
-
-        rollout = self.rollouts[request.context[0]]  # its number is its prompt
-        asks = self.requests or [str(rollout.row["question"])]
-        if len(rollout.turns) < len(asks):
-            tag, text = getattr(self.grammar, "act", None), asks[len(rollout.turns)]
-        else:
-            tag, text = getattr(self.grammar, "answer", None), rollout.row["answers"][0]
-        think = getattr(self.grammar, "think", "")
-        return Sample([*map(ord, f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>" if tag else text)])
-
-    def parse(self, ids: Sequence[int]) -> Turn:
-        return self.grammar.parse("".join(map(chr, ids)))
-
-    def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
-        before, behind = self.grammar.frame
-        return [*map(ord, before + self.grammar.escape(text) + behind)]
 
 
 # --- evaluate --------------------------------------------------------------------------------------------------------

@@ -85,7 +85,9 @@ class _Adapted:
                 return returned
             if isinstance(returned, str) and returned.strip():
                 return Reply(text=returned, seconds=time.perf_counter() - started)
-            error = BadReply(f"the model {self._called} returned neither a text nor a Reply, but {text_of(returned, 80, repr)}")
+            error = BadReply(
+                f"the model {self._called} returned neither a text nor a Reply, but {text_of(returned, 80, repr)}"
+            )
         except LLMError as raised:
             error = raised.with_traceback(None)
         except Exception as raised:  # a bug in the model fails this call, as a broken server would

@@ -30,7 +30,7 @@ from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .guarded_rewards import guarded_reward
-from .hub import Trained, only_the_model, write_card
+from .hub import Trained, missing_in_a_line, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
 from .observer import Observer
 from .player import Player
@@ -123,7 +123,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
-        with warnings.catch_warnings(), pushed_by(args):
+        with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model=model,

@@ -358,10 +358,8 @@ def evolve(script: Evolving, config: EvolveConfig, as_json: AsJson = False) -> i
         say(f"\nthe best of {len(result.population.members)} prompts, by rating:\n{best}\n")
         say("\n".join(f"{name}: {usage}" for name, usage in result.usage.items()))
         say(f"written to {folder}: system_prompt.txt, state.json")
-    if result.stopped:
-        print(f"agentic-prompting: stopped early: {result.stopped}; the same command goes on", file=sys.stderr)
-        return 1
-    return NOTHING_LEARNED if result.nothing_learned else 0  # `evolve` has logged why
+    # `evolve` has logged the reasons.
+    return 1 if result.stopped else NOTHING_LEARNED if result.nothing_learned else 0
 
 
 def _evolved(script: Evolving, config: EvolveConfig, on_step: Callable[[StepLog], None] | None) -> EvolveResult:

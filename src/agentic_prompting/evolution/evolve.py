@@ -118,12 +118,20 @@ def evolve(
     with nullcontext() if path is None else only_writer(path):
         if path is not None and path.exists():
             load_state(path, evolution.load_state_dict)
+            done, steps = len(evolution.logs), evolution.config.steps
+            if done < steps:
+                logger.warning("the run goes on from %s: %d of %d steps are done", path, done, steps)
+            else:
+                logger.warning(
+                    "%s holds a finished run of %d steps: raise steps= to go on, or begin elsewhere", path, done
+                )
         logs, population = evolution.logs, evolution.population
         try:
             _run(evolution, on_step, path)
         except EvolutionStopped as error:
             stopped = f"{error}{_bill(budget)}"
-            logger.warning("evolution stopped at step %d: %s", len(logs), stopped)
+            later = "with checkpoint= a run can go on" if path is None else f"run again, it goes on from {path}"
+            logger.warning("evolution stopped at step %d: %s; %s", len(logs), stopped, later)
     result = EvolveResult(population.best(), population, logs, evolution.usage, stopped)
     if stopped is None and result.nothing_learned:
         logger.warning("nothing was learned: %s", result.nothing_learned)

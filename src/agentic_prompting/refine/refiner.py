@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -180,11 +180,26 @@ class ProRefiner(RefineSettings):
                 if result.error is not None and result.error.fatal:
                     fatal.append(result.error)
                 bar.update()
+        self._warn_of_missing_tags(results[i] for i in left if i in results)
         if fatal:
             logger.error(f"stopped after {len(results)} of {len(asked)} queries: {fatal[0]}")
         for i in set(left) - set(results):
             results[i] = RefinementResult(asked[i].id, asked[i].text, "", prompt, prompt, "failed", error=fatal[0])
         return [results[i] for i in range(len(asked))]
+
+    def _warn_of_missing_tags(self, results: Iterable[RefinementResult]) -> None:
+        """One line for all replies of the optimizer without a new prompt, which changed nothing."""
+        steps = [
+            step for result in results for step in result.steps if step.feedback and step.problem != "optimizer failed"
+        ]
+        missing = Counter(step.problem for step in steps if step.problem)
+        if missing:
+            logger.warning(
+                "%d of %d replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags (%s): the prompt "
+                "stayed as it was: take a model that follows its instructions (prompts.optimizer_role), or more "
+                "max_tokens for it",
+                *(missing.total(), len(steps), ", ".join(f"{n} {why}" for why, n in missing.items())),
+            )
 
     def digest(self) -> str:
         """Identifies settings, models and verifier, so that a file of results is not continued with others."""

@@ -30,7 +30,7 @@ from .options import command
 COMMANDS = {
     "demo": ("train", "See a method work in the sandbox: a tiny policy, a scripted large LLM; no key."),
     "train": ("train", "Train through accelerate."),
-    "evaluate": ("commands", "Ask systems the questions of tasks and write a table."),
+    "evaluate": ("evaluate", "Ask systems the questions of tasks and write a table."),
     "ask": ("commands", "Ask a trained agent, and see how it asks the large LLM."),
     "refine": ("optimize", "Repair a prompt for each question while the answer is being written (ProRefine)."),
     "evolve": ("optimize", "Evolve the system prompt of a closed model (E-SPL without weights)."),

@@ -1,4 +1,4 @@
-"""The small commands `ask`, `evaluate`, `report` and `data`; the work is done in their rooms."""
+"""The small commands `ask`, `report` and `data`; the work is done in their rooms."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import json
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .loader import register_judge
-from .options import AsJson, LargeLLM, OutputDir, RunOption, busy, check_agent, hub_answers, option, say
-from .train import CLONE, example, shared
+from .options import AsJson, LargeLLM, OutputDir, RunOption, busy, check_agent, option, say
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout, Turn
@@ -156,116 +154,6 @@ def line(text: str, style: str = "") -> None:
     from ..llm.wire import visible
 
     Console(soft_wrap=True, highlight=False).print(Text(visible(text), style=style))  # Text: brackets are no markup
-
-
-# --- evaluate --------------------------------------------------------------------------------------------------------
-
-
-def evaluate(
-    config: Annotated[Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")] = None,
-    sandbox: Annotated[bool, option("Stand-ins for its models and tasks; no key.", "--sandbox")] = False,
-    metric: Annotated[
-        list[str] | None,
-        option("Instead of the table's metrics; several times for several: ours, or `evaluate`'s by name."),
-    ] = None,
-    judge: Annotated[
-        list[str] | None,
-        option(
-            "Your own score besides: module:name of judge(answer, answers), from 0 to 1; several times for several."
-        ),
-    ] = None,
-    output_dir: OutputDir = None,
-    compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
-    seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
-    more_seeds: Annotated[
-        list[int] | None, typer.Argument(hidden=True, metavar="SEED", help="More of --seeds.")
-    ] = None,
-    as_json: AsJson = False,
-) -> int:
-    """Ask systems the questions of tasks and write a table; run again, a stopped run goes on."""
-    from ..evaluation import EvaluationStopped, compare_runs, differences_table, load_run, to_markdown
-
-    if compare is not None and config is None:
-        first, second = compare
-        found = compare_runs(load_run(first), load_run(second), (first.name, second.name))
-        listed = json.dumps({"comparisons": [asdict(one) for one in found]}, ensure_ascii=False)
-        print(listed if as_json else to_markdown(differences_table(found)))
-        return 0
-    if config is None or compare is not None or (more_seeds and not seeds):
-        raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
-    config, tables = example(config) or config, paper_tables()
-    if not config.is_file():
-        there = sorted(
-            path.stem for path in (Path(tables.__file__).parents[2] / "examples/configs").glob("eval_*.yaml")
-        )
-        raise ValueError(f"{config} does not exist; in examples/configs/ there are {', '.join(there)}")
-    table = tables.load_config(config)
-    if metric:
-        table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
-    if judge:
-        table = replace(table, **_judged(table, [register_judge(name) for name in judge]))
-    if not sandbox:
-        hub_answers()
-    try:
-        all_seeds = [*(seeds or ()), *(more_seeds or ())]
-        run = tables.run_table(table, sandbox, output_dir, sys.stderr.isatty(), all_seeds)
-    except EvaluationStopped as error:
-        print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            f"agentic-prompting: stopped; the same command goes on from {output_dir or table.output}", file=sys.stderr
-        )
-        return 130
-    left_out = {**run.skipped, **run.left_out}
-    if as_json:
-        files = {kind: str(path) for kind, path in run.files.items()}
-        read = json.loads(run.files["json"].read_text(encoding="utf-8"))
-        say(json.dumps({**read, "skipped": left_out, "files": files}, ensure_ascii=False))
-        return 0
-    say(run.files["md"].read_text(encoding="utf-8"))
-    for name, reason in left_out.items():
-        say(f"left out: {name}: {reason}")
-    print("written to " + ", ".join(str(path) for path in run.files.values()))
-    return 0
-
-
-def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
-    """The table's metrics, the sandbox's too, with those of judges behind them."""
-
-    def more(metrics: Any) -> Any:
-        if isinstance(metrics, dict):
-            return {task: [*of_task, *judges] for task, of_task in metrics.items()}
-        return [*(metrics or ["exact_match"]), *judges]
-
-    return {"metrics": more(table.metrics), "sandbox": {**table.sandbox, "metrics": more(table.sandbox.get("metrics"))}}
-
-
-def paper_tables() -> Any:
-    """The module `benchmarks/paper_tables`, which is not part of the package.
-
-    Looked for in the clone that the package is installed from (`pip install -e`), in the clone that the current folder
-    belongs to, and in the copy that a wheel installs beside the package.
-
-    Raises:
-        `FileNotFoundError`: It is in none of them.
-    """
-    name, here = "paper_tables", Path.cwd()
-    for root in (CLONE, here, *here.parents, shared()):
-        script = root and root / "benchmarks" / name / "__init__.py"
-        if script and script.is_file():
-            break
-    else:
-        raise FileNotFoundError(
-            "what fills tables, benchmarks/paper_tables, was not installed: run this command in a clone. To compare "
-            "systems of your own, `agentic_prompting.evaluate_agent` does without (docs/evaluation.md)"
-        )
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, script)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 # --- report and data -------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from .checkpoints import STATE_FILE, Staging, alone_in, from_first, saved_whole, whole_checkpoint
+from .checkpoints import STATE_FILE, Staging, alone_in, asked_to_resume, from_first, saved_whole, whole_checkpoint
 from .contract import check_trl
 from .stopping import checkpoint_on_interrupt
 
@@ -151,7 +151,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
         With `resume_from_checkpoint=True` a damaged checkpoint gives way to the whole one before it, with a warning;
         where there is none yet, training starts at the beginning: the same command begins a run and goes on with it,
-        whenever it was killed. At the last step nothing is trained.
+        whenever it was killed. At the last step nothing is trained. Defaults to the option of that name in `args`,
+        which transformers leaves unread.
 
         Ctrl-C ends it after the step at hand, with a checkpoint: [`checkpoint_on_interrupt`].
 
@@ -161,6 +162,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 Says what can be done.
         """
         self._check_rows()
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = asked_to_resume(self.args)
         folder = Path(self.args.output_dir)
         with alone_in(folder, self.accelerator), checkpoint_on_interrupt(self):
             checkpoint = from_first(self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder))

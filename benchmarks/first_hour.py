@@ -1,14 +1,14 @@
 """A new user's first hour, played: own data, tools, reward, flaky server and TRL script; and what mistakes look like.
 
     python benchmarks/first_hour.py --json                        # some minutes on two cores
-    python benchmarks/first_hour.py --only check-env no-key       # parts and mistakes by name; --list has all
+    python benchmarks/first_hour.py --only model "no key"         # parts and mistakes by name; --list has all
 
 Everything is typed as a user types it, in an empty folder: commands in processes of their own, scripts in files.
-Nothing here measures learning: models are tiny and steps few. The parts must end well. Each mistake must end with another
-status than 0 and a line that says what is wrong (a mistake without is `silent`), and with three lines at most (else
-`long_errors`). Lines are those of both streams, but not what the libraries below us print in a run without a mistake,
-too (`NOISE`); and of a traceback that Python prints for a script not the frames. A second traceback ("During handling
-of ...") counts.
+Nothing here measures learning: models are tiny and steps few. The parts must end well. Each mistake must end with
+another status than 0 and a line that says what is wrong (a mistake without is `silent`), and with three lines at most
+(else `long_errors`). Lines are those of standard error, but not what the libraries below us print in a run without a
+mistake, too (`NOISE`), and not the frames of a traceback that Python prints for a script. A second traceback ("During
+handling of ...") counts.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def mistakes(flaky: str, refusing: str, nobody: str) -> dict[str, Mistake]:
         ),
         "misspelt part": Mistake(["check-env", "own:Stor"], "did you mean Store"),
         "environment that raises": Mistake(["check-env", "own:broken"], "KeyError: 'shelf'"),
-        "environment of a wrong type": Mistake(["check-env", "own:wrong"], "wrong.*(int|42)|(int|42).*wrong"),
+        "environment of a wrong type": Mistake(["check-env", "own:wrong"], "must return an Observation.* int"),
         "class for an object": Mistake(["script.py", "environment=Store"], "class Store: pass an object", "model"),
         "template without question": Mistake(["script.py", "template=hello"], r"no \{question\}", "model"),
         "missing model folder": Mistake(["script.py", "model=runs/nowhere"], "runs/nowhere does not exist"),
@@ -325,7 +325,7 @@ def refusing(body: Any, number: int) -> Answer | str:
 
 
 def typed(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
-    """The exit status, what both streams said, and the seconds of a line."""
+    """The exit status, what standard error said, and the seconds of a line."""
     command = ["-c", "from agentic_prompting.cli import main; main()"] if not words[0].endswith(".py") else []
     hidden = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -333,9 +333,9 @@ def typed(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *command, *words], cwd=folder, env=env, text=True, timeout=600,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
-    return done.returncode, done.stdout, time.perf_counter() - started
+    return done.returncode, done.stderr, time.perf_counter() - started
 
 
 def counted(said: str) -> list[str]:

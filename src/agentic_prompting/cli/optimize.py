@@ -353,7 +353,7 @@ def evolve(script: Evolving, config: EvolveConfig, as_json: AsJson = False) -> i
         usage = {name: asdict(used) for name, used in result.usage.items()}
         shown = {"prompt": result.best.text, "steps": len(result.steps), "usage": usage, "stopped": result.stopped}
         say(json.dumps({**shown, "output_dir": str(folder)}, ensure_ascii=False))
-    else:
+    elif result.steps:
         best = result.best.text if result.best.text.strip() else "(it is empty)"
         say(f"\nthe best of {len(result.population.members)} prompts, by rating:\n{best}\n")
         say("\n".join(f"{name}: {usage}" for name, usage in result.usage.items()))

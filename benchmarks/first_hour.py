@@ -297,11 +297,11 @@ def flaky(body: Any, number: int) -> Answer | str:
         3: Answer("try later", status=500),
         5: Answer(drop="before"),
     }
-    return trouble[number % 8] if number % 8 in trouble else reply_of(body)
+    return trouble[number % 8] if number % 8 in trouble else reply_of(body, number)
 
 
-def reply_of(body: Any) -> str:
-    """The replies of a small model that needs to hear of shelves, of one that reflects, and of a clerk."""
+def reply_of(body: Any, number: int) -> str:
+    """The replies of a small model that names shelves now and then, of one that reflects, and of a clerk."""
     first, last = body["messages"][0]["content"], body["messages"][-1]["content"]
     if body["model"] in ("clerk", "calm"):
         return "the shelf is s1"
@@ -313,7 +313,7 @@ def reply_of(body: Any) -> str:
         if "Prediction:" in last:
             return "<ACCURACY>0</ACCURACY>"
         return '[{"op": "add", "text": "Name one shelf."}]' if first.startswith(("Task: draw", "Task: let")) else "[]"
-    return "shelf s1" if "one shelf" in first else f"part {len(last) % 3}"
+    return f"shelf s{number % 4}" if "one shelf" in first or number % 3 == 0 else "a part"
 
 
 def refusing(body: Any, number: int) -> Answer | str:

@@ -31,6 +31,12 @@ _AGAIN_SECONDS = 5.0  # until a shared file out of reach is tried again
 _SHARED: WeakSet[SharedFile] = WeakSet()
 
 
+def only_a_folder(name: str) -> bool:
+    """Whether a model's name can only be a folder. A hub id has one slash, and its first part is no folder here."""
+    sure = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
+    return "/" in name and (sure or Path(name).parent.is_dir())
+
+
 def atomic_write(path: str | Path, content: str | bytes) -> None:
     """Write `content` to `path` (text in UTF-8), all or nothing: a crash in the middle leaves what was there before."""
     path = Path(path)

@@ -675,16 +675,109 @@ def made():
     return Calculator()
 
 
+def silent(rollout):
+    return None
+
+
 twelve = 12
+'''
+
+TOOLS = '''
+from agentic_prompting.interop import ToolEnvironment, TRLEnvironment
+
+
+def stock(part: str, shelf: int = 0) -> str:
+    """How many of a part there are.
+
+    Args:
+        part: Its name.
+        shelf: Its shelf.
+    """
+    return f"12 of {part}"
+
+
+def picky(colour: str, count: int) -> str:
+    """Refuses everything.
+
+    Args:
+        colour: One of two. (choices: ["red", "blue"])
+        count: How many.
+    """
+    raise KeyError(f"no {colour} {count}")
+
+
+class Till:
+    """A till with a state of its own."""
+
+    def reset(self, **row):
+        self.sum = 0
+
+    def add(self, amount: int) -> str:
+        """Adds an amount.
+
+        Args:
+            amount: In cents.
+        """
+        self.sum += amount
+        return f"the sum is {self.sum}"
+
+
+def tools():
+    return ToolEnvironment([stock, picky])
+
+
+def only_picky():
+    return ToolEnvironment([picky])
+
+
+def till():
+    return TRLEnvironment(Till)
 '''
 
 
 @pytest.fixture
 def sums(tmp_path, monkeypatch):
     (tmp_path / "own_sums.py").write_text(SUMS)
+    (tmp_path / "own_tools.py").write_text(TOOLS)
     (tmp_path / "rows.jsonl").write_text('{"question": "what is 17 plus 4 ?", "answers": ["21"]}\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "own_sums", raising=False)
+    monkeypatch.delitem(sys.modules, "own_tools", raising=False)
+
+
+def test_check_env_calls_each_tool_by_itself_and_shows_the_schemas(run, sums):
+    status, out, err = run("check-env", "own_tools:tools", "--dataset", "rows.jsonl")
+    assert (status, err) == (0, "")
+    assert 'tool           {"name": "stock", "description": "How many of a part there are.", "parameters": {' in out
+    assert 'agent asks     {"name": "stock", "arguments": {"part": "what is 17 plus 4 ?"}}' in out
+    assert "environment    12 of what is 17 plus 4 ?" in out
+    assert 'agent asks     {"name": "picky", "arguments": {"colour": "red", "count": 1}}' in out
+    assert "3 episodes: 2 replies, 1 error, the slowest" in out, "what is an error is no reply"
+
+
+def test_check_env_takes_a_call_as_request(run, sums):
+    call = '{"name": "stock", "arguments": {"part": "p7"}}'
+    status, out, _ = run("check-env", "own_tools:tools", "--request", call)
+    assert status == 0 and out.count("environment    12 of p7") == 3 and "3 episodes: 3 replies, the slowest" in out
+
+
+def test_check_env_begins_each_episode(run, sums):
+    """What a `reset` makes is there when a tool is called."""
+    call = '{"name": "add", "arguments": {"amount": 5}}'
+    status, out, err = run("check-env", "own_tools:till", "--request", call, "--request", call)
+    assert status == 0, err
+    assert out.count("the sum is 5") == 3 and out.count("the sum is 10") == 3
+
+
+def test_check_env_says_that_nothing_was_asked_or_every_call_failed(run, sums, asking_policy):
+    status, out, err = run("check-env", "own_tools:only_picky")
+    assert status == 1 and err.count("\n") == 1 and "KeyError" in err and "give one that works: --request" in err
+    status, out, err = run("check-env", "own_tools:tools", "--request", "what is 2 plus 2 ?")
+    assert status == 1 and "a call must be" in err
+    status, out, _ = run("check-env", "own_tools:tools", "--model", asking_policy)
+    assert status == 0 and "no tool was called" in out
+    status, out, _ = run("check-env", "own_sums:silent")
+    assert status == 0 and "3 episodes: no reply" in out, "the environment ended each episode"
 
 
 @pytest.mark.parametrize("name", ["own_sums:Calculator", "own_sums.py:made"])
@@ -692,7 +785,7 @@ def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
     status, out, err = run("check-env", name, "--dataset", "rows.jsonl")
     assert (status, err) == (0, "")
     assert out.count("agent asks     what is 17 plus 4 ?") == 3 and out.count("environment    the sum is 21 .") == 3
-    assert "3 episodes: 3 answered" in out and "what training would show the agent" in out
+    assert "3 episodes: 3 replies, the slowest" in out and "what training would show the agent" in out
     found = json.loads(run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1])
     assert [one["observations"][0]["text"] for one in found["episodes"]] == ["the sum is 3 ."] * 3
 

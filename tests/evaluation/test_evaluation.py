@@ -244,7 +244,7 @@ def test_a_model_is_asked_by_awaiting_it_too():
 
     records = evaluate_agent(PromptedSystem(MeteredChat(model), None), [TASK], runs=1, progress=False).records
     assert [record["answer"] for record in records[:4]] == ["no idea", "2", "4", "6"]
-    assert "the model raised RuntimeError: broken" in records[7]["error"]
+    assert "the model model raised RuntimeError: broken" in records[7]["error"]
 
 
 def test_a_call_that_its_model_cancels_is_a_failed_call():
@@ -252,7 +252,7 @@ def test_a_call_that_its_model_cancels_is_a_failed_call():
         raise asyncio.CancelledError
 
     (record,) = evaluate_agent(PromptedSystem(closing, None), {"a": ROWS[:1]}, runs=1, progress=False).records
-    assert "the model raised CancelledError" in record["error"]
+    assert "the model closing raised CancelledError" in record["error"]
 
 
 def test_leaving_early_cancels_what_is_on_its_way():

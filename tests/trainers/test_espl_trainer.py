@@ -484,8 +484,12 @@ def test_what_the_policy_writes_becomes_a_prompt(tiny_policy, rows, tmp_path):
 
 
 def test_bad_arguments(tiny_policy, rows, tmp_path):
-    with pytest.raises(ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: make that 6 or 12"):
+    numbers = r"make that 6 or 12 \(per_device_train_batch_size x processes x steps_per_generation = 8 x 1 x 1\)"
+    with pytest.raises(ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: " + numbers):
         arguments(tmp_path, prompts_per_step=3)
+    assert arguments(tmp_path, prompts_per_step=2).batch_in_words == (
+        "a batch is 2 problems x 2 prompts (prompts_per_step) x 2 rollouts (num_generations) = 8 rollouts"
+    )
     with pytest.raises(ValueError, match="between 0 and 1"):
         arguments(tmp_path, p_crossover=1.2)
     for name in ("mode", "baseline", "prompt_place", "reflect_on", "reflector", "selection", "best_rule"):

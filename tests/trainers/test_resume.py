@@ -46,6 +46,25 @@ def log_of(trainer, after):
     ]
 
 
+def test_a_script_that_only_calls_train_does_what_its_option_says(tiny_policy, rows, tmp_path):
+    """`--resume_from_checkpoint` of a script: transformers parses it and leaves it unread."""
+    build(tiny_policy, tmp_path, rows, max_steps=2).train()
+    for given, first in (("true", 2), (str(tmp_path / "checkpoint-1"), 1)):
+        again = build(tiny_policy, tmp_path, rows, max_steps=3, resume_from_checkpoint=given)
+        steps = []
+        again.add_callback(OnStep(lambda state, steps=steps: steps.append(state.global_step)))
+        again.train()
+        assert steps == list(range(first + 1, 4))
+
+
+class OnStep(TrainerCallback):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seen(state)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -115,6 +115,7 @@ def demo(
         refine(["--output_dir", str(output_dir), *context.args])
         print(f"\nwritten to {output_dir}: a file of results for each setting")
     else:
+        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # TRL's trainers send a ping to the hub when they are made
         # As `make demo`: one thread, and none that spins while it waits. Beside other work two take far longer.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -69,7 +69,7 @@ def as_chat(model: Any) -> ChatModel:
     passed if its signature has parameters for them. An exception that it raises becomes the reply's error.
 
     Raises:
-        `TypeError`: It cannot be called.
+        `TypeError`: It cannot be called, or takes no argument.
     """
     if isinstance(model, _Adapted) or type(model).__module__.startswith(_PACKAGE):
         return model  # the models of this package never raise
@@ -82,13 +82,16 @@ class _Adapted:
     """A user's model as a [`ChatModel`] that never raises. Its other attributes are those of the model."""
 
     def __init__(self, model: Any):
-        self._model = model
+        self._model, self._called = model, getattr(model, "__name__", type(model).__name__)
         try:
-            parameters = inspect.signature(model).parameters.values()
-            open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
-            self._names = None if open_ended else {one.name for one in list(parameters)[1:]}
+            parameters = list(inspect.signature(model).parameters.values())
         except (TypeError, ValueError):  # a built-in function
-            self._names = set()
+            self._names: set[str] | None = set()
+            return
+        if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+            raise TypeError(f"{self._called} takes no messages: a chat model is a function of the messages")
+        open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        self._names = None if open_ended else {one.name for one in parameters[1:]}
 
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
@@ -104,11 +107,13 @@ class _Adapted:
                 return returned
             if isinstance(returned, str) and returned.strip():
                 return Reply(text=returned, seconds=time.perf_counter() - started)
-            error = BadReply(f"the model returned neither a text nor a Reply, but {text_of(returned, 80, repr)}")
+            error = BadReply(
+                f"the model {self._called} returned neither a text nor a Reply, but {text_of(returned, 80, repr)}"
+            )
         except LLMError as raised:
             error = raised.with_traceback(None)
         except Exception as raised:  # a bug in the model fails this call, as a broken server would
-            error = ServerFailed(f"the model raised {describe(raised)}")
+            error = ServerFailed(f"the model {self._called} raised {describe(raised)}")
         return Reply(error=error, seconds=time.perf_counter() - started)
 
     def __getattr__(self, name: str) -> Any:

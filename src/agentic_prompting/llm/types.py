@@ -162,15 +162,19 @@ class Reply:
 
 
 class _TakesMessages(type(Protocol)):  # type: ignore[misc]  # typing does not export the metaclass
-    """Makes `isinstance(x, ChatModel)` check for an argument `messages`: a verifier can be called as well."""
+    """Makes `isinstance(x, ChatModel)` check for an argument `messages`, or for one that must be given, under any name:
+    a verifier can be called as well, with a question and an answer."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls is not ChatModel:
             return super().__instancecheck__(instance)
         try:
-            return callable(instance) and "messages" in inspect.signature(instance).parameters
+            parameters = inspect.signature(instance).parameters if callable(instance) else {}
         except (TypeError, ValueError):  # a built-in function without a signature
             return False
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        given = [one for one in parameters.values() if one.kind in by_place and one.default is one.empty]
+        return "messages" in parameters or len({one.name for one in given} - {"repeat", "session"}) == 1
 
 
 @runtime_checkable

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
+from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, as_chat, charge
 from ..llm.loop import in_parallel
 from ..records import RecordFile, digest, only_writer
 from ..rollout.progress import progress as progress_of
@@ -60,8 +60,14 @@ class ProRefiner(RefineSettings):
     def __post_init__(self):
         super().__post_init__()
         for role in ("task", "feedback", "optimizer"):
-            if not isinstance(getattr(self, role), ChatModel):
-                raise TypeError(f"the {role} model must be a ChatModel, got {getattr(self, role)!r:.100}")
+            model = getattr(self, role)
+            if not callable(model):
+                wanted = "a chat model or a function of the messages"
+                raise TypeError(f"the {role} model must be {wanted}, got {model!r:.100}")
+            try:
+                as_chat(model)
+            except TypeError as error:
+                raise TypeError(f"the {role} model: {error}") from None
         if self.verifier is not None and not (isinstance(self.verifier, ChatModel) or callable(self.verifier)):
             raise TypeError(f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}")
 
@@ -172,11 +178,26 @@ class ProRefiner(RefineSettings):
                 if result.error is not None and result.error.fatal:
                     fatal.append(result.error)
                 bar.update()
+        self._warn_of_missing_tags(results[i] for i in left if i in results)
         if fatal:
             logger.error(f"stopped after {len(results)} of {len(asked)} queries: {fatal[0]}")
         for i in set(left) - set(results):
             results[i] = RefinementResult(asked[i].id, asked[i].text, "", prompt, prompt, "failed", error=fatal[0])
         return [results[i] for i in range(len(asked))]
+
+    def _warn_of_missing_tags(self, results: Iterable[RefinementResult]) -> None:
+        """One line for all replies of the optimizer without a new prompt, which changed nothing."""
+        steps = [
+            step for result in results for step in result.steps if step.feedback and step.problem != "optimizer failed"
+        ]
+        missing = Counter(step.problem for step in steps if step.problem)
+        if missing:
+            logger.warning(
+                "%d of %d replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags (%s): the prompt "
+                "stayed as it was: take a model that follows its instructions (prompts.optimizer_role), or more "
+                "max_tokens for it",
+                *(missing.total(), len(steps), ", ".join(f"{n} {why}" for why, n in missing.items())),
+            )
 
     def digest(self) -> str:
         """Identifies settings, models and verifier, so that a file of results is not continued with others."""

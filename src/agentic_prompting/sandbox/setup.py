@@ -6,6 +6,7 @@ runs through is the real one.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
 from datasets import Dataset
+from huggingface_hub import constants
 from transformers import PreTrainedTokenizerFast
 
 from ..agent import PromptAgent
@@ -97,6 +99,7 @@ def prepare_sandbox(
             64 copying exercises.
         by (`str`, *optional*, defaults to `"country"`): The kind of split; see [`make_split`].
     """
+    no_telemetry()
     train, test = make_split(seed, n_test, by=by)
     spec, rng, seen = sandbox_spec(), random.Random(seed), world_of(train)
 
@@ -109,6 +112,12 @@ def prepare_sandbox(
         folder, spec, world_tokenizer(), load_world(), traces, warm_start_steps, copying_steps, seed, rng
     )
     return Sandbox(model, spec, as_dataset(train), as_dataset(test))
+
+
+def no_telemetry() -> None:
+    """Keep TRL's trainers from sending a ping to the hub when they are made, in this process and those it starts."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # what has been read of it already
 
 
 def as_dataset(questions: list[Question]) -> Dataset:
@@ -232,6 +241,7 @@ def prepare_guarded(
     Raises:
         `ValueError`: There is no such world.
     """
+    no_telemetry()
     if world not in WORLDS:
         raise ValueError(f"world must be one of {', '.join(WORLDS)}, got {world!r}")
     train, test = split_by_country(seed)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
@@ -101,6 +101,12 @@ def _move(filled: Path, final: Path) -> None:
 
 
 # --- resuming -------------------------------------------------------------------------------------------------------
+
+
+def asked_to_resume(args: Any) -> str | bool | None:
+    """`args.resume_from_checkpoint` as it stands on a command line: `true` is the newest checkpoint."""
+    given = args.resume_from_checkpoint
+    return {"true": True, "false": None}.get(str(given).lower(), given)
 
 
 def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:

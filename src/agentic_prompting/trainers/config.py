@@ -245,8 +245,18 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
                 f"each problem takes prompts_per_step x num_generations = {self.prompts_per_step} x "
                 f"{self.num_generations} = {group} rollouts, which does not divide the generation batch of "
                 f"{self.generation_batch_size}: make that {near} (per_device_train_batch_size x processes x "
-                "steps_per_generation)"
+                f"steps_per_generation = {self.per_device_train_batch_size} x {self.world_size} x "
+                f"{self.steps_per_generation})"
             )
+
+    @property
+    def batch_in_words(self) -> str:
+        """How many rollouts a batch has, and of which settings they come."""
+        size, prompts, attempts = self.generation_batch_size, self.prompts_per_step, self.num_generations
+        return (
+            f"a batch is {size // (prompts * attempts)} problems x {prompts} prompts (prompts_per_step) x {attempts} "
+            f"rollouts (num_generations) = {size} rollouts"
+        )
 
     @property
     def evolves(self) -> bool:

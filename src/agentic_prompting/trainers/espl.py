@@ -117,6 +117,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._held_out: list[float] = []  # rewards of the current evaluation
         self._teacher: list[Rollout] | None = None  # this process's rollouts under the prompt that is being distilled
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, environment=environment, **kwargs)
+        if self.is_world_process_zero() and not args.disable_tqdm:
+            print(f"E-SPL: {args.batch_in_words}", flush=True)
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations

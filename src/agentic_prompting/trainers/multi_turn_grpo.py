@@ -31,7 +31,7 @@ from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .form import agent_spec, own_prompts
 from .guarded_rewards import check_rows, guarded_reward
-from .hub import Trained, only_the_model, write_card
+from .hub import Trained, missing_in_a_line, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
 from .observer import Observer
 from .player import Player
@@ -140,7 +140,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
-        with warnings.catch_warnings(), pushed_by(args):
+        with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model=model,

@@ -33,6 +33,7 @@ from .checkpoints import (
     STATE_FILE,
     Staging,
     alone_in,
+    asked_to_resume,
     from_first,
     holds_run,
     move_aside,
@@ -186,7 +187,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
         With `resume_from_checkpoint=True` a damaged checkpoint gives way to the whole one before it, with a warning;
         where there is none yet, training starts at the beginning: the same command begins a run and goes on with it,
-        whenever it was killed. At the last step nothing is trained.
+        whenever it was killed. At the last step nothing is trained. Defaults to the option of that name in `args`,
+        which transformers leaves unread.
 
         Ctrl-C ends it after the step at hand, with a checkpoint: [`checkpoint_on_interrupt`].
 
@@ -196,6 +198,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 checkpoint is of another number of processes. Says what can be done.
         """
         self._check_rows()
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = asked_to_resume(self.args)
         folder = Path(self.args.output_dir)
         lock = alone_in(folder, self.accelerator) if self.locks_folder else nullcontext()
         with lock, checkpoint_on_interrupt(self):

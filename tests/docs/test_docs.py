@@ -52,11 +52,14 @@ def world(monkeypatch, tmp_path, tiny_policy):
     ids=name_of,
 )
 def test_python_of_a_page_runs(page, world):
-    """From the first block to the last, in one namespace, as a reader who follows the page would."""
-    names = {"__name__": "__main__"}
+    """From the first block to the last, in one namespace, as a reader who follows the page would; and every function of
+    the page is called."""
+    names, called = {"__name__": "__main__"}, set()
     for block in BLOCKS[page]:
         if block.runs:
-            block.run(names, world)
+            block.run(names, world, called)
+    there = {name for block in BLOCKS[page] if block.runs for name in block.functions()}
+    assert there <= called, f"functions of the page that nothing calls: {sorted(there - called)}"
 
 
 @pytest.mark.parametrize("block", [block for block in DOCSTRINGS if block.runs], ids=lambda one: one.where)

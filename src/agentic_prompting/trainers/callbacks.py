@@ -128,6 +128,9 @@ class OneLineProgress(ProgressCallback):
         line = log_line(logs or {}, state.global_step)
         if not line or not state.is_world_process_zero or (self.training_bar is None and self._lines is None):
             return
+        if self._lines is not None:
+            self._lines.n = state.global_step
+            line += self._lines.left()
         if watched(sys.stdout) or line.startswith("evaluation") or self._seldom.due():
             self._write(line)
         else:

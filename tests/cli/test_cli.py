@@ -426,11 +426,12 @@ def test_evolve_through_endpoints(run, tmp_path):
                      "--problems-per-step", 2, "--num-generations", 1, "--output-dir", tmp_path / "out"]  # fmt: skip
         status, out, _ = run("evolve", *arguments, "--initial-prompt", "Think.", "--json")
         found = json.loads(out)
-        assert status == 0 and found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
+        assert status == 3, "one attempt each, nothing to compare: nothing was learned"
+        assert found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
         assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
         status, out, _ = run("evolve", *arguments[:-2], "--steps", 2, "--output-dir", tmp_path / "out",
                              "--initial-prompt", "Think.")  # fmt: skip
-        assert status == 0 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
+        assert status == 3 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
 
 
 def test_evolve_needs_models(run):
@@ -610,7 +611,7 @@ def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
         models = ["--policy-model", "small", "--reference-model", "large", "--steps", 1, "--num-generations", 1]
         where = ["--problems-per-step", 2, "--output-dir", tmp_path / "out", "--json"]
         status, _, err = run("evolve", *urls, *models, *own_rows, *where)
-        assert status == 0, err
+        assert status == 3 and "no two attempts differ" in err
         questions = {body["messages"][-1]["content"] for body in server.requests if body["model"] == "small"}
     assert questions == {"Where is Rome?", "What is 2 + 2?"}
 

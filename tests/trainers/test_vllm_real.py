@@ -274,7 +274,7 @@ def command(server, run, monkeypatch):
     def asked(*arguments):
         before = server.counted("vllm:request_success_total")
         status, printed, said = run(*arguments)
-        assert status == 0, said
+        assert status == (3 if arguments[0] == "evolve" else 0), said  # one attempt each teaches nothing
         return printed, server.counted("vllm:request_success_total") - before
 
     return asked

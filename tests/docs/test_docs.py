@@ -255,6 +255,8 @@ def test_the_reference_has_what_readers_call():
         names |= {one.name for one in inside}
         waiting += inside
     assert {"MultiTurnGRPOConfig", "limits", "__call__"} < names and "__getstate__" not in names
+    settings = package["trainers.config.MultiTurnGRPOConfig"]
+    assert (str(settings["max_turns"].value), str(settings["vllm_sync"].value)) == ("5", "'nccl'")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert "ruff" in next(line for line in project.splitlines() if line.startswith("docs = "))
 

@@ -18,7 +18,7 @@ WANTED = {
     "batch size": "howto/gpus/",
     "out of memory": "howto/out_of_memory/",
     "reward flat": "howto/flat_reward/",
-    "telemetry": "faq/",
+    "telemetry": "howto/installation/",
 }
 
 

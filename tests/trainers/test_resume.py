@@ -214,6 +214,8 @@ def test_a_second_run_in_a_folder_is_refused_in_a_line(tiny_policy, rows, tmp_pa
 
 def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_path):
     folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "replies.sqlite").write_text("paid for")
     for seed in (1, 2, 3):
         trainer = build(tiny_policy, folder, rows, max_steps=1, seed=seed, overwrite=True)
         trainer.train()
@@ -221,6 +223,7 @@ def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_p
         assert folders(tmp_path / name) == ["checkpoint-1"]
         assert torch.load(tmp_path / name / "checkpoint-1" / "training_args.bin", weights_only=False).seed == seed
         assert len(list(read_rollouts(tmp_path / name / "rollouts"))) == 4
+    assert (folder / "replies.sqlite").read_text() == "paid for"
     with pytest.raises(ValueError, match="overwrite would move .*checkpoint-1 away, the model to train"):
         build(folder / "checkpoint-1", folder, rows, overwrite=True)
     assert folders(folder) == ["checkpoint-1"]

@@ -106,8 +106,9 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
     [
         (["--task", "gsm8k"], "which LLM reflects"),
         (["--reward", "applause"], "there is no reward 'applause'"),
-        (["--environment", "llm"], "which large LLM"),
-        (["--environment", "search"], "where to search"),
+        (["--environment", "llm"], "the sandbox has its own: leave out --environment"),
+        (["--task", "gsm8k", "--environment", "llm"], "which large LLM"),
+        (["--task", "gsm8k", "--environment", "search"], "where to search"),
         (["--p_crossover", "2"], "p_crossover"),
         (["--reflector", "me"], "reflector must be one of"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any
 
 from transformers import AutoTokenizer
 from trl import ModelConfig, get_peft_config
@@ -41,8 +41,8 @@ class DataAndEnvironment(TaskRows, HeldOutRows, EnvironmentModel):
     tokenizer: str | None = setting("Folder or hub name, if it is not the model's.")
     callbacks: list[str] | None = setting("Callbacks of transformers' Trainer as module:name.")
 
-    ASKS: ClassVar[str] = "llm"  # the environment where none is named
-    NOT_IN_SANDBOX: ClassVar[tuple[str, ...]] = (
+    ASKS = "llm"  # the environment where none is named
+    NOT_IN_SANDBOX = (
         "dataset", "eval_task", "environment", "tools", "environment_factory", "prompt_template", "system_prompt",
         "grammar", "tokenizer", "callbacks",
     )  # fmt: skip

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from accelerate import PartialState
 from transformers import Trainer
@@ -109,7 +109,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
     free_text: bool = setting("Edit the prompt by search and replace.", False)
     population: str | None = setting("Instead of an initial prompt: your own Population as module:name.")
 
-    ASKS: ClassVar[str] = "none"
+    ASKS = "none"
 
     @property
     def in_sandbox(self) -> bool:

@@ -210,7 +210,7 @@ def occupied(folder: Path, as_options: bool = False) -> str:
 
 def move_aside(folder: Path, model: object = None) -> None:
     """Move what a folder holds to a folder beside it, `FOLDER.previous`, or with a number. Call it under the lock,
-    which stays where it is.
+    which stays where it is; so do recorded replies (`*.sqlite`), which are paid for.
 
     Args:
         folder (`Path`): The run's.
@@ -219,14 +219,16 @@ def move_aside(folder: Path, model: object = None) -> None:
     Raises:
         `ValueError`: The model is in the folder, or the files cannot be moved.
     """
-    if isinstance(model, str | Path) and Path(model).resolve().is_relative_to(folder.resolve()):
+    folder = folder.resolve()
+    if isinstance(model, str | Path) and Path(model).exists() and Path(model).resolve().is_relative_to(folder):
         raise ValueError(f"overwrite would move {model} away, the model to train: use another output_dir")
     names = [f"{folder.name}.previous", *(f"{folder.name}.previous-{number}" for number in range(2, 1000))]
-    beside = next(path for name in names if not (path := folder.absolute().with_name(name)).exists())
+    beside = next(path for name in names if not (path := folder.with_name(name)).exists())
     try:
         beside.mkdir()
         for path in folder.iterdir():
-            if path.name != f"{TRAINING}.lock":
+            recorded = ".sqlite" in path.name and not path.name.startswith("spending.")
+            if path.name != f"{TRAINING}.lock" and not recorded:
                 path.rename(beside / path.name)
     except OSError as error:
         raise ValueError(f"{folder} cannot be moved to {beside}: {error}") from None

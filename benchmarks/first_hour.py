@@ -272,7 +272,7 @@ def mistakes(flaky: str, refusing: str, nobody: str) -> dict[str, Mistake]:
         "missing model folder": Mistake(["script.py", "model=runs/nowhere"], "runs/nowhere does not exist"),
         "batch that does not divide": Mistake(["script.py", "batch=6"], "divi", "model"),
         "reward without a return": Mistake(["script.py", "reward=nothing"], "nothing.*None", "model"),
-        "reward of a wrong length": Mistake(["script.py", "reward=short"], "short.* 1 ", "model"),
+        "reward of a wrong length": Mistake(["script.py", "reward=short"], r"short.*\b1\b", "model"),
         "reward of a missing column": Mistake(["script.py", "reward=unknown_column"], "gold", "model"),
         "wrong address": Mistake([*asked, "--environment-base-url", nobody], "connect", "model"),
         "wrong key": Mistake([*asked, "--environment-base-url", refusing], "key", "model"),

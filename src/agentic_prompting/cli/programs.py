@@ -39,7 +39,7 @@ from ..trainers import (
     TrainingStopped,
 )
 from ..trainers.callbacks import quiet_libraries
-from ..trainers.checkpoints import alone_in, from_first, holds_run, move_aside, occupied
+from ..trainers.checkpoints import alone_in, asked_to_resume, from_first, holds_run, move_aside, occupied
 from .arguments import DataAndEnvironment, rewards
 from .findings import missing_extras, read_yaml
 from .loader import load_object, load_reward, register_selection, register_selections, text_of
@@ -184,7 +184,7 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
     folder, state = Path(args.output_dir), PartialState()
     with ExitStack() as stack:
         stack.enter_context(alone_in(folder, state))  # to the end: before and after training files are written, too
-        if not _resumed(args) and from_first(state, lambda: holds_run(folder)):
+        if not asked_to_resume(args) and from_first(state, lambda: holds_run(folder)):
             if not args.overwrite:
                 raise ValueError(occupied(folder, as_options=True))
             from_first(state, lambda: move_aside(folder, model.model_name_or_path))
@@ -195,12 +195,6 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
         if report is not None and trainer.accelerator.is_main_process:
             report(trainer, time.perf_counter() - started)
         trainer.accelerator.end_training()  # without it gloo may abort at exit
-
-
-def _resumed(args: MultiTurnGRPOConfig) -> str | bool | None:
-    """`--resume_from_checkpoint`, which is text on a command line, as `train` takes it."""
-    given = args.resume_from_checkpoint
-    return {"true": True, "false": None}.get(str(given).lower(), given)
 
 
 def _loading(model: ModelConfig) -> dict[str, Any]:
@@ -257,7 +251,7 @@ def run_training(trainer: Trainer) -> None:
         `SystemExit`: With status 1 and the reason, where training stopped because of the environment.
     """
     try:
-        trainer.train(resume_from_checkpoint=_resumed(trainer.args))
+        trainer.train()
     except TrainingStopped as error:
         raise SystemExit(f"{type(error).__name__}: {error}") from None
     except TrainingInterrupted:

@@ -16,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .budget import Budget, charge
-from .guard import call_guarded, call_guarded_now, describe, text_of
+from .guard import call_guarded, call_guarded_now, describe, failure_of, text_of
 from .loop import run
 from .types import BadReply, ChatModel, LLMError, Message, Misconfigured, Reply, ServerFailed, Usage
 
@@ -113,7 +113,7 @@ class _Adapted:
         except LLMError as raised:
             error = raised.with_traceback(None)
         except Exception as raised:  # a bug in the model fails this call, as a broken server would
-            error = ServerFailed(f"the model {self._called} raised {describe(raised)}")
+            error = failure_of(ServerFailed, f"the model {self._called}", raised)
         return Reply(error=error, seconds=time.perf_counter() - started)
 
     def __getattr__(self, name: str) -> Any:

@@ -12,12 +12,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-min test-vllm vllm test-foreign foreign lint types docs ci release clean
+.PHONY: help install demo policies test test-min test-vllm vllm test-foreign foreign lint types docs ci release clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo     train Prompt-R1 in the sandbox, print before and after, write runs/demo/ (one from before is kept"
 	@echo "              as runs/demo.previous)"
+	@echo "make policies make the sandbox's warm-started policies anew, those whose recipe has changed (minutes; for git)"
 	@echo "make test     run the whole test suite"
 	@echo "make lint     ruff: rules and format"
 	@echo "make types    mypy on src/"
@@ -66,6 +67,9 @@ demo: $(VENV)/.demo
 	  echo "runs/demo of before is now runs/demo.previous, in the place of what was there."; fi
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/accelerate launch --quiet --config_file examples/accelerate/single.yaml \
 	  examples/train_prompt_r1.py --config examples/configs/sandbox.yaml
+
+policies: $(VENV)/.demo
+	OMP_NUM_THREADS=1 $(BIN)/python -m agentic_prompting.sandbox.setup
 
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 $(PYTEST_ARGS)

@@ -40,6 +40,7 @@ from typing import Any
 from lab import (
     BATCH,
     DEMO,
+    DEMO_STEPS,
     ESPL,
     RECORDS as RECORDED,
     Records,
@@ -196,7 +197,7 @@ def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[s
 
     oracle, sandbox, system_prompt = prepared
     chat, curve = Counted(oracle), list[dict[str, Any]]()
-    values = settings(DEMO, output_dir=str(folder / name.replace(" ", "-")), seed=seed)
+    values = settings(DEMO, max_steps=DEMO_STEPS, output_dir=str(folder / name.replace(" ", "-")), seed=seed)
     options: dict[str, Any] = {}
     if world == "plain":
         kind: Any = PromptR1Trainer

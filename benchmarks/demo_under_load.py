@@ -1,11 +1,11 @@
 """Which settings keep the steps of `make demo`'s training steady, alone and beside one busy core.
 
     python benchmarks/demo_under_load.py --json            # 8 settings, alone and beside: about half an hour
-    python benchmarks/demo_under_load.py --json --quick    # 8 steps instead of 40
+    python benchmarks/demo_under_load.py --json --quick    # 8 steps
 
 Compute threads that spin while they wait for each other lose a whole slice of time whenever one of them has no core.
 The settings are one thread and two, waiting that spins and waiting that sleeps (`OMP_WAIT_POLICY=passive`), and the
-oracle in the training process and in a process of its own. All settings share one warm start. A setting is steady if
+oracle in the training process and in a process of its own. A setting is steady if
 beside one busy core its worst step takes at most twice its median step. The last line of `--json` holds `settings:
 [{threads, passive, oracle, alone: {median_s, worst_s, total_s}, beside: {...}, steady}]`. Run it on a machine that does
 nothing else.
@@ -19,7 +19,6 @@ import io
 import itertools
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -55,8 +54,7 @@ def train_here(folder: Path, steps: int, base_url: str | None) -> dict[str, Any]
     with ExitStack() as stack:
         trainer, _ = script.trainer(args, model_args, stack)
         started = time.perf_counter()
-        if steps:
-            trainer.train()
+        trainer.train()
         log = trainer.state.log_history
         return {"steps": [e["step_time"] for e in log if "step_time" in e], "total_s": time.perf_counter() - started}
 
@@ -102,9 +100,8 @@ def child(arguments: list[str], threads: int, passive: bool) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def measure(warm: Path, steps: int, threads: int, passive: bool, own_process: bool, beside: bool) -> dict[str, float]:
+def measure(steps: int, threads: int, passive: bool, own_process: bool, beside: bool) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, oracle(own_process) as base_url, busy_core(beside):
-        shutil.copytree(warm / "warm_start", Path(folder) / "warm_start")
         arguments = ["--train-in", folder, "--steps", str(steps), *(["--base-url", base_url] if base_url else [])]
         run = child(arguments, threads, passive)
     seconds = run["steps"]
@@ -117,17 +114,15 @@ def measure(warm: Path, steps: int, threads: int, passive: bool, own_process: bo
 
 def measure_all(steps: int) -> list[dict[str, Any]]:
     found = []
-    with tempfile.TemporaryDirectory() as folder:
-        child(["--train-in", folder, "--steps", "0"], 1, True)  # the warm start alone
-        for threads, passive, own_process in itertools.product((1, 2), (True, False), (False, True)):
-            runs = {
-                name: measure(Path(folder), steps, threads, passive, own_process, beside)
-                for name, beside in (("alone", False), ("beside", True))
-            }
-            steady = runs["beside"]["worst_s"] <= LIMIT * runs["beside"]["median_s"]
-            place = "own process" if own_process else "inside"
-            found.append({"threads": threads, "passive": passive, "oracle": place, **runs, "steady": steady})
-            print(found[-1], file=sys.stderr, flush=True)
+    for threads, passive, own_process in itertools.product((1, 2), (True, False), (False, True)):
+        runs = {
+            name: measure(steps, threads, passive, own_process, beside)
+            for name, beside in (("alone", False), ("beside", True))
+        }
+        steady = runs["beside"]["worst_s"] <= LIMIT * runs["beside"]["median_s"]
+        place = "own process" if own_process else "inside"
+        found.append({"threads": threads, "passive": passive, "oracle": place, **runs, "steady": steady})
+        print(found[-1], file=sys.stderr, flush=True)
     return found
 
 
@@ -147,11 +142,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--quick", action="store_true", help="8 steps")
-    parser.add_argument("--steps", type=int, help="so many steps; 40")
+    parser.add_argument("--steps", type=int, help="so many steps; 24")
     parser.add_argument("--train-in", type=Path, help=argparse.SUPPRESS)  # one run, in this process
     parser.add_argument("--base-url", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    steps = arguments.steps if arguments.steps is not None else 8 if arguments.quick else 40
+    steps = arguments.steps if arguments.steps is not None else 8 if arguments.quick else 24
     if arguments.train_in:
         with contextlib.redirect_stdout(io.StringIO()):  # with its progress bar off, transformers prints every log
             run = train_here(arguments.train_in, steps, arguments.base_url)

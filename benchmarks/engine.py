@@ -30,6 +30,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentic_prompting import LLMEnvironment
+from agentic_prompting.llm import gather
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler
 from agentic_prompting.rollout import (
     BatchEngine,
@@ -37,7 +38,6 @@ from agentic_prompting.rollout import (
     Rollout,
     Sample,
     SampleRequest,
-    gather,
     play_all,
     rollout_seed,
     run_with_engine,

@@ -28,8 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from datasets import Dataset
+from lab import DEMO, DEMO_STEPS, settings
 from transformers import AddedToken
 
 from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, PromptAgent, PromptR1Config, PromptR1Trainer
@@ -48,14 +48,14 @@ from agentic_prompting.rewards import exact_match_reward
 from agentic_prompting.rollout import AgentSpec, ChatFormat, Limits, Observation, Rollout, Sample, play, read_rollouts
 from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, load_world, make_split, make_traces
 from agentic_prompting.sandbox.policy import sandbox_spec, world_tokenizer
+from agentic_prompting.sandbox.recipe import Recipe, warm_started
 from agentic_prompting.sandbox.results import exact_match_of
-from agentic_prompting.sandbox.setup import as_dataset, warm_started
+from agentic_prompting.sandbox.setup import as_dataset
 from agentic_prompting.sandbox.world import world_of
 
 ROOT = Path(__file__).parents[1]
 INTEROP, CONTRIB = "src/agentic_prompting/interop", "examples/contrib"
 sys.path.append(str(ROOT / CONTRIB))  # its files are imported where they are used, as their users do
-DEMO = ROOT / "examples" / "configs" / "sandbox.yaml"
 WARM_START_STEPS = 450  # as the demo
 # A call's beginning and end are a token each, as frequent strings are in large vocabularies.
 ASKED = "which country has the capital Nairobi ?"
@@ -522,17 +522,17 @@ def as_tool_calls(text: str) -> str:
 
 def warm(folder: Path, seed: int) -> Path:
     """The demo's warm start, its traces in native form."""
-    questions, rng = make_split(seed, 256)[0], random.Random(seed)
+    questions = make_split(seed, 256)[0]
     spec, seen = replace(sandbox_spec(), grammar=ToolGrammar()), world_of(questions)
 
-    def traces() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        made = make_traces(questions, 20 * WARM_START_STEPS, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
+    def traces(n: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        made = make_traces(questions, n, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
         native = [{**trace, "turns": [as_tool_calls(turn) for turn in trace["turns"]]} for trace in made]
         return native, native[: len(native) // 2]
 
     steps = WARM_START_STEPS, WARM_START_STEPS // 2
     with redirect_stdout(sys.stderr):
-        return warm_started(folder, spec, tool_tokenizer(), load_world(), traces, *steps, seed, rng)
+        return warm_started(folder, Recipe(spec, tool_tokenizer(), load_world(), traces, *steps, seed, seed))
 
 
 def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
@@ -555,10 +555,9 @@ def train(through: str, folder: Path, seed: int) -> dict[str, Any]:
         tools.__name__ = "ask"
     environment, test, run = ToolEnvironment([tools]), as_dataset(held_out), folder / through
     before = share_right(model, environment, test, seed)
-    settings = {key: value for key, value in yaml.safe_load(DEMO.read_text()).items() if key != "sandbox"}
     trainer = PromptR1Trainer(
         model=str(model),
-        args=PromptR1Config(**{**settings, "output_dir": str(run), "seed": seed}, disable_tqdm=True),
+        args=PromptR1Config(**settings(DEMO, output_dir=str(run), seed=seed, max_steps=DEMO_STEPS)),
         train_dataset=as_dataset(questions),
         environment=environment,
         prompt_template=sandbox_spec().prompt_template,

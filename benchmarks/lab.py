@@ -26,7 +26,8 @@ REPOSITORY = Path(__file__).parents[1]
 RECORDS = REPOSITORY / "records"
 DEMO = REPOSITORY / "examples" / "configs" / "sandbox.yaml"  # Prompt-R1 in the sandbox
 ESPL = REPOSITORY / "examples" / "configs" / "espl" / "sandbox.yaml"
-NOT_OURS = ("sandbox", "task")  # keys of a configuration that its program reads; the rest are the trainer's options
+DEMO_STEPS = 40  # of the protocol, whose records began with them; the demonstration itself ends sooner
+NOT_OURS = ("sandbox", "task", "share_replies")  # keys that a configuration's program reads; the rest are the trainer's
 BATCH = 256  # rollouts that are sampled at once when questions are asked
 
 

@@ -45,6 +45,7 @@ from lab import (
 )
 
 RECORDS = RECORDED / "league.jsonl.gz"
+WARM_STARTS = REPOSITORY / "runs" / "warm_starts"  # each in a folder named after the fingerprint of its recipe
 WORLDS, SEEDS, TUNING_SEEDS = ("rules", "habits", "misleading"), (501, 502, 503, 504, 505), (1, 2, 3)
 STEPS, QUICK_STEPS, MAX_CALLS, TEMPERATURE = 30, 6, 3000, 0.7
 
@@ -173,20 +174,21 @@ class Counted:
         return await self.chat(messages, **options)
 
 
-def prepare(world: str, seed: int, folder: Path) -> Any:
-    """The sandbox with its warm start, made without printing. All worlds but `habits` share one warm start."""
-    from agentic_prompting.sandbox.setup import prepare_guarded
+def prepare(world: str, seed: int) -> Any:
+    """The sandbox with its warm start, made without printing, and once for each recipe. All worlds but `habits` share
+    one warm start; a change of the traces, the world or the training makes another."""
+    from agentic_prompting.sandbox.setup import guarded_recipe, prepare_guarded
 
     quiet()
     with redirect_stdout(io.StringIO()):
-        return prepare_guarded(folder / ("habits" if world == "habits" else "words") / str(seed), seed, world=world)
+        return prepare_guarded(WARM_STARTS / guarded_recipe(seed, world=world).fingerprint, seed, world=world)
 
 
 def run(world: str, seed: int, method: str, folder: Path, steps: int) -> dict[str, Any]:
     """Train a method, ask its agent the held-out questions, and return the record."""
     from agentic_prompting.sandbox import GuardedReflector
 
-    started, sandbox = time.perf_counter(), prepare(world, seed, folder)
+    started, sandbox = time.perf_counter(), prepare(world, seed)
     reflector = Counted(GuardedReflector(sandbox.mistakes, seed), MAX_CALLS)
     agent = Agent(sandbox, seed, Path(sandbox.model), sandbox.root, reflector)
     name = method.replace(", ", "-").replace(" ", "-")
@@ -305,7 +307,7 @@ def main() -> None:
             methods = options.methods or (QUICK if options.quick else METHODS if world == WORLDS[0] else CORE)
             todo = records.missing(("world", "seed", "method"), [(world, seed, method) for method in methods])
             if todo:
-                pool.submit(prepare, world, seed, options.folder).result()
+                pool.submit(prepare, world, seed).result()
             for job in as_completed(pool.submit(run, *one, options.folder, steps) for one in todo):
                 records.add(job.result())
                 log(" ".join(str(job.result()[key]) for key in ("world", "seed", "method", "seconds")))

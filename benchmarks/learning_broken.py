@@ -5,8 +5,8 @@
     python benchmarks/learning_broken.py mask       # gradients on observation tokens, none on the agent's
     python benchmarks/learning_broken.py ratings    # each batch's scores rate its prompts in another order
 
-Six minutes each on a free core; the runs share the warm starts of `none` once it has run. Ends with an error if the
-broken part goes unnoticed, or if `none` has a problem. The problems that it finds are recorded.
+Ends with an error if the broken part goes unnoticed, or if `none` has a problem. The problems that it finds are
+recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,10 +96,7 @@ def main() -> None:
     for run in RUNS:
         # The demo has no ratings, so that broken ratings do not change it.
         folder = options.folder / ("none" if (options.what, run) == ("ratings", "demo") else name) / run
-        warm = options.folder / "none" / run / "warm_start"
         if not (folder / "summary.json").exists():
-            if warm.exists() and not (folder / "warm_start").exists():
-                shutil.copytree(warm, folder / "warm_start")
             command = [sys.executable, __file__, options.what, "--folder", str(options.folder), "--run", run]
             command += ["--seed", str(options.seed)]
             subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lab import DEMO, RECORDS, Records, ask, correct, log, quiet, settings, share, train
+from lab import DEMO, DEMO_STEPS, RECORDS, Records, ask, correct, log, quiet, settings, share, train
 from prompt_r1_tables import AGENTS, AWAY, HOME, NOBODY, REWORDED, results, transfer
 
 from agentic_prompting import AgentSpec, LLMEnvironment, PromptR1Config, PromptR1Trainer, exact_match
@@ -82,13 +82,13 @@ class Run:
         seed (`int`): The seed of split, weights, traces, oracle, training and evaluation.
         by (`str`): The unit that is held out, `country` or `question`; see [`prepare_sandbox`].
         folder (`Path`): The folder of its agents.
-        max_steps (`int`, *optional*): GRPO steps; by default the file's.
+        max_steps (`int`, *optional*, defaults to `40`): GRPO steps.
     """
 
     seed: int
     by: Literal["country", "question"]
     folder: Path
-    max_steps: int | None = None
+    max_steps: int = DEMO_STEPS
 
     def __post_init__(self) -> None:
         with redirect_stdout(io.StringIO()):
@@ -109,8 +109,8 @@ class Run:
             return self.sandbox.model if name == "sft" else folder
         changes = dict(TRAININGS[name])
         reward, started = changes.pop("reward", None), time.perf_counter()
-        steps = {"max_steps": self.max_steps} if self.max_steps else {}
-        args = PromptR1Config(**settings(DEMO, output_dir=str(folder), seed=self.seed, **changes | steps))
+        changes["max_steps"] = self.max_steps
+        args = PromptR1Config(**settings(DEMO, output_dir=str(folder), seed=self.seed, **changes))
         environment = self.environment(NOBODY if name.startswith("alone") else HOME)
         trainer = train(PromptR1Trainer, args, self.sandbox, environment, reward_funcs=reward)
         trainer.save_model(str(folder))
@@ -148,7 +148,7 @@ def outcome_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     }
 
 
-def run_all(seeds: Sequence[int], folder: Path, records: Records, max_steps: int | None) -> None:
+def run_all(seeds: Sequence[int], folder: Path, records: Records, max_steps: int) -> None:
     """Run what is not recorded: for each seed the protocol's settings, then the old split, then the rest."""
     keys = ("by", "seed", "agent", "environment", "turns_allowed")
     for by, chosen in (("country", FIRST), ("question", OLD_SPLIT), ("country", LAST)):
@@ -174,7 +174,7 @@ def main() -> None:
     folder = options.folder / "quick" if options.quick else options.folder
     records = Records(options.records or (folder if options.quick else RECORDS) / "prompt_r1.jsonl.gz")
     seeds = options.seeds or ((TUNING_SEED,) if options.quick else SEEDS)
-    run_all(seeds, folder, records, QUICK_STEPS if options.quick else None)
+    run_all(seeds, folder, records, QUICK_STEPS if options.quick else DEMO_STEPS)
     found = records.read()
     print(
         "Prompt-R1 in the sandbox (a tiny policy and a scripted oracle; says nothing about real models)\n\n"

@@ -69,7 +69,7 @@ class Models:
         return Answer(text, 1, _words(prompt, question) + len(text.split(" ")))  # as the model counts its own usage
 
     def ask(self, role: str, **values: str) -> Answer:
-        from agentic_prompting.rollout.spec import fill
+        from agentic_prompting.llm import fill
 
         system, request = self.words.role(role), fill(getattr(self.words, role), **values)
         text = self.models[role].reply([{"role": "system", "content": system}, {"role": "user", "content": request}])
@@ -77,7 +77,7 @@ class Models:
 
     def remarked(self, prompt: str, remarks: str) -> str:
         """The prompt with advice added for the remarks."""
-        from agentic_prompting.rollout.spec import fill
+        from agentic_prompting.llm import fill
 
         request = fill(self.words.optimizer, prompt=prompt, feedback=remarks)
         text = self.reader.reply([{"role": "user", "content": request}])

@@ -237,7 +237,7 @@ def base_exceptions() -> dict[str, int]:
 
 
 def lead_kills(size: Size, folder: Path, policy: Path) -> dict[str, int]:
-    """Runs that play a step ahead, killed and resumed: `lost` replies were paid and learnt from by nobody."""
+    """Runs that play a step ahead, killed and resumed: replies that were paid for and lost are counted in `lost`."""
     from async_training import kills
 
     (folder / "lead").mkdir(exist_ok=True)

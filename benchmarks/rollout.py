@@ -39,6 +39,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from agentic_prompting.llm import gather
 from agentic_prompting.rollout import (
     ChatFormat,
     Engine,
@@ -49,7 +50,6 @@ from agentic_prompting.rollout import (
     Sample,
     SampleRequest,
     TagGrammar,
-    gather,
     play_all,
     run_with_engine,
 )

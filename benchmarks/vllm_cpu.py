@@ -43,9 +43,10 @@ from peft import LoraConfig, get_peft_model  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from agentic_prompting import PromptR1Config  # noqa: E402
+from agentic_prompting.llm import gather  # noqa: E402
 from agentic_prompting.llm.loop import run  # noqa: E402
 from agentic_prompting.local import Sampling  # noqa: E402
-from agentic_prompting.rollout import Limits, Sample, SampleRequest, gather, play_all  # noqa: E402
+from agentic_prompting.rollout import Limits, Sample, SampleRequest, play_all  # noqa: E402
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy  # noqa: E402
 from agentic_prompting.trainers.policies.vllm_client import servers_of  # noqa: E402
 from agentic_prompting.trainers.policies.weight_sync import Adapters  # noqa: E402

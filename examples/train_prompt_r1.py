@@ -5,7 +5,7 @@
         --config examples/configs/qwen3_4b.yaml --environment_model gpt-4o-mini --budget_usd 200
 
 Every option of `PromptR1Config`, TRL's `ModelConfig` and the script's own `ScriptArguments` can stand in the YAML file
-or on the command line, where it wins; `--help` shows all. The program itself is
+or on the command line, where it wins; `--help` shows ours, `--help-all` all. The program itself is
 `agentic_prompting/cli/programs.py`: copy that file to begin a program of your own. Where the package is
 installed, `agentic-prompting train prompt-r1 --config ...` runs the same.
 

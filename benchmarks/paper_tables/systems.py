@@ -12,10 +12,9 @@ from typing import Any, cast
 
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.evaluation import AgentSystem, EvaluationTask, PromptedSystem, ProRefineSystem, System
-from agentic_prompting.evaluation.harness import digest
 from agentic_prompting.evaluation.systems import Row
 from agentic_prompting.llm import ChatModel, OpenAIChat, ReplayCache
-from agentic_prompting.records import atomic_write
+from agentic_prompting.records import atomic_write, digest
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner, Query, Verifier
 from agentic_prompting.rewards import AccuracyJudge, exact_match, integer_match, letter_match, word_sorting_match
 from agentic_prompting.rollout import SPEC_FILE, AgentSpec, prompt_r1_template

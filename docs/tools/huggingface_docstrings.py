@@ -1,7 +1,9 @@
 """Docstrings in the Hugging Face format, for griffe, which reads Google's. Used by `mkdocs.yml`, not by the package.
 
-The two differ in three places: types stand in backticks with `*optional*, defaults to ...` behind them (griffe takes
-the default from the signature), errors and results too, and objects are named as [`Name`].
+A setting of a dataclass, `_setting(5, "...")`, is shown as its value, 5.
+
+The two formats differ in three places: types stand in backticks with `*optional*, defaults to ...` behind them (griffe
+takes the default from the signature), errors and results too, and objects are named as [`Name`].
 """
 
 from __future__ import annotations
@@ -54,9 +56,20 @@ def _rewrite(thing: griffe.Object, pages: dict[str, str]) -> None:
         thing.del_member(name)
     if thing.docstring is not None:
         thing.docstring.value = google(thing.docstring.value, pages)
+    if isinstance(thing, griffe.Attribute):
+        thing.value = _value(thing.value)
+    for parameter in thing.parameters if isinstance(thing, griffe.Function) else ():
+        parameter.default = _value(parameter.default)
     for member in thing.members.values():
         if isinstance(member, griffe.Object):
             _rewrite(member, pages)
+
+
+def _value(default: Any) -> Any:
+    """The value in a call of `_setting` or `setting`; any other default as it is."""
+    if isinstance(default, griffe.ExprCall) and str(default.function).endswith("setting"):
+        return default.arguments[0]
+    return default
 
 
 def google(text: str, pages: dict[str, str]) -> str:

@@ -27,13 +27,12 @@ import numpy as np
 from datasets import Dataset
 
 from agentic_prompting.environments import as_environment
-from agentic_prompting.llm import start
+from agentic_prompting.llm import gather, start
 from agentic_prompting.rollout import (
     AgentSpec,
     Policy,
     Rollout,
     RolloutFacts,
-    gather,
     play,
     rollout_metrics,
     rollout_seed,

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from agentic_prompting.interop import Dialogue
-from agentic_prompting.llm import LLMError, ServerFailed, TimedOut, Unreachable
-from agentic_prompting.llm.loop import background_loop, run
+from agentic_prompting.llm import LLMError, ServerFailed, TimedOut, Unreachable, gather
+from agentic_prompting.llm.loop import background_loop, on_background_thread, run, start
 from agentic_prompting.llm.masking import mask_secrets
-from agentic_prompting.rollout import Observation, Rollout, gather
+from agentic_prompting.rollout import Observation, Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,9 @@ class VerifiersTasks:
 
     async def reward(self, rollout: Sequence[Rollout], **columns: Any) -> list[float | None]:
         """For a trainer's `reward_funcs`: the task's own reward; `None` where something outside the agent failed."""
-        return await gather(map(self._reward, rollout))
+        scored = gather(map(self._reward, rollout))
+        # A trainer awaits rewards on a loop of TRL's, and the other process belongs to ours.
+        return await (scored if on_background_thread() else asyncio.wrap_future(start(scored)))
 
     async def _reward(self, rollout: Rollout) -> float | None:
         episode = rollout.row["environments"]

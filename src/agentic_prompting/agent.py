@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .llm import Message, run
+from .llm import Message, run, start
 from .local import Sampling, context_length, end_of_turn_tokens, local_policy
 from .refine import ProRefiner
 from .rollout import (
@@ -19,6 +20,7 @@ from .rollout import (
     SampleRequest,
     TextFormat,
     as_environment,
+    play,
     play_all,
     reset_rows,
     rollout_seed,
@@ -167,7 +169,7 @@ class PromptAgent:
         return self._environment is not None and self._environment.play_episode is not None
 
     def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
-        """Answer one question.
+        """Answer one question, and wait for it; in `async` code: `await agent.aanswer(...)`.
 
         With a `refiner` the agent's system prompt is first refined for this question; the agent then answers under the
         refined prompt, in its environment. The refiner's own task model writes the partial answers and has no
@@ -187,6 +189,18 @@ class PromptAgent:
         Raises:
             `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers.
         """
+        return self.answer_all([self._row(question, refiner)], seed=seed, progress=False)[0]
+
+    async def aanswer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
+        """[`PromptAgent.answer`] for `async` code. Answers that are awaited together share batches."""
+        row = await asyncio.to_thread(self._row, question, refiner)
+        (row,) = await asyncio.wrap_future(start(self._reset([row])))
+        rollout = self._rollout(row, rollout_seed(seed, 0))
+        played = play(rollout, self.policy, self.environment, self.chat_format, self.limits)
+        await asyncio.wrap_future(start(played))
+        return rollout
+
+    def _row(self, question: str, refiner: ProRefiner | None) -> dict[str, Any]:
         row: dict[str, Any] = {"question": question}
         if refiner is not None:
             if not self.spec.system_prompt:
@@ -195,7 +209,7 @@ class PromptAgent:
                     "To give it one all the same, pass a spec with system_prompt"
                 )
             row["refinement"] = refiner.refine(self.spec.system_prompt, question)
-        return self.answer_all([row], seed=seed, progress=False)[0]
+        return row
 
     def answer_all(
         self, questions: Sequence[str | Mapping[str, Any]], seed: int = 0, progress: bool = True
@@ -213,17 +227,20 @@ class PromptAgent:
             `list[Rollout]`: In the order of the questions. A failed one has its `error` set; none raises.
         """
         rows = [{"question": question} if isinstance(question, str) else dict(question) for question in questions]
-        if self.environment is not None and self.environment.has_reset:
-            rows = run(reset_rows(self.environment, [{**row, "prompt": self._messages(row)} for row in rows]))
-        elif self._plays_itself:  # a program finds the system prompt there
-            rows = [{**row, "prompt": self._messages(row)} for row in rows]
-        rollouts = [
-            Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=rollout_seed(seed, i))
-            for i, row in enumerate(rows)
-        ]
+        rows = run(self._reset(rows))
+        rollouts = [self._rollout(row, rollout_seed(seed, i)) for i, row in enumerate(rows)]
         with progress_of(len(rows), "answers", shown=progress) as bar:
             play_all(rollouts, self.policy, self.environment, self.chat_format, self.limits, lambda _: bar.update())
         return rollouts
+
+    async def _reset(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if self.environment is None or not (self.environment.has_reset or self._plays_itself):
+            return rows
+        rows = [{**row, "prompt": self._messages(row)} for row in rows]  # a program finds the system prompt there
+        return await reset_rows(self.environment, rows)
+
+    def _rollout(self, row: dict[str, Any], seed: int) -> Rollout:
+        return Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=seed)
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:
         refined = row.get("refinement")

@@ -2,25 +2,23 @@
 and the lock of those that only one process may write.
 
 In the topmost room, so that every room can use it. A process that is killed while it appends leaves half a line;
-readers skip it, and the next append removes it. A compressed file (`.gz`) grows by a gzip member each time, so that all
-before a torn one can be read.
+readers skip it, and the next append removes it.
 """
 
 from __future__ import annotations
 
 import atexit
-import gzip
+import hashlib
 import json
 import logging
 import os
 import sqlite3
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from weakref import WeakSet
 
 from filelock import FileLock, Timeout
@@ -33,6 +31,12 @@ _AGAIN_SECONDS = 5.0  # until a shared file out of reach is tried again
 _SHARED: WeakSet[SharedFile] = WeakSet()
 
 
+def only_a_folder(name: str) -> bool:
+    """Whether a model's name can only be a folder. A hub id has one slash, and its first part is no folder here."""
+    sure = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
+    return "/" in name and (sure or Path(name).parent.is_dir())
+
+
 def atomic_write(path: str | Path, content: str | bytes) -> None:
     """Write `content` to `path` (text in UTF-8), all or nothing: a crash in the middle leaves what was there before."""
     path = Path(path)
@@ -42,6 +46,11 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
     os.replace(temporary, path)
 
 
+def digest(settings: Any) -> str:
+    """16 hexadecimal digits that change with any of the settings: whether a file of results may be continued."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
 @contextmanager
 def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
     """Within it no other process writes `path`, a file or something of a folder. Enter it before anything is touched.
@@ -49,7 +58,7 @@ def only_writer(path: str | Path, busy: str = "") -> Iterator[None]:
     The lock, `<path>.lock`, is the system's: it ends with the process, and a file left behind locks nothing.
 
     Args:
-        path (`str` or `Path`): What is written.
+        path (`str` or `Path`): The file or folder.
         busy (`str`, *optional*): The error's words, if others fit better.
 
     Raises:
@@ -75,7 +84,7 @@ class RecordFile:
     """JSON Lines that a crash cannot spoil. For one writer at a time; iterate over it to read the records.
 
     Args:
-        path (`str` or `Path`): The file, compressed if it ends in `.gz`; made, with its folders, by the first record.
+        path (`str` or `Path`): The file; made, with its folders, by the first record.
         sync (`bool`, *optional*, defaults to `False`): [`RecordFile.append`] returns when the records are on the disk,
             so that they survive a power failure.
     """
@@ -93,7 +102,7 @@ class RecordFile:
             self._mend()
         self._mended = False  # until these are there whole: a full disk tears a line as a kill does
         with self.path.open("ab") as file:
-            file.write(self._packed(lines))
+            file.write(lines)
             if self.sync:
                 file.flush()
                 os.fsync(file.fileno())
@@ -108,7 +117,7 @@ class RecordFile:
         records = list(self)
         kept = [record for record in records if wanted(record)]
         if len(kept) < len(records):
-            atomic_write(self.path, self._packed(b"".join(map(_line, kept))))
+            atomic_write(self.path, b"".join(map(_line, kept)))
         return kept
 
     def __iter__(self) -> Iterator[Record]:
@@ -117,11 +126,8 @@ class RecordFile:
         Raises:
             `ValueError`: A line that was written to its end is no JSON object; names file and line.
         """
-        number = 0
-        for text, _ in self._whole():
-            for line in text.split(b"\n")[:-1]:  # not `splitlines`: texts may hold other line separators
-                number += 1
-                yield self._record(line, number)
+        for number, line in enumerate(self._whole_lines(), start=1):
+            yield self._record(line, number)
 
     def _record(self, line: bytes, number: int) -> Record:
         try:
@@ -132,14 +138,16 @@ class RecordFile:
             raise ValueError(f"{self.path}, line {number} is no record: it holds a {type(record).__name__}")
         return record
 
-    def _whole(self) -> Iterator[tuple[bytes, int]]:
-        """The whole lines of the file, in pieces, each with its end position."""
+    def _whole_lines(self) -> Iterator[bytes]:
+        """The lines that were written to their ends."""
         if not self.path.exists():
             return
         end, size = 0, self.path.stat().st_size  # measured first: a run that is being watched writes on
         with self.path.open("rb") as file:
-            for text, end in (_members if self.path.suffix == ".gz" else _lines)(file):
-                yield text, end
+            for line in file:  # of bytes, which are split at \n alone: texts may hold other line separators
+                if line.endswith(b"\n"):
+                    end += len(line)
+                    yield line
         if (lost := size - end) > 0:
             logger.warning("%s: skipped the last %d bytes, cut off while being written", self.path, lost)
 
@@ -147,42 +155,13 @@ class RecordFile:
         """Remove a torn end: a record appended to it would be lost with it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists():
-            os.truncate(self.path, max((end for _, end in self._whole()), default=0))
+            os.truncate(self.path, sum(map(len, self._whole_lines())))
         self._mended = True
-
-    def _packed(self, lines: bytes) -> bytes:
-        return gzip.compress(lines, compresslevel=6) if self.path.suffix == ".gz" else lines
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
     # A lone surrogate has no UTF-8; written as its backslash form it is JSON's own escape for it.
     return json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    end = 0
-    for line in file:  # of bytes, which are split at \n alone
-        if not line.endswith(b"\n"):
-            return
-        end += len(line)
-        yield line, end
-
-
-def _members(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Complete gzip members, each of which was written at once."""
-    data = b""
-    while True:
-        member, text = zlib.decompressobj(wbits=31), b""
-        while not member.eof:
-            data = data or file.read(2**16)
-            if not data:
-                return
-            try:
-                text += member.decompress(data)
-            except zlib.error:
-                return
-            data = member.unused_data
-        yield text, file.tell() - len(data)
 
 
 class SharedFile:

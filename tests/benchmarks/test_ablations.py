@@ -95,7 +95,7 @@ def test_the_first_paragraph_says_no_more_than_its_seeds_do(old, said):
 
 def test_every_changed_number_of_the_training_comes_from_the_sandbox_config():
     config = yaml.safe_load(DEMO.read_text())
-    assert config.pop("sandbox") is True
+    assert config.pop("sandbox") is True and config.pop("share_replies") == "step"
     fields = set(sandbox.PromptR1Config.__dataclass_fields__)
     assert set(config) <= fields, "the script passes all of it to PromptR1Config"
     assert all(set(changes) - {"reward"} <= fields for changes in sandbox.TRAININGS.values())

@@ -1,5 +1,7 @@
 """The `agentic-prompting` command: one surface over all sub-commands, `demo`, `train`, `ask`, `evolve`, and Ctrl-C."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -17,6 +19,7 @@ import typer
 
 from agentic_prompting.cli import COMMANDS, app
 from agentic_prompting.cli.train import EXAMPLES as PACKAGED, launch
+from agentic_prompting.llm import LLMError
 from support.servers import Answer, LoopbackServer, unused_url
 
 ROOT = Path(__file__).parents[2]
@@ -133,8 +136,12 @@ def launched(monkeypatch):
 
 def test_the_package_has_the_examples_configurations():
     """The wheel has no examples/: those of training are in the package, too, the same ones. Tables need a clone."""
-    ours = {path.relative_to(EXAMPLES): path.read_bytes() for path in EXAMPLES.rglob("*.yaml")}
-    packaged = {path.relative_to(PACKAGED): path.read_bytes() for path in PACKAGED.rglob("*.yaml")}
+    ours = {
+        path.relative_to(EXAMPLES): path.read_bytes()
+        for path in EXAMPLES.rglob("*.*")
+        if path.suffix in (".yaml", ".json")
+    }
+    packaged = {path.relative_to(PACKAGED): path.read_bytes() for path in PACKAGED.rglob("*.*")}
     assert packaged == {path: text for path, text in ours.items() if not path.name.startswith("eval_")}
 
 
@@ -166,12 +173,11 @@ def test_the_demos_threads_do_not_spin(run, launched, tmp_path, monkeypatch):
 
 
 def test_an_interrupted_demo_goes_on_and_a_finished_one_is_kept(run, launched, tmp_path):
-    for step in (7, 12):
-        (tmp_path / f"checkpoint-{step}").mkdir()
+    (tmp_path / "checkpoint-7").mkdir()
     launched.status = 130
     status, out, _ = run("demo", "--output-dir", tmp_path)
     assert (status, out) == (130, "")
-    assert launched.calls[0][1][-2:] == ["--resume_from_checkpoint", str(tmp_path / "checkpoint-12")]
+    assert launched.calls[0][1][-2:] == ["--resume_from_checkpoint", "true"]
     (tmp_path / "summary.json").write_text("{}")
     status, _, err = run("demo", "--output-dir", tmp_path)
     assert status == 2 and f"agentic-prompting report {tmp_path}" in err and len(launched.calls) == 1
@@ -319,7 +325,8 @@ def test_signals_while_training(tmp_path, monkeypatch, capfd):
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (ValueError("no such thing"), "ValueError: no such thing", ""),
+        (ValueError("no such\nthing"), 2, "agentic-prompting: no such thing (FILE:LINE in fail)\n"),
+        (LLMError("gone"), 1, "agentic-prompting: gone (FILE:LINE in fail)\n"),
         (KeyboardInterrupt("go on with --x"), 130, "go on with --x\n"),
         (KeyboardInterrupt(), 130, "interrupted; what is not in a checkpoint is lost\n"),
     ],
@@ -332,6 +339,8 @@ def test_programs_end_with_a_line_and_a_status(capsys, error, status, said):
 
     with pytest.raises(SystemExit) as stopped:
         run_script(fail)
+    line = fail.__code__.co_firstlineno + 1
+    said = said.replace("FILE", __file__).replace("LINE", str(line))  # the place in code of the user's
     assert stopped.value.code == status and capsys.readouterr().err == said
 
 
@@ -417,11 +426,12 @@ def test_evolve_through_endpoints(run, tmp_path):
                      "--problems-per-step", 2, "--num-generations", 1, "--output-dir", tmp_path / "out"]  # fmt: skip
         status, out, _ = run("evolve", *arguments, "--initial-prompt", "Think.", "--json")
         found = json.loads(out)
-        assert status == 0 and found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
+        assert status == 3, "one attempt each, nothing to compare: nothing was learned"
+        assert found["prompt"].startswith("Think.") and found["usage"]["policy"]["prompt_tokens"] > 0
         assert (tmp_path / "out" / "system_prompt.txt").read_text().startswith("Think.")
         status, out, _ = run("evolve", *arguments[:-2], "--steps", 2, "--output-dir", tmp_path / "out",
                              "--initial-prompt", "Think.")  # fmt: skip
-        assert status == 0 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
+        assert status == 3 and "step 1:" in out and "step 0:" not in out, "a stopped run goes on"
 
 
 def test_evolve_needs_models(run):
@@ -485,10 +495,12 @@ def refused(method, *arguments):
     """The line with which a training program ends."""
     from agentic_prompting.cli import programs
 
-    with pytest.raises(SystemExit) as ended:
+    err = io.StringIO()
+    with pytest.raises(SystemExit) as ended, contextlib.redirect_stderr(err):
         programs.run_script(lambda: programs.main(method, [str(word) for word in arguments]))
-    assert isinstance(ended.value.code, str) and "\n" not in ended.value.code
-    return ended.value.code
+    *_, line = err.getvalue().splitlines()
+    assert ended.value.code in (1, 2) and line.startswith("agentic-prompting: ")
+    return line.removeprefix("agentic-prompting: ")
 
 
 ON_A_CPU = ["--use_cpu", "true", "--bf16", "false"]
@@ -544,7 +556,7 @@ def test_without_a_hub_a_model_is_missed_at_once(run, no_hub, nothing_is_fetched
     with LoopbackServer(lambda body, n: "ok") as server:
         asked = ["--environment_model", "m", "--environment_base_url", server.base_url, "--output_dir", tmp_path]
         said = refused("prompt-r1", *asked, *ON_A_CPU, "--model_name_or_path", "Qwen/Qwen3-4B", "--task", "gsm8k")
-    assert said.startswith("ValueError: Qwen/Qwen3-4B is no folder here, and the hub cannot be reached")
+    assert said.startswith("Qwen/Qwen3-4B is no folder here, and the hub cannot be reached")
     capsys.readouterr()
     status, _, err = run("ask", QUESTION, "--run", "me/my-agent", "--sandbox")
     assert status == 2 and err.startswith("agentic-prompting: me/my-agent is no folder here") and err.count("\n") == 1
@@ -599,7 +611,7 @@ def test_rows_of_ones_own_are_a_file_and_its_columns(run, own_rows, tmp_path):
         models = ["--policy-model", "small", "--reference-model", "large", "--steps", 1, "--num-generations", 1]
         where = ["--problems-per-step", 2, "--output-dir", tmp_path / "out", "--json"]
         status, _, err = run("evolve", *urls, *models, *own_rows, *where)
-        assert status == 0, err
+        assert status == 3 and "no two attempts differ" in err
         questions = {body["messages"][-1]["content"] for body in server.requests if body["model"] == "small"}
     assert questions == {"Where is Rome?", "What is 2 + 2?"}
 
@@ -623,7 +635,7 @@ def test_training_takes_them_too(own_rows, tmp_path):
     asked = ["--environment_model", "m", "--environment_base_url", unused_url(), "--check_environment", "false"]
     wrong = [word if word != own_rows[3] else "request" for word in common]
     assert "columns=request is not of the form" in refused("prompt-r1", *wrong, *asked)
-    assert "leave one of them out" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
+    assert "leave out --dataset" in refused("prompt-r1", *common, *asked, "--sandbox", "true")
 
 
 def test_data_that_cannot_be_had_are_one_line(monkeypatch, tmp_path):
@@ -664,16 +676,109 @@ def made():
     return Calculator()
 
 
+def silent(rollout):
+    return None
+
+
 twelve = 12
+'''
+
+TOOLS = '''
+from agentic_prompting.interop import ToolEnvironment, TRLEnvironment
+
+
+def stock(part: str, shelf: int = 0) -> str:
+    """How many of a part there are.
+
+    Args:
+        part: Its name.
+        shelf: Its shelf.
+    """
+    return f"12 of {part}"
+
+
+def picky(colour: str, count: int) -> str:
+    """Refuses everything.
+
+    Args:
+        colour: One of two. (choices: ["red", "blue"])
+        count: How many.
+    """
+    raise KeyError(f"no {colour} {count}")
+
+
+class Till:
+    """A till with a state of its own."""
+
+    def reset(self, **row):
+        self.sum = 0
+
+    def add(self, amount: int) -> str:
+        """Adds an amount.
+
+        Args:
+            amount: In cents.
+        """
+        self.sum += amount
+        return f"the sum is {self.sum}"
+
+
+def tools():
+    return ToolEnvironment([stock, picky])
+
+
+def only_picky():
+    return ToolEnvironment([picky])
+
+
+def till():
+    return TRLEnvironment(Till)
 '''
 
 
 @pytest.fixture
 def sums(tmp_path, monkeypatch):
     (tmp_path / "own_sums.py").write_text(SUMS)
+    (tmp_path / "own_tools.py").write_text(TOOLS)
     (tmp_path / "rows.jsonl").write_text('{"question": "what is 17 plus 4 ?", "answers": ["21"]}\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "own_sums", raising=False)
+    monkeypatch.delitem(sys.modules, "own_tools", raising=False)
+
+
+def test_check_env_calls_each_tool_by_itself_and_shows_the_schemas(run, sums):
+    status, out, err = run("check-env", "own_tools:tools", "--dataset", "rows.jsonl")
+    assert (status, err) == (0, "")
+    assert 'tool           {"name": "stock", "description": "How many of a part there are.", "parameters": {' in out
+    assert 'agent asks     {"name": "stock", "arguments": {"part": "what is 17 plus 4 ?"}}' in out
+    assert "environment    12 of what is 17 plus 4 ?" in out
+    assert 'agent asks     {"name": "picky", "arguments": {"colour": "red", "count": 1}}' in out
+    assert "3 episodes: 2 replies, 1 error, the slowest" in out, "what is an error is no reply"
+
+
+def test_check_env_takes_a_call_as_request(run, sums):
+    call = '{"name": "stock", "arguments": {"part": "p7"}}'
+    status, out, _ = run("check-env", "own_tools:tools", "--request", call)
+    assert status == 0 and out.count("environment    12 of p7") == 3 and "3 episodes: 3 replies, the slowest" in out
+
+
+def test_check_env_begins_each_episode(run, sums):
+    """What a `reset` makes is there when a tool is called."""
+    call = '{"name": "add", "arguments": {"amount": 5}}'
+    status, out, err = run("check-env", "own_tools:till", "--request", call, "--request", call)
+    assert status == 0, err
+    assert out.count("the sum is 5") == 3 and out.count("the sum is 10") == 3
+
+
+def test_check_env_says_that_nothing_was_asked_or_every_call_failed(run, sums, asking_policy):
+    status, out, err = run("check-env", "own_tools:only_picky")
+    assert status == 1 and err.count("\n") == 1 and "KeyError" in err and "give one that works: --request" in err
+    status, out, err = run("check-env", "own_tools:tools", "--request", "what is 2 plus 2 ?")
+    assert status == 1 and "a call must be" in err
+    status, out, _ = run("check-env", "own_tools:tools", "--model", asking_policy)
+    assert status == 0 and "no tool was called" in out
+    status, out, _ = run("check-env", "own_sums:silent")
+    assert status == 0 and "3 episodes: no reply" in out, "the environment ended each episode"
 
 
 @pytest.mark.parametrize("name", ["own_sums:Calculator", "own_sums.py:made"])
@@ -681,7 +786,7 @@ def test_check_env_plays_three_episodes_and_shows_them(run, sums, name):
     status, out, err = run("check-env", name, "--dataset", "rows.jsonl")
     assert (status, err) == (0, "")
     assert out.count("agent asks     what is 17 plus 4 ?") == 3 and out.count("environment    the sum is 21 .") == 3
-    assert "3 episodes: 3 answered" in out and "what training would show the agent" in out
+    assert "3 episodes: 3 replies, the slowest" in out and "what training would show the agent" in out
     found = json.loads(run("check-env", name, "--dataset", "rows.jsonl", "--json", "--request", "1 and 2")[1])
     assert [one["observations"][0]["text"] for one in found["episodes"]] == ["the sum is 3 ."] * 3
 
@@ -707,7 +812,7 @@ def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy):
     ("name", "status", "message"),
     [
         ("own_sums:broken", 1, "KeyError: 'no such tool'"),
-        ("own_sums:wrong", 1, "step must return an Observation, a str or None, not int"),
+        ("own_sums:wrong", 1, "own_sums.py:14) must return an Observation, a str or None, not int"),
         ("own_sums:twelve", 2, "environment has no step(rollout) to call: int"),
         ("own_sums:Calculatr", 2, "own_sums has no Calculatr; did you mean Calculator?"),
         ("nowhere_at_all:x", 2, "no module nowhere_at_all"),

@@ -219,7 +219,9 @@ def test_7_a_value_that_is_refused(doctor, config):
     _, found = doctor("--config", config(max_turns=0))
     assert "max_turns must be at least 1" in problem(found, "values")["says"]
     _, found = doctor("--config", config(max_steps="many"))
-    assert "invalid int value: 'many'" in problem(found, "values")["says"]
+    assert "max_steps: 'many' is no integer" in problem(found, "options")["says"]
+    _, found = doctor("--config", config(reward={"mine": 1}))
+    assert "reward: \"{'mine': 1}\" is no array or string" in problem(found, "options")["says"]
 
 
 def test_7_no_yaml(doctor, tmp_path):

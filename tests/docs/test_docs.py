@@ -52,11 +52,14 @@ def world(monkeypatch, tmp_path, tiny_policy):
     ids=name_of,
 )
 def test_python_of_a_page_runs(page, world):
-    """From the first block to the last, in one namespace, as a reader who follows the page would."""
-    names = {"__name__": "__main__"}
+    """From the first block to the last, in one namespace, as a reader who follows the page would; and every function of
+    the page is called."""
+    names, called = {"__name__": "__main__"}, set()
     for block in BLOCKS[page]:
         if block.runs:
-            block.run(names, world)
+            block.run(names, world, called)
+    there = {name for block in BLOCKS[page] if block.runs for name in block.functions()}
+    assert there <= called, f"functions of the page that nothing calls: {sorted(there - called)}"
 
 
 @pytest.mark.parametrize("block", [block for block in DOCSTRINGS if block.runs], ids=lambda one: one.where)
@@ -166,16 +169,28 @@ def test_messages_of_the_troubleshooting_page_are_the_codes():
     assert not gone
 
 
-def test_readmes_first_screen():
-    """What it is for, own data to report in a dozen lines, a picture: before the first heading."""
+def test_a_reader_of_the_readme_decides_in_a_minute():
+    """Before the first heading: the purpose in three sentences, a picture, two commands, what was not measured. Then
+    own data to report in a dozen lines, and five figures."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    screen = text[: text.index("\n## ")]
-    (code,) = [one.code for one in blocks_of(screen, "README.md") if one.shown]
+    screen, _, rest = text.partition("\n## ")
+    assert text.count("\n") <= 120 and screen.count("\n") <= 24
+    assert screen.count("](docs/images/") == 1 and len(screen.split("\n\n")[1].split(". ")) <= 3
+    (shell,) = [one.code for one in blocks_of(screen, "README.md") if one.shown]
+    assert len([line for line in shell.splitlines() if not line.startswith("git clone")]) == 2
+    assert re.search(r"\*\*Not measured\*\*: [^.]*\bGPU\b[^.]*\breal large LLM\b", " ".join(screen.split()))
+    code = next(one.code for one in blocks_of(rest, "README.md") if one.shown and one.language == "python")
     assert all(word in code for word in ("load_task(", "trainer.train()", "write_report(")) and code.count("\n") <= 12
-    assert screen.count("](docs/images/") == 1 and len(screen.split("```")[0].split("\n\n")[1].split(". ")) <= 3
+    figures = rest.partition("<!-- recomputed: speed.five -->")[2].partition("<!-- /")[0]
+    assert figures.count("\n| ") == 6 and "HF_HUB_DISABLE_TELEMETRY=1" in text
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+def test_a_missed_target_is_explained_below_its_table(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
     wanting = [line.split("|")[1].split(" (`")[0].strip() for line in text.splitlines() if line.endswith("| no |")]
     below = text[text.rindex("| no |") if wanting else 0 :]
-    assert all(" ".join(one.split(",")[0].split()) in below for one in wanting), "each of them explained below"
+    assert all(" ".join(one.split(",")[0].split()) in below for one in wanting)
 
 
 # The tutorial ---------------------------------------------------------------------------------------------------------
@@ -240,6 +255,8 @@ def test_the_reference_has_what_readers_call():
         names |= {one.name for one in inside}
         waiting += inside
     assert {"MultiTurnGRPOConfig", "limits", "__call__"} < names and "__getstate__" not in names
+    settings = package["trainers.config.MultiTurnGRPOConfig"]
+    assert (str(settings["max_turns"].value), str(settings["vllm_sync"].value)) == ("5", "'nccl'")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert "ruff" in next(line for line in project.splitlines() if line.startswith("docs = "))
 

@@ -17,6 +17,7 @@ from agentic_prompting.evolution import (
 )
 from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, ScriptedChat, ServerFailed, start
 from agentic_prompting.rewards import AccuracyJudge, exact_match_reward
+from agentic_prompting.rollout import FreeText
 from support.evolving import ROOT, ROWS, SETTINGS, WORDS, Policy, reflect, run
 from support.misbehaving import MisbehavingServer
 
@@ -70,7 +71,7 @@ def test_every_row_once_a_pass_and_every_sample_new():
     assert not set(passes[0][1]) & set(passes[1][1])
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, caplog):
     whole = run()
     path = tmp_path / "runs" / "evolution.json"
     run(config=EvolveConfig(**{**vars(SETTINGS), "steps": 5}), checkpoint=path)
@@ -80,14 +81,16 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     assert (resumed.best, resumed.usage) == (whole.best, whole.usage)
     assert not list(path.parent.glob("*.tmp"))
     untouched = Policy()
+    assert f"goes on from {path}: 5 of 12 steps are done" in caplog.text, "said, and not in silence"
     assert run(untouched, checkpoint=path).best == whole.best
     assert untouched.calls == 0, "a finished run asks nothing"
+    assert f"{path} holds a finished run of 12 steps: raise steps= to go on" in caplog.text
     with pytest.raises(ValueError, match="began with another system prompt"):
         evolve(Policy(), Policy(), ROWS, exact_match_reward, SystemPrompt("Other."), SETTINGS, checkpoint=path)
 
 
 @pytest.mark.parametrize("role", ["policy", "reference", "judge"])
-def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role):
+def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role, caplog):
     """15 tokens a call, one at a time: 100 are reached with the seventh."""
     judge = AccuracyJudge(ScriptedChat(lambda messages: "<ACCURACY>0</ACCURACY>"))
 
@@ -118,6 +121,7 @@ def test_the_budget_of_any_role_stops_the_run_with_the_bill(tmp_path, role):
         assert len(server.requests) == 7
     assert "105 of the budget of 100 tokens are spent in all" in result.stopped
     assert result.stopped.endswith(f"Spent so far: {role} $0.0000 (105 tokens)") and "\n" not in result.stopped
+    assert f"run again, it goes on from {tmp_path / 'state.json'}" in caplog.text
 
 
 @pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: text.replace('"members"', '"Members"')])
@@ -311,11 +315,12 @@ def test_a_deterministic_policy_is_told(caplog):
     )
     assert [record.message for record in caplog.records if "evidence" in record.message] == [
         f"no evidence at step 0: {result.steps[0].note}",
-        "no step of 3 had evidence: the prompt is unchanged",
+        f"nothing was learned: no step had evidence; {result.steps[0].note}",
     ]
     untagged = ScriptedChat(lambda messages: random.choice(["a", "b"]))
     note = evolve(untagged, ScriptedChat(reflect), ROWS, exact_match_reward, ROOT, EvolveConfig(steps=1)).steps[0].note
-    assert "found no answer in any reply" in note and "FreeText()" in note
+    assert "found no answer in any reply" in note and "grammar='free'" in note
+    assert EvolveConfig(grammar="free").grammar == FreeText()
     right = lambda **columns: [1.0] * len(columns["completions"])  # noqa: E731
     note = evolve(Policy(), ScriptedChat(reflect), ROWS, right, ROOT, EvolveConfig(steps=1)).steps[0].note
     assert "every attempt at every problem got the reward 1" in note

@@ -22,7 +22,7 @@ from agentic_prompting.evolution import (
 )
 from agentic_prompting.evolution.operators import MAX_CHARS, MAX_EDITS, MAX_PROBLEMS, MAX_REFLECTIONS
 from agentic_prompting.llm import ServerFailed
-from agentic_prompting.rollout import BatchEngine
+from agentic_prompting.rollout import BatchEngine, FreeText
 from support.espl_training import EDIT, Reference, WritesBySeed, arguments, reward_by_word, trainer_for
 from support.evolving import SETTINGS, Policy, run
 from support.operators import MIXED, PROMPT, crossover, edits, mutate, problem, reference
@@ -217,6 +217,7 @@ def test_every_prompt_that_played_is_tried_in_the_end(tiny_policy, rows, tmp_pat
         train_dataset=rows,
         eval_dataset=rows,
         initial_prompt="Answer .\n[G0]. Ask first .",
+        grammar=FreeText(),
     )
     trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     trainer.train()

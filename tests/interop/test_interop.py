@@ -519,7 +519,7 @@ def test_a_trainer_takes_tools_and_classes_as_trl_does(tmp_path):
             args=MultiTurnGRPOConfig(
                 str(tmp_path / "run"), max_steps=1, per_device_train_batch_size=4, num_generations=4, use_cpu=True,
                 bf16=False, report_to="none", max_turn_tokens=8, max_turns=2, disable_tqdm=True, logging_steps=1,
-                reward_weights=reward_weights,
+                reward_weights=reward_weights, overwrite=True,
             ),
             train_dataset=rows,
             processing_class=tokenizer,

@@ -1,6 +1,7 @@
 """`examples/contrib/verifiers_tasks.py`: task sets in an interpreter of their own (`make foreign`), and against a
 stand-in for its process, which also misbehaves."""
 
+import asyncio
 import logging
 import os
 import sys
@@ -118,6 +119,13 @@ def test_stray_lines_are_skipped_and_logged(bridged, caplog):
     rollout = begun(bridged, task=0)
     assert step(bridged, rollout, "stray") is None and reward_of(bridged, rollout) == 1.0
     assert "hello" in caplog.text and "abcdef123456" not in caplog.text
+
+
+def test_a_turn_that_the_limit_kept_back_is_scored_on_another_loop_too(bridged):
+    """A trainer awaits rewards on a loop of its own."""
+    rollout = begun(bridged, task=0)
+    rollout.add_turn(Sample([1]), bridged.grammar.parse("Nairobi"))  # `max_turns=1`: no step
+    assert asyncio.run(asyncio.wait_for(bridged.reward([rollout]), 20)) == [1.0]
 
 
 def test_a_line_without_end_restarts_the_process(bridged, monkeypatch):

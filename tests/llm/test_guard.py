@@ -12,7 +12,7 @@ import types
 
 import pytest
 
-from agentic_prompting.llm import ScriptedChat, complete, loop as loop_module, run, start
+from agentic_prompting.llm import ScriptedChat, complete, gather, loop as loop_module, run, start
 from agentic_prompting.llm.guard import Escaped, call_guarded, contained, describe, guarded
 from agentic_prompting.llm.loop import LoopEnded, in_parallel, loop_error
 from agentic_prompting.rollout import (
@@ -20,7 +20,6 @@ from agentic_prompting.rollout import (
     ChatFormat,
     Sample,
     SampleRequest,
-    gather,
     play_all,
     run_with_engine,
 )

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.llm import (
     BadReply,
     BudgetExceeded,
@@ -173,9 +174,11 @@ class Awaited:
         (Awaited(), "['repeat', 'session', 'temperature']"),
         (lambda messages, **keywords: Awaited()(messages, **keywords), "['repeat', 'session', 'temperature']"),
         (lambda messages, repeat: Reply(text=f"sample {repeat}"), "sample 3"),
+        (lambda conversation: conversation[-1]["content"].upper(), "Q"),
+        (lambda turns, /, repeat, temperature=1.0: f"{repeat} at {temperature}", "3 at 0.5"),
         (ScriptedChat(["s"]), "s"),
     ],
-    ids=["function", "object", "async object", "function of an async one", "keyword", "own"],
+    ids=["function", "object", "async object", "function of an async one", "keyword", "any name", "positional", "own"],
 )
 def test_functions_and_objects_are_chat_models(model, text):
     chat = as_chat(model)
@@ -206,6 +209,25 @@ async def broken_later(messages):
 def test_what_a_function_does_wrong_is_a_failed_call(model, kind):
     reply = complete(model, "q")
     assert isinstance(reply.error, kind) and reply.text == ""
+    if kind is not RateLimited:  # its own words
+        assert model.__name__ in str(reply.error), "the error names the function"
+
+
+def test_a_function_is_a_chat_model_whatever_its_parameter_is_called():
+    for model in (lambda conversation: "x", lambda m, temperature=1.0: "x", lambda x, repeat, session: "x"):
+        assert isinstance(model, ChatModel)
+    for other in (lambda query, answer: True, lambda: "x", lambda *given: "x", print, 3):
+        assert not isinstance(other, ChatModel)
+
+
+def test_a_function_without_a_parameter_is_refused_by_name():
+    def forgot():
+        return "ok"
+
+    with pytest.raises(TypeError, match=r"forgot takes no messages: a chat model is a function of the messages"):
+        as_chat(forgot)
+    with pytest.raises(TypeError, match="forgot takes no messages"):
+        LLMEnvironment(forgot)
 
 
 def test_plain_functions_wait_side_by_side():

@@ -14,7 +14,6 @@ import torch
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     MambaConfig,
     MambaForCausalLM,
     Qwen3Config,
@@ -22,25 +21,14 @@ from transformers import (
 )
 
 from agentic_prompting import LLMEnvironment, PromptAgent, ScriptedChat
+from agentic_prompting.llm import gather
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, local_policy
-from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest, gather, read_rollouts, run_with_engine
+from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest, read_rollouts, run_with_engine
 from support.sampling import requests_for, sample
 from support.training import trainer_for
 
 SETTINGS = [Sampling(temperature=0), Sampling(), Sampling(temperature=0.7, top_p=0.9, repetition_penalty=1.3)]
 GREEDY = Sampling(temperature=0)
-
-
-@pytest.fixture(scope="module")
-def policy(tiny_policy):
-    model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
-    model.model.norm.weight.data *= 3  # a model that prefers some tokens, as a trained one does
-    return model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_policy):
-    return AutoTokenizer.from_pretrained(tiny_policy)
 
 
 def conversations(sampler, tokenizer, n=7, turns=4, late=2, seed=0):

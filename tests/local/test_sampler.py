@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentic_prompting.local import Sampling, TransformersEngine, TransformersSampler, end_of_turn_tokens
 from agentic_prompting.rollout import Sample, SampleRequest, TagGrammar
@@ -33,18 +33,6 @@ class Sampler:
         samples = [Sample(one.ids, finished=one.finished) for one in sample(self.engine, requests)]
         assert samples == (self.batches(requests) if requests else [])
         return samples
-
-
-@pytest.fixture(scope="module")
-def policy(tiny_policy):
-    model = AutoModelForCausalLM.from_pretrained(tiny_policy, dtype=torch.float32).eval()
-    model.model.norm.weight.data *= 3  # a model that prefers some tokens, as a trained one does
-    return model
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_policy):
-    return AutoTokenizer.from_pretrained(tiny_policy)
 
 
 def small_model(tokenizer, extra_rows=0, kind=Qwen3ForCausalLM):

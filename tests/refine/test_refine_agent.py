@@ -1,5 +1,6 @@
 """`PromptAgent.answer(question, refiner=…)`: the agent's system prompt is refined for one question, then it answers."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -42,6 +43,21 @@ def test_the_agent_answers_under_the_refined_prompt(agent):
     assert rollout.prompt_ids == expected != agent.answer("which country ?").prompt_ids
     assert rollout.done and rollout.ids
     assert agent.spec.system_prompt == SPEC.system_prompt  # for this question only
+
+
+def test_an_answer_can_be_awaited(agent):
+    """The same as waiting for it; several are played together."""
+
+    async def two():
+        return await asyncio.gather(agent.aanswer("which country ?", seed=3), agent.aanswer("which capital ?", seed=4))
+
+    first, second = asyncio.run(two())
+    assert (first.ids, second.ids) == (
+        agent.answer("which country ?", seed=3).ids,
+        agent.answer("which capital ?", seed=4).ids,
+    )
+    refined = asyncio.run(agent.aanswer("which country ?", refiner=refiner(Log())))
+    assert refined.row["refinement"].prompt == "find the country++" and refined.done
 
 
 def test_an_accepted_first_answer_leaves_the_prompt_alone(agent):

@@ -428,3 +428,17 @@ def test_checks_ask_each_model_once():
     with pytest.raises(ServerFailed):
         RefinedChat(checking).check()
     assert checked == ["critic"]
+
+
+def test_an_optimizer_that_writes_no_tag_is_warned_about(caplog):
+    def critic(messages):
+        return "Just be careful."
+
+    def small(messages, max_tokens=9):
+        return Reply("a b", finish_reason="length")
+
+    results = ProRefiner(small, critic, critic, max_steps=2).refine_all("Think.", ["A?", "B?"], progress=False)
+    assert [result.prompt for result in results] == ["Think.", "Think."]
+    (record,) = caplog.records
+    assert "4 of 4 replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags" in record.message
+    assert "4 no tag" in record.message

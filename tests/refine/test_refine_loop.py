@@ -5,11 +5,10 @@ import threading
 
 import pytest
 
-from agentic_prompting.llm import BudgetExceeded
+from agentic_prompting.llm import BudgetExceeded, fill
 from agentic_prompting.refine import LabelVerifier, ProRefiner, RefinementResult, RolePrompts, summarize
 from agentic_prompting.refine.templates import COMPLETE, CUT_OFF
 from agentic_prompting.rewards import exact_match
-from agentic_prompting.rollout import fill
 from support.refine_models import PROMPT, QUERY, Log, answer, critic, improve, keep, models, words
 
 ROLES = RolePrompts()
@@ -361,10 +360,31 @@ def test_settings_that_make_no_sense(options, message):
 
 
 def test_models_that_are_none():
-    with pytest.raises(TypeError, match="the optimizer model must be a ChatModel"):
+    with pytest.raises(TypeError, match="the optimizer model must be a chat model or a function .* got 'gpt-4o'"):
         ProRefiner(**{**models(Log()), "optimizer": "gpt-4o"})
+
+    def forgot():
+        return ""
+
+    with pytest.raises(TypeError, match="the feedback model: forgot takes no messages"):
+        ProRefiner(**{**models(Log()), "feedback": forgot})
     with pytest.raises(TypeError, match="verifier must be None, a ChatModel or callable"):
         ProRefiner(**models(Log()), verifier="gpt-4o")
+
+
+def test_functions_are_models_whatever_their_parameter_is_called():
+    def small(conversation):
+        return "seven"
+
+    def critic(said):
+        return "Be kind. <IMPROVED_PROMPT>Think hard.</IMPROVED_PROMPT>"
+
+    def verify(dialogue, temperature=0.0):
+        return "<ACCURACY>0</ACCURACY>"
+
+    result = ProRefiner(small, critic, critic, verify).refine("Think.", "How many?")
+    assert (result.verdict, result.prompt, result.answer) == ("wrong", "Think hard.", "seven")
+    assert ProRefiner(small, critic, critic, lambda query, answer: True).refine("Think.", "?").verdict == "right"
 
 
 def test_templates_without_their_variables():

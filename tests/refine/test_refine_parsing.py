@@ -5,10 +5,10 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
+from agentic_prompting.llm import fill
 from agentic_prompting.refine import prompt_diff, read_improved_prompt
 from agentic_prompting.refine.templates import first_units
 from agentic_prompting.rewards import read_verdict
-from agentic_prompting.rollout import fill
 
 anything = st.text(max_size=60)
 no_tag = anything.filter(lambda text: not re.search(r"improved[_ -]?prompt", text, re.IGNORECASE))

@@ -109,7 +109,7 @@ def looping(template, only_for=None):
 
 @pytest.fixture
 def half_a_second(monkeypatch):
-    monkeypatch.setattr(time_limit, "SECONDS", 0.5)
+    monkeypatch.setattr(time_limit, "TEMPLATE_SECONDS", 0.5)
 
 
 @pytest.mark.timeout(60)

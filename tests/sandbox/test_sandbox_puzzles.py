@@ -7,11 +7,10 @@ import sys
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.llm import ScriptedChat, complete
+from agentic_prompting.llm import ScriptedChat, complete, fill
 from agentic_prompting.refine import START_PROMPTS, LabelVerifier, ProRefiner
 from agentic_prompting.refine.templates import FEEDBACK, OPTIMIZER, VERIFIER
 from agentic_prompting.rewards import REASONING_SCORERS, read_verdict
-from agentic_prompting.rollout import fill
 from agentic_prompting.sandbox.puzzles import (
     BE_CAREFUL,
     COUNTING,

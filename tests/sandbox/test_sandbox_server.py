@@ -151,7 +151,7 @@ def test_a_model_that_fails_or_has_a_defect_is_a_500():
             return Reply(error=ServerFailed("no"))
 
     with OracleServer(Broken()) as server:
-        for text, expected in (("fail", "no"), ("raise", "the model raised RuntimeError: defect")):
+        for text, expected in (("fail", "no"), ("raise", "the model Broken raised RuntimeError: defect")):
             status, answer = post(server, json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}]}))
             assert status == 500 and answer["error"]["message"] == expected
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -662,3 +663,21 @@ def test_the_commands_bound_on_kept_conversations(monkeypatch, tiny_policy, tmp_
         assert stopped.value.code == 0
     assert given[1] == 12.5 and 0 < given[0] <= psutil.virtual_memory().total / 4e6
     assert free_for_cache_mb(tmp_path) > 0
+
+
+def test_each_request_is_a_line_in_the_log(serve, caplog):
+    """Which model, how it ended, what it took; no question, no key."""
+    caplog.set_level("INFO", "agentic_prompting.serve")
+    address = serve()
+    ask(address)
+    ask(address, stream=True)
+    with pytest.raises(openai.NotFoundError), client(address) as asking:
+        asking.chat.completions.create(model="nobody", messages=QUESTION)
+    with urllib.request.urlopen(f"{address}/health"):
+        pass
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("agentic_prompting.serve")]
+    assert len(lines) == 3, lines  # health checks are none
+    assert re.fullmatch(r"POST /v1/chat/completions 200 \d+\.\d\d s, agent answered, 2 turns, \$0\.2500", lines[0])
+    assert lines[1].endswith(", agent answered, 2 turns, $0.2500")
+    assert re.fullmatch(r"POST /v1/chat/completions 404 \d+\.\d\d s", lines[2])
+    assert not any("Kenya" in line for line in lines)

@@ -58,11 +58,27 @@ class Block:
         """Whether it runs here; a file that the reader writes is run with its page as a whole."""
         return self.language == "python" and not self.note.startswith(("no-run:", "title="))
 
-    def run(self, names: dict[str, Any], addresses: dict[str, str]) -> None:
-        """Run it; `addresses`: port -> the address that stands in for it, `""` for all others."""
+    def run(self, names: dict[str, Any], addresses: dict[str, str], called: set[str] | None = None) -> None:
+        """Run it; `addresses`: port -> the address that stands in for it, `""` for all others. The functions in it that
+        are called, then or later, put their names into `called`."""
         code = _ADDRESS.sub(lambda url: _stand_in(url[0], addresses), self.code)
         # Empty lines in front, so that a traceback names the page's line.
-        exec(compile("\n" * (self.line - 1) + code, str(ROOT / self.where), "exec"), names)
+        tree = ast.parse("\n" * (self.line - 1) + code)
+        for node in _functions(tree) if called is not None else ():
+            noted = ast.parse(f"__called__.add({f'{node.name}, line {node.lineno}'!r})").body[0]
+            for part in ast.walk(noted):
+                ast.copy_location(part, node.body[0])
+            node.body.insert(1 if ast.get_docstring(node) else 0, noted)
+        names["__called__"] = called
+        exec(compile(tree, str(ROOT / self.where), "exec"), names)
+
+    def functions(self) -> list[str]:
+        """The functions in it, methods too, as `run` notes them."""
+        return [f"{node.name}, line {node.lineno + self.line - 1}" for node in _functions(ast.parse(self.code))]
+
+
+def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def _stand_in(url: str, addresses: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ from agentic_prompting import (
     ESPLTrainer,
     ScriptedChat,
 )
-from agentic_prompting.rollout import BatchEngine, Sample
+from agentic_prompting.rollout import BatchEngine, FreeText, Sample
 from support.training import vars_for
 
 EDIT = '```json\n[{"op": "add", "text": "Principle number %d."}]\n```'
@@ -83,6 +83,7 @@ def trainer_for(policy, folder, rows, reference=None, prompt="Answer .\n[G0]. As
         args=arguments(folder, **changes),
         train_dataset=rows,
         initial_prompt=prompt,
+        grammar=FreeText(),  # the tiny policy was saved with tags, for an environment
     )
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     return trainer

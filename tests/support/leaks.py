@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -20,8 +21,8 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
 
     shown: list[dict] = []
 
-    def warm_started(folder, spec, tokenizer, world, traces, *rest):
-        for some in traces():
+    def warm_started(folder, recipe):
+        for some in recipe.traces(20 * recipe.steps, random.Random(recipe.drawn_by)):
             shown.extend(some)
 
     with patch.object(setup, "warm_started", warm_started), TemporaryDirectory() as folder:

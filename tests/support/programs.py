@@ -7,9 +7,9 @@ import importlib.util
 from functools import cache
 from pathlib import Path
 
-from agentic_prompting.llm import run
+from agentic_prompting.llm.loop import gather, run
 from agentic_prompting.programs import Program
-from agentic_prompting.rollout import ChatFormat, FreeText, Limits, Rollout, Sample, gather
+from agentic_prompting.rollout import ChatFormat, FreeText, Limits, Rollout, Sample
 
 LIMITS = Limits(max_turns=5, max_turn_tokens=400, max_tokens=4000, max_context=8000)
 ADD = {

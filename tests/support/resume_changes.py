@@ -1,6 +1,6 @@
 """Runs that are killed with groups in flight and resumed with other settings: which of them say nothing about it?
 
-Used by test_resume_changes.py and `benchmarks/reliability.py`.
+Used by `benchmarks/reliability.py`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,8 @@ from typing import Any
 
 from agentic_prompting.rollout import BatchEngine
 from support.asking import Asks, Counts
-from support.training import trainer_for
+from support.training import LEAD, trainer_for
 
-LEAD = {
-    "async_lead": 1,
-    "max_staleness": 2,
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "max_turn_tokens": 24,
-    "max_steps": 4,
-}
 CHANGES: dict[str, dict[str, Any]] = {
     "num_generations": {"num_generations": 4},
     "seed": {"seed": 7},
@@ -52,7 +44,11 @@ def resumed_with(policy: Path, folder: Path, rows: Any, change: dict[str, Any], 
 
     def build(**changes: Any) -> Any:
         trainer = trainer_for(
-            policy, folder, rows, environment=Counts(), **{**LEAD, "save_strategy": "steps", "save_steps": 2, **changes}
+            policy,
+            folder,
+            rows,
+            environment=Counts(),
+            **{**LEAD, "max_steps": 4, "save_strategy": "steps", "save_steps": 2, **changes},
         )
         trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
         return trainer

@@ -2,7 +2,8 @@
 
 import random
 
-from agentic_prompting.rollout import SampleRequest, gather, run_with_engine
+from agentic_prompting.llm import gather
+from agentic_prompting.rollout import SampleRequest, run_with_engine
 
 
 def sample(policy, requests):

@@ -11,6 +11,14 @@ from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 
 ASK = "<think> first find the country </think> <interaction_prompt> which country ? </interaction_prompt>"
 END = "<think> done </think> <answer> {} </answer>"
+# Settings of a training that plays a step ahead.
+LEAD = {
+    "async_lead": 1,
+    "max_staleness": 2,
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "max_turn_tokens": 24,
+}
 
 
 def arguments(folder, **changes):

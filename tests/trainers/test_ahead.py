@@ -4,6 +4,7 @@ Several processes are in test_distributed.py.
 """
 
 import asyncio
+import shutil
 import threading
 from collections import Counter
 
@@ -19,15 +20,7 @@ from agentic_prompting.rollout import BatchEngine, Sample
 from agentic_prompting.trainers.ahead import Ahead
 from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
-from support.training import arguments, trainer_for, vars_for
-
-LEAD = {
-    "async_lead": 1,
-    "max_staleness": 2,
-    "num_generations": 2,
-    "per_device_train_batch_size": 4,
-    "max_turn_tokens": 24,
-}
+from support.training import LEAD, arguments, trainer_for, vars_for
 
 
 class OnStep(TrainerCallback):
@@ -305,6 +298,7 @@ def test_a_killed_run_pays_for_nothing_twice_and_loses_nothing(tiny_policy, rows
 def test_a_fresh_run_takes_nothing_from_an_earlier_one(tiny_policy, rows, tmp_path):
     first, second = Counts(), Counts()
     build(tiny_policy, tmp_path, rows, first, max_steps=2).train()
+    shutil.rmtree(tmp_path / "rollouts")  # with which a second run would be refused
     build(tiny_policy, tmp_path, rows, second, max_steps=2).train()
     assert first.paid == second.paid
 

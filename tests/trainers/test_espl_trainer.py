@@ -17,7 +17,7 @@ from agentic_prompting import (
 )
 from agentic_prompting.evolution import Population, rate, read_journal
 from agentic_prompting.llm import BudgetExceeded, Misconfigured, Reply
-from agentic_prompting.rollout import BatchEngine, Rollout, Sample, read_rollouts
+from agentic_prompting.rollout import BatchEngine, FreeText, Rollout, Sample, read_rollouts
 from agentic_prompting.trainers.batch import Batch, Place
 from support.espl_training import EDIT, NOBODY, Reference, Writes, WritesBySeed, arguments, reward_by_word, trainer_for
 from support.misbehaving import MisbehavingServer
@@ -126,6 +126,7 @@ def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
     """With a selection rule that is a function; what would be ignored beside it is an error."""
     oldest = Population(SystemPrompt("Answer .", ()), rule=lambda members, k, rng: [0] * k)
     settings = {"args": arguments(tmp_path, evolution_lag=0), "train_dataset": rows, "reference": Reference()}
+    settings["grammar"] = FreeText()
     trainer = ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, **settings)
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     trainer.train()
@@ -483,8 +484,12 @@ def test_what_the_policy_writes_becomes_a_prompt(tiny_policy, rows, tmp_path):
 
 
 def test_bad_arguments(tiny_policy, rows, tmp_path):
-    with pytest.raises(ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: make that 6 or 12"):
+    numbers = r"make that 6 or 12 \(per_device_train_batch_size x processes x steps_per_generation = 8 x 1 x 1\)"
+    with pytest.raises(ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: " + numbers):
         arguments(tmp_path, prompts_per_step=3)
+    assert arguments(tmp_path, prompts_per_step=2).batch_in_words == (
+        "a batch is 2 problems x 2 prompts (prompts_per_step) x 2 rollouts (num_generations) = 8 rollouts"
+    )
     with pytest.raises(ValueError, match="between 0 and 1"):
         arguments(tmp_path, p_crossover=1.2)
     for name in ("mode", "baseline", "prompt_place", "reflect_on", "reflector", "selection", "best_rule"):

@@ -14,9 +14,11 @@ from agentic_prompting import (
     PromptAgent,
     PromptR1Config,
     PromptR1Trainer,
+    TrainingStopped,
 )
+from agentic_prompting.cli import main
 from agentic_prompting.llm import run
-from agentic_prompting.rollout import read_rollouts
+from agentic_prompting.rollout import AgentSpec, FreeText, read_rollouts
 from agentic_prompting.serve.answering import AgentAnswers
 from support.training import vars_for
 
@@ -89,7 +91,10 @@ def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):
 
     trainer = trainer_of(tiny_policy, tmp_path, Program(breaks), max_steps=1, max_failed_share=1.0)
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
-    trainer.train()
+    with pytest.raises(
+        TrainingStopped, match=r"the program raised RuntimeError: the program has a bug \(.*:\d+ in breaks"
+    ):
+        trainer.train()  # not one rollout was played
     assert all((before[name] == value).all() for name, value in trainer.model.named_parameters())
     assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ServerFailed"}
 
@@ -120,6 +125,18 @@ def test_the_system_prompt_of_the_trainer_reaches_the_policy(tiny_policy, tmp_pa
     trainer = trainer_of(tiny_policy, tmp_path, Program(agent), rows, max_steps=1)
     trainer.train()
     assert seen and set(seen) == {"EVOLVED"}
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_an_agent_hands_its_system_prompt_to_its_program(tiny_policy, awaited):
+    async def agent(row, base_url, api_key, system_prompt):
+        await two_chats(row, base_url, api_key)
+        return system_prompt
+
+    spec = AgentSpec(system_prompt="EVOLVED", grammar=FreeText())
+    asked = PromptAgent.from_pretrained(tiny_policy, Program(agent), spec)
+    played = asyncio.run(asked.aanswer("which ?")) if awaited else asked.answer("which ?")
+    assert played.answer == "EVOLVED" and len(played.sequences) == 2
 
 
 def test_a_program_may_ignore_errors(tiny_policy, tmp_path):
@@ -156,3 +173,21 @@ def test_a_program_is_served_as_one_model(tiny_policy):
     said = run(answers([{"role": "user", "content": "which ?"}], 0, None))
     assert said.text == "WHICH ?" and said.usage.completion_tokens > 0
     assert len(said.trajectory["sequences"]) == 2
+
+
+def test_check_env_plays_a_program_with_a_model_only(tiny_policy, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "from agentic_prompting import Program\n\n\ndef agent(row, base_url, api_key):\n"
+        "    import json, urllib.request\n"
+        "    body = json.dumps({'model': 'agent', 'messages': [{'role': 'user', 'content': row['question']}]})\n"
+        "    headers = {'Authorization': f'Bearer {api_key}', 'Content-Type': 'application/json'}\n"
+        "    asked = urllib.request.Request(f'{base_url}/chat/completions', body.encode(), headers)\n"
+        "    return 'heard ' + json.load(urllib.request.urlopen(asked))['choices'][0]['message']['content']\n\n\n"
+        "program = Program(agent)\n"
+    )
+    asked = ["check-env", f"{tmp_path / 'own.py'}:program"]
+    for more, status, said in ([], 2, "name a model with --model"), (["--model", str(tiny_policy)], 0, "3 answered"):
+        with pytest.raises(SystemExit) as ended:
+            main([*asked, *more])
+        out, err = capsys.readouterr()
+        assert ended.value.code == status and said in out + err

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from agentic_prompting import LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import Misconfigured
-from agentic_prompting.rollout import Observation
+from agentic_prompting.rollout import Observation, read_rollouts
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.trainers.checkpoints import damaged
 from support.distributed_runs import uneven
@@ -44,6 +44,25 @@ def log_of(trainer, after):
         for entry in trainer.state.log_history
         if entry["step"] > after and "loss" in entry
     ]
+
+
+def test_a_script_that_only_calls_train_does_what_its_option_says(tiny_policy, rows, tmp_path):
+    """`--resume_from_checkpoint` of a script: transformers parses it and leaves it unread."""
+    build(tiny_policy, tmp_path, rows, max_steps=2).train()
+    for given, first in (("true", 2), (str(tmp_path / "checkpoint-1"), 1)):
+        again = build(tiny_policy, tmp_path, rows, max_steps=3, resume_from_checkpoint=given)
+        steps = []
+        again.add_callback(OnStep(lambda state, steps=steps: steps.append(state.global_step)))
+        again.train()
+        assert steps == list(range(first + 1, 4))
+
+
+class OnStep(TrainerCallback):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seen(state)
 
 
 @pytest.mark.parametrize(
@@ -176,12 +195,45 @@ def test_limit_and_best(tiny_policy, rows, tmp_path):
     assert not any(torch.equal(kept[1][name], kept[3][name]) for name in kept[0] if "q_proj" in name)
 
 
-def test_a_second_run_in_the_same_folder_replaces_its_checkpoints(tiny_policy, rows, tmp_path):
-    for seed in (1, 2):
-        trainer = build(tiny_policy, tmp_path, rows, max_steps=1, seed=seed)
+REFUSED = r"holds another run: continue it \(resume_from_checkpoint=True\), move it aside \(overwrite=True\), or use"
+
+
+def test_a_second_run_in_a_folder_is_refused_in_a_line(tiny_policy, rows, tmp_path):
+    """The rollouts of both would be those of one run: 128 a step instead of 64."""
+    first = build(tiny_policy, tmp_path, rows, max_steps=1)
+    first.train()
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for again in (first, build(tiny_policy, tmp_path, rows, max_steps=1)):
+        with pytest.raises(ValueError, match=REFUSED) as refused:
+            again.train()
+        assert "\n" not in str(refused.value)
+    assert kept == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 1
+
+
+def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "replies.sqlite").write_text("paid for")
+    for seed in (1, 2, 3):
+        trainer = build(tiny_policy, folder, rows, max_steps=1, seed=seed, overwrite=True)
         trainer.train()
-    assert folders(tmp_path) == ["checkpoint-1"]
-    assert torch.load(tmp_path / "checkpoint-1" / "training_args.bin", weights_only=False).seed == 2
+    for name, seed in (("run.previous", 1), ("run.previous-2", 2), ("run", 3)):
+        assert folders(tmp_path / name) == ["checkpoint-1"]
+        assert torch.load(tmp_path / name / "checkpoint-1" / "training_args.bin", weights_only=False).seed == seed
+        assert len(list(read_rollouts(tmp_path / name / "rollouts"))) == 4
+    assert (folder / "replies.sqlite").read_text() == "paid for"
+    with pytest.raises(ValueError, match="overwrite would move .*checkpoint-1 away, the model to train"):
+        build(folder / "checkpoint-1", folder, rows, overwrite=True)
+    assert folders(folder) == ["checkpoint-1"]
+
+
+def test_evaluating_first_is_no_second_run(tiny_policy, rows, tmp_path):
+    trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1)
+    trainer.evaluate(rows.select(range(2)))
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def test_without_our_file_it_goes_on_and_says_so(tiny_policy, rows, tmp_path, caplog):
@@ -296,5 +348,7 @@ def test_one_run_at_a_time_in_a_folder(tiny_policy, rows, tmp_path):
     first.add_callback(meanwhile)
     first.train()
     assert meanwhile.tried and second.state.global_step == 0
-    second.train()
+    with pytest.raises(ValueError, match=REFUSED):
+        second.train()
+    second.train(resume_from_checkpoint=True)
     assert second.state.global_step == 1, "free again"

@@ -16,8 +16,8 @@ from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.report import RunSummary
 from agentic_prompting.rewards import PromptR1Reward
-from agentic_prompting.rollout import BatchEngine
-from agentic_prompting.trainers.callbacks import MAX_CHARS, MEMBERS, TRAJECTORIES, LiveView, TensorBoard
+from agentic_prompting.rollout import BatchEngine, FreeText
+from agentic_prompting.trainers.callbacks import MAX_CHARS, MEMBERS, TRAJECTORIES, LiveView, TensorBoard, log_line
 from support.browser import evolved
 from support.espl_training import Reference, WritesBySeed, reward_by_word
 from support.training import vars_for
@@ -179,6 +179,7 @@ def trainer_for(policy, folder, rows, tracker, **changes):
         args=ESPLConfig(**args),
         train_dataset=rows,
         initial_prompt=f"{HOSTILE}\n[G0]. Ask first .".replace("\x00\ud800", ""),
+        grammar=FreeText(),
     )
     trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
     return trainer
@@ -235,3 +236,11 @@ def test_the_log_is_on_the_disk_at_once(tiny_policy, rows, tmp_path):
     first, last = RunSummary.read(tmp_path).history["optimisation"]
     assert {"loss", "grad_norm", "entropy", "learning_rate"} < set(first)
     assert last["loss"] == trainer.state.log_history[1]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("cost", "shown"), [(0.0004, "$0.0004"), (0.0123, "$0.012"), (3.456, "$3.456"), (42.1234, "$42.12")]
+)
+def test_a_steps_cost_is_shown_to_a_tenth_of_a_cent_where_that_matters(cost, shown):
+    assert log_line({"reward": 1.0, "environment/cost_usd": cost}, 3) == f"step 3: reward 1.000, cost {shown}"
+    assert "cost" not in log_line({"reward": 1.0, "environment/cost_usd": 0.0}, 3)

@@ -4,6 +4,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import signal
 import sqlite3
 from functools import partial
@@ -35,7 +36,7 @@ from agentic_prompting import (
     TrainingStopped,
 )
 from agentic_prompting.llm import Misconfigured, ServerFailed
-from agentic_prompting.rollout import BatchEngine, ChatFormat, Sample, read_rollouts, rollout_from_trace
+from agentic_prompting.rollout import SPEC_FILE, BatchEngine, ChatFormat, Sample, read_rollouts, rollout_from_trace
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers import callbacks, warm_start
@@ -559,7 +560,7 @@ def test_the_first_failure_of_an_environment_is_said_at_once_and_once(tiny_polic
 
     trainer = trainer_for(tiny_policy, tmp_path, rows, environment=broken, failure_window=5)
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), pytest.raises(TrainingStopped, match="every rollout of this run failed"):
         trainer.train()
     assert trainer.state.global_step == 2 and "reward functions" not in caplog.text, "it is not their fault"
     (said,) = [record.message for record in caplog.records if "failed" in record.message]
@@ -587,7 +588,8 @@ def told_of(environment, policy, folder, rows, kind=PromptR1Trainer, **options):
 @pytest.mark.parametrize("kind", [PromptR1Trainer, MultiTurnGRPOTrainer])
 def test_the_agent_is_told_about_its_environment(tiny_policy, rows, tmp_path, kind):
     """And not about a large language model that it does not have, or nothing at all."""
-    told = partial(told_of, policy=tiny_policy, folder=tmp_path, rows=rows, kind=kind)
+    bare = shutil.copytree(tiny_policy, tmp_path / "bare", ignore=shutil.ignore_patterns(SPEC_FILE))
+    told = partial(told_of, policy=bare, folder=tmp_path, rows=rows, kind=kind)
     own = told(Calculator())
     assert "Calculator" in own and "Answers sums of two numbers." in own and "language model" not in own
     assert "<interaction_prompt>" in own and "<answer>" in own and own.endswith("{question}")

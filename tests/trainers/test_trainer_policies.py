@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from agentic_prompting.llm import gather
 from agentic_prompting.llm.loop import start
 from agentic_prompting.local import Sampling
-from agentic_prompting.rollout import Sample, SampleRequest, gather, run_with_engine
+from agentic_prompting.rollout import Sample, SampleRequest, run_with_engine
 from agentic_prompting.trainers.policies import CollectivePolicy, ContinuousBatchingSampler, GatheredPolicy, TRLSampler
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy
 from agentic_prompting.trainers.policies.vllm_client import servers_of

@@ -49,7 +49,7 @@ def test_without_the_guard_decay_and_momentum_would_move_weights(tiny_policy, ro
 def test_with_accumulation_an_empty_part_leaves_the_rest(tiny_policy, rows, tmp_path, failing, scaled):
     """Two generations to an optimizer step: it moves the weights unless both failed."""
     _, watch = watched_run(
-        tiny_policy, tmp_path, rows, failing, max_steps=1, gradient_accumulation_steps=2, steps_per_generation=1,
+        tiny_policy, tmp_path, rows, failing, max_steps=2, gradient_accumulation_steps=2, steps_per_generation=1,
         weight_decay=0.5, scaled=scaled,
     )  # fmt: skip
     before = trainer_for(tiny_policy, tmp_path, rows).model.state_dict()

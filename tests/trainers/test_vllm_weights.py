@@ -16,9 +16,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer, TrainingStopped
+from agentic_prompting.llm import gather
 from agentic_prompting.llm.loop import run as wait_for
 from agentic_prompting.local import Sampling
-from agentic_prompting.rollout import SampleRequest, gather
+from agentic_prompting.rollout import SampleRequest
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.results import exact_match_of
 from agentic_prompting.sandbox.setup import prepare_sandbox

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,11 +86,12 @@ def test_the_sandbox_end_to_end(warm, capsys):
 
 def test_held_out_rows_make_a_curve(warm, tmp_path):
     """Figure 12; in the sandbox its own test questions."""
-    config = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml"
-    train("--config", config, "--output_dir", warm, "--n_test", 4, "--max_steps", 2, "--seed", 0, "--mode", "rl",
+    config, run = ROOT / "examples" / "configs" / "espl" / "sandbox.yaml", tmp_path / "run"
+    shutil.copytree(warm / "warm_start", run / "warm_start")
+    train("--config", config, "--output_dir", run, "--n_test", 4, "--max_steps", 2, "--seed", 0, "--mode", "rl",
         "--per_device_train_batch_size", 12, "--warm_start_steps", 2, "--eval_strategy", "steps", "--eval_steps", 1,
         "--per_device_eval_batch_size", 4)  # fmt: skip
-    log = json.loads((warm / "trainer_state.json").read_text())["log_history"]
+    log = json.loads((run / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in log if "eval_reward" in entry] == [1, 2]
     files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
     for file in files:
@@ -104,8 +106,9 @@ def test_held_out_rows_make_a_curve(warm, tmp_path):
     [
         (["--task", "gsm8k"], "which LLM reflects"),
         (["--reward", "applause"], "there is no reward 'applause'"),
-        (["--environment", "llm"], "which large LLM"),
-        (["--environment", "search"], "where to search"),
+        (["--environment", "llm"], "the sandbox has its own: leave out --environment"),
+        (["--task", "gsm8k", "--environment", "llm"], "which large LLM"),
+        (["--task", "gsm8k", "--environment", "search"], "where to search"),
         (["--p_crossover", "2"], "p_crossover"),
         (["--reflector", "me"], "reflector must be one of"),
     ],
@@ -131,8 +134,8 @@ def test_a_closed_model_needs_models(tmp_path, capsys):
 
 def test_an_episode_is_the_same_whoever_shares_its_batch(warm):
     from agentic_prompting import LLMEnvironment, PromptAgent
-    from agentic_prompting.llm import complete
-    from agentic_prompting.rollout import gather, run_with_engine
+    from agentic_prompting.llm import complete, gather
+    from agentic_prompting.rollout import run_with_engine
     from agentic_prompting.sandbox.setup import ROOT as PROMPT, AgentChat, Transcript
 
     sandbox = prepare_guarded(warm, 0, 8)

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
+from transformers import TrainerCallback
 
 from agentic_prompting import (
     ESPLConfig,
@@ -232,7 +234,13 @@ def test_pushing_while_training_uploads_the_same(tiny_policy, rows, tmp_path, hu
         tiny_policy, tmp_path / "run", rows, push_to_hub=True, hub_model_id="me/agent", save_strategy="steps",
         save_steps=1, hub_always_push=True,
     )  # fmt: skip
-    private = littered(tmp_path / "run")
+    private = set()
+
+    class Litters(TrainerCallback):
+        def on_train_begin(self, *args, **kwargs):
+            private.update(littered(tmp_path / "run"))
+
+    trainer.add_callback(Litters())
     trainer.train()
     trainer._finish_current_push()
     assert hub and all(commit["repo"] == "me/agent" for commit in hub)
@@ -332,3 +340,35 @@ def test_the_card_of_ones_own_environment_speaks_of_it(tiny_policy, rows, tmp_pa
     assert "LLMEnvironment" not in card and "gpt-4o-mini" not in card and "castle" not in card
     assert ("Calculator" in used) == (environment is not None) and 'PromptAgent.from_pretrained("' in used
     assert "--environment-model" not in used
+
+
+# --- what is not there -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./nowhere", "./nowhere does not exist: give the folder of a model, or its name on the hub"),
+        ("nowhere-at-all", "nowhere-at-all is neither a folder here nor a model that the hub gives"),
+        ("EMPTY", "holds no model that can be loaded"),
+    ],
+)
+def test_a_missing_model_is_one_line(tmp_path, rows, name, message):
+    """71 lines of tracebacks before."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        prompt_r1(name.replace("EMPTY", str(tmp_path / "empty")), tmp_path, rows, template=None)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    error = caught.value
+    assert error.__suppress_context__ or error.__context__ is None, "one traceback, not several"
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(tiny_policy, tmp_path, rows, monkeypatch):
+    def create_repo(*_, **__):
+        raise HfHubHTTPError("no\nnetwork", response=SimpleNamespace(headers={}, request=None))
+
+    monkeypatch.setattr("transformers.trainer.hf_api", lambda: SimpleNamespace(create_repo=create_repo))
+    with pytest.raises(ConnectionError) as caught:
+        prompt_r1(tiny_policy, tmp_path, rows, push_to_hub=True, hub_model_id="me/mine")
+    assert "push_to_hub=False" in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.__suppress_context__

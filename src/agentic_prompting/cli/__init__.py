@@ -6,11 +6,16 @@ To add a sub-command, write a function whose parameters are its options (of a da
 
 from __future__ import annotations
 
+import ast
+import json
+import logging
+import re
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
@@ -25,14 +30,14 @@ from .options import command
 COMMANDS = {
     "demo": ("train", "See a method work in the sandbox: a tiny policy, a scripted large LLM; no key."),
     "train": ("train", "Train through accelerate."),
-    "evaluate": ("commands", "Ask systems the questions of tasks and write a table."),
+    "evaluate": ("evaluate", "Ask systems the questions of tasks and write a table."),
     "ask": ("commands", "Ask a trained agent, and see how it asks the large LLM."),
     "refine": ("optimize", "Repair a prompt for each question while the answer is being written (ProRefine)."),
     "evolve": ("optimize", "Evolve the system prompt of a closed model (E-SPL without weights)."),
     "serve": ("serve", "Serve a trained agent and its large LLM as one model, for any OpenAI client."),
     "report": ("commands", "Show what a run left behind."),
     "data": ("commands", "List the data sets, show one, or check them against their sources."),
-    "check-env": ("commands", "Play three episodes with an environment of your own, without training."),
+    "check-env": ("check_env", "Play three episodes with an environment of your own, without training."),
     "doctor": ("doctor", "Check the installation, and whatever a run needs."),
 }
 """Sub-commands in the order of `--help`: the file of the function of that name (`_` for `-`), and what it does. The
@@ -89,10 +94,11 @@ def _group(
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and exit: 0, 1 if something failed on the way, 2 for bad input, 130 after
-    Ctrl-C or SIGTERM (of which Typer takes care, or a command that has something to say).
+    """Run the command and exit: 0, 1 if something failed on the way, 2 for bad input, 3 if `evolve` learned nothing,
+    130 after Ctrl-C or SIGTERM (of which Typer takes care, or a command that has something to say).
 
-    A [`ValueError`] or [`OSError`] of a command is bad input: one line that says what to do, no traceback.
+    A [`ValueError`] or [`OSError`] of a command is bad input: one line that says what to do, no traceback. It, and the
+    warnings of the library, name options of the command where they would name arguments of Python.
 
     Args:
         arguments (`Sequence[str]`, *optional*): Instead of the command line's.
@@ -101,13 +107,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         if given[:1] == ["evolve"]:  # your own rule is known before the settings, which name it, are made
             register_selections(given)
-        with _sigterm_as_ctrl_c():
+        with _sigterm_as_ctrl_c(), _warnings_as_lines(given):
             words = [_with_dashes(word) for word in given]
             status = app(args=words, prog_name="agentic-prompting", standalone_mode=False)
     except TyperException as error:
         status = _refuse(getattr(error, "format_message", error.__str__)())
     except (ValueError, OSError) as error:
-        status = _refuse(str(error))
+        status = _refuse(in_options(str(error), given))
     except Exception as error:
         from ..llm import LLMError
 
@@ -129,6 +135,48 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     finally:
         if ours:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _warnings_as_lines(given: Sequence[str]) -> Iterator[None]:
+    """Within it the library's warnings are lines on standard error, in the words of the command line."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            _refuse(in_options(record.getMessage(), given))
+
+    logger, lines = logging.getLogger(__package__.partition(".")[0]), Lines(logging.WARNING)
+    logger.addHandler(lines)
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)
+
+
+def in_options(message: str, given: Sequence[str]) -> str:
+    """A message of the Python API for the command line: `reflect_on='imperfect'` is `--reflect-on imperfect`.
+
+    Args:
+        message (`str`): It may name arguments: alone, where they have an underscore, or with a value.
+        given (`Sequence[str]`): The command line: only options of its command are named.
+    """
+    names: set[str] = set()
+    if given and given[0] in COMMANDS:
+        with suppress(ValueError):  # of a command that needs an extra
+            names = {str(one.name) for one in _Commands().get_command(None, given[0]).params}
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found["name"], found["value"]
+        if name not in names or (value is None and "_" not in name):
+            return found[0]
+        with suppress(ValueError, SyntaxError):
+            read = ast.literal_eval(value or "")
+            value = shlex.quote(json.dumps(read) if isinstance(read, dict) else str(read))
+        return " ".join(["--" + name.replace("_", "-"), *([value] if value else [])])
+
+    return re.sub(
+        r"(?<![\w/.`'\"-])(?P<name>[a-z]\w*)(?:=(?P<value>'[^']*'|{[^}]*}|[\w.-]*\w|))?(?![\w/(=])", option, message
+    )
 
 
 def _with_dashes(word: str) -> str:

@@ -1,25 +1,22 @@
-"""The small commands `ask`, `check-env`, `evaluate`, `report` and `data`; the work is done in their rooms."""
+"""The small commands `ask`, `report` and `data`; the work is done in their rooms."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .loader import load_environment, register_judge
-from .options import AsJson, LargeLLM, OutputDir, RunOption, TaskRows, busy, check_agent, hub_answers, option, say
-from .train import CLONE, example, shared
+from .options import AsJson, LargeLLM, OutputDir, RunOption, busy, check_agent, option, say
 
 if TYPE_CHECKING:
-    from ..rollout import Environment, Observation, Rollout, Sample, SampleRequest, Turn
+    from ..rollout import Environment, Observation, Rollout, Turn
 
 
 # --- ask -------------------------------------------------------------------------------------------------------------
@@ -113,240 +110,50 @@ class _Printing:
     async def step(self, rollout: Rollout) -> Observation | None:
         from ..rollout import observe
 
-        _show_turn(rollout.turns[-1])
+        show_turn(rollout.turns[-1])
         observation = await observe(self.environment, rollout)
         if observation is not None:
-            _show_reply(self.who, observation)
+            show_reply(self.who, observation)
         return observation
 
 
-def _show_reply(who: str, observation: Observation) -> None:
+def show_reply(who: str, observation: Observation) -> None:
     if observation.error is not None:
-        _line(f"{who:14} no reply: {observation.error}", "red")
+        line(f"{who:14} no reply: {observation.error}", "red")
     else:
-        _line(f"{who:14} {observation.text}")
+        line(f"{who:14} {observation.text}")
 
 
-def _show_turn(turn: Turn) -> None:
+def show_turn(turn: Turn) -> None:
     """Print the thought, then the request or answer; a malformed turn is printed as it was written."""
     if turn.thought:
-        _line(f"agent thinks   {turn.thought}", "dim")
+        line(f"agent thinks   {turn.thought}", "dim")
     said = {"act": f"agent asks     {turn.request}", "answer": f"agent answers  {turn.answer}"}
-    _line(said.get(turn.kind, f"agent writes   {turn.text.strip()}  ({turn.problem})"), "cyan")
+    line(said.get(turn.kind, f"agent writes   {turn.text.strip()}  ({turn.problem})"), "cyan")
 
 
 def _show_end(rollout: Rollout) -> None:
     """Print the last turn, how the conversation ended, and its turns, calls and cost."""
     if rollout.turns and rollout.turns[-1].kind != "act":
-        _show_turn(rollout.turns[-1])
+        show_turn(rollout.turns[-1])
     if rollout.answer is not None:
-        _line(f"\n{rollout.answer}", "bold green")
+        line(f"\n{rollout.answer}", "bold green")
     else:
         cause = f": {rollout.error}" if rollout.error else ""
-        _line(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
+        line(f"\nno answer ({rollout.status.replace('_', ' ')}{cause})", "bold red")
     turns, calls = len(rollout.turns), len(rollout.replies)
     cost = sum(reply.usage.cost_usd for reply in rollout.replies)
     spent = f", ${cost:.4f}" if cost else ""
-    _line(f"{turns} turn{'s' * (turns != 1)}, {calls} call{'s' * (calls != 1)} to the large LLM{spent}", "dim")
+    line(f"{turns} turn{'s' * (turns != 1)}, {calls} call{'s' * (calls != 1)} to the large LLM{spent}", "dim")
 
 
-def _line(text: str, style: str = "") -> None:
+def line(text: str, style: str = "") -> None:
     from rich.console import Console
     from rich.text import Text
 
     from ..llm.wire import visible
 
     Console(soft_wrap=True, highlight=False).print(Text(visible(text), style=style))  # Text: brackets are no markup
-
-
-# --- your own environment -------------------------------------------------------------------------------------
-
-
-def check_env(
-    name: Annotated[str, typer.Argument(help="module:name: an environment, its class, or a function of the rollout.")],
-    rows: TaskRows,
-    request: Annotated[list[str] | None, option("What the agent asks; several times for several turns.")] = None,
-    model: Annotated[Path | None, option("A model that plays the agent, instead of a script.")] = None,
-    as_json: AsJson = False,
-) -> int:
-    """Play three episodes with an environment of your own, without training, and show them.
-
-    By default a script plays the agent: it sends each --request, or the question, and then answers.
-    """
-    from ..rollout import AgentSpec, Limits, Rollout, TagGrammar, play_all, rollout_record, template_for
-
-    environment: Any = load_environment(name)
-    if environment.play_episode is not None and model is None:
-        raise ValueError("a program calls the policy by itself, so no script can play it: name a model with --model")
-    environment.check()
-    asked = list(rows.load("", 0)) if rows.dataset else [{"question": "what is 2 plus 2 ?", "answers": ["4"]}]
-    asked = [asked[i % len(asked)] for i in range(3)]
-    grammar = environment.grammar or TagGrammar()
-    spec = AgentSpec(template_for(environment, grammar), grammar=grammar)
-    if model is not None:
-        from ..agent import PromptAgent
-
-        check_agent(model)
-        rollouts = PromptAgent.from_pretrained(model, environment, spec).answer_all(asked, progress=False)
-    else:
-        rollouts = [Rollout([i], row=dict(row), seed=i) for i, row in enumerate(asked)]
-        agent: Any = _ScriptedAgent(grammar, rollouts, request)
-        play_all(rollouts, agent, environment, agent, Limits(max_turns=len(request or "x") + 1))
-    failed = next((str(rollout.error) for rollout in rollouts if rollout.error), None)
-    if as_json:
-        say(json.dumps({"episodes": [rollout_record(rollout) for rollout in rollouts]}, default=str))
-    else:
-        said = spec.messages(asked[0])[-1]["content"]
-        _line(f"what training would show the agent by default:\n{said}\n", "dim")
-        for number, rollout in enumerate(rollouts, start=1):
-            _line(f"episode {number}: {rollout.row['question']}", "bold")
-            for i, turn in enumerate(rollout.turns):
-                _show_turn(turn)
-                for heard in rollout.observations[i : i + 1]:
-                    _show_reply("environment", heard)
-        seconds = max((one.seconds for rollout in rollouts for one in rollout.observations), default=0.0)
-        counts = Counter(rollout.status.replace("_", " ") for rollout in rollouts)
-        ends = ", ".join(f"{count} {status}" for status, count in counts.items())
-        _line(f"{len(rollouts)} episodes: {ends}; the slowest reply took {seconds:.2f} s")
-    if failed:
-        print(f"agentic-prompting: the environment failed: {' '.join(failed.split())}", file=sys.stderr)
-    return int(bool(failed))
-
-
-class _ScriptedAgent:
-    """A policy that sends its requests and then answers, with its own chat format: its tokens are characters."""
-
-    def __init__(self, grammar: Any, rollouts: Sequence[Rollout], requests: Sequence[str] | None):
-        self.grammar, self.rollouts, self.requests = grammar, rollouts, requests
-
-    async def __call__(self, request: SampleRequest) -> Sample:
-        from ..rollout import Sample
-
-        rollout = self.rollouts[request.context[0]]  # its number is its prompt
-        asks = self.requests or [str(rollout.row["question"])]
-        if len(rollout.turns) < len(asks):
-            tag, text = getattr(self.grammar, "act", None), asks[len(rollout.turns)]
-        else:
-            tag, text = getattr(self.grammar, "answer", None), rollout.row["answers"][0]
-        think = getattr(self.grammar, "think", "")
-        return Sample([*map(ord, f"<{think}> scripted </{think}> <{tag}> {text} </{tag}>" if tag else text)])
-
-    def parse(self, ids: Sequence[int]) -> Turn:
-        return self.grammar.parse("".join(map(chr, ids)))
-
-    def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
-        before, behind = self.grammar.frame
-        return [*map(ord, before + self.grammar.escape(text) + behind)]
-
-
-# --- evaluate --------------------------------------------------------------------------------------------------------
-
-
-def evaluate(
-    config: Annotated[Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")] = None,
-    sandbox: Annotated[bool, option("Stand-ins for its models and tasks; no key.", "--sandbox")] = False,
-    metric: Annotated[
-        list[str] | None,
-        option("Instead of the table's metrics; several times for several: ours, or `evaluate`'s by name."),
-    ] = None,
-    judge: Annotated[
-        list[str] | None,
-        option(
-            "Your own score besides: module:name of judge(answer, answers), from 0 to 1; several times for several."
-        ),
-    ] = None,
-    output_dir: OutputDir = None,
-    compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
-    seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
-    more_seeds: Annotated[
-        list[int] | None, typer.Argument(hidden=True, metavar="SEED", help="More of --seeds.")
-    ] = None,
-    as_json: AsJson = False,
-) -> int:
-    """Ask systems the questions of tasks and write a table; run again, a stopped run goes on."""
-    from ..evaluation import EvaluationStopped, compare_runs, differences_table, load_run, to_markdown
-
-    if compare is not None and config is None:
-        first, second = compare
-        found = compare_runs(load_run(first), load_run(second), (first.name, second.name))
-        listed = json.dumps({"comparisons": [asdict(one) for one in found]}, ensure_ascii=False)
-        print(listed if as_json else to_markdown(differences_table(found)))
-        return 0
-    if config is None or compare is not None or (more_seeds and not seeds):
-        raise ValueError("say what to do: --config FILE, or --compare FOLDER FOLDER")
-    config, tables = example(config) or config, paper_tables()
-    if not config.is_file():
-        there = sorted(
-            path.stem for path in (Path(tables.__file__).parents[2] / "examples/configs").glob("eval_*.yaml")
-        )
-        raise ValueError(f"{config} does not exist; in examples/configs/ there are {', '.join(there)}")
-    table = tables.load_config(config)
-    if metric:
-        table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
-    if judge:
-        table = replace(table, **_judged(table, [register_judge(name) for name in judge]))
-    if not sandbox:
-        hub_answers()
-    try:
-        all_seeds = [*(seeds or ()), *(more_seeds or ())]
-        run = tables.run_table(table, sandbox, output_dir, sys.stderr.isatty(), all_seeds)
-    except EvaluationStopped as error:
-        print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            f"agentic-prompting: stopped; the same command goes on from {output_dir or table.output}", file=sys.stderr
-        )
-        return 130
-    left_out = {**run.skipped, **run.left_out}
-    if as_json:
-        files = {kind: str(path) for kind, path in run.files.items()}
-        read = json.loads(run.files["json"].read_text(encoding="utf-8"))
-        say(json.dumps({**read, "skipped": left_out, "files": files}, ensure_ascii=False))
-        return 0
-    say(run.files["md"].read_text(encoding="utf-8"))
-    for name, reason in left_out.items():
-        say(f"left out: {name}: {reason}")
-    print("written to " + ", ".join(str(path) for path in run.files.values()))
-    return 0
-
-
-def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
-    """The table's metrics, the sandbox's too, with those of judges behind them."""
-
-    def more(metrics: Any) -> Any:
-        if isinstance(metrics, dict):
-            return {task: [*of_task, *judges] for task, of_task in metrics.items()}
-        return [*(metrics or ["exact_match"]), *judges]
-
-    return {"metrics": more(table.metrics), "sandbox": {**table.sandbox, "metrics": more(table.sandbox.get("metrics"))}}
-
-
-def paper_tables() -> Any:
-    """The module `benchmarks/paper_tables`, which is not part of the package.
-
-    Looked for in the clone that the package is installed from (`pip install -e`), in the clone that the current folder
-    belongs to, and in the copy that a wheel installs beside the package.
-
-    Raises:
-        `FileNotFoundError`: It is in none of them.
-    """
-    name, here = "paper_tables", Path.cwd()
-    for root in (CLONE, here, *here.parents, shared()):
-        script = root and root / "benchmarks" / name / "__init__.py"
-        if script and script.is_file():
-            break
-    else:
-        raise FileNotFoundError(
-            "what fills tables, benchmarks/paper_tables, was not installed: run this command in a clone. To compare "
-            "systems of your own, `agentic_prompting.evaluate_agent` does without (docs/evaluation.md)"
-        )
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, script)
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules[name]
 
 
 # --- report and data -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .findings import PACKAGE, Finding, missing_extras, misspelt, ok, problem, read_yaml, version_of, warning
+from .findings import PACKAGE, Finding, missing_extras, ok, problem, read_yaml, version_of, warning
 from .options import AsJson, EnvironmentModel, ReferenceModel, Spending, busy, check_model, setting
 
 if TYPE_CHECKING:
@@ -241,14 +241,17 @@ def config(setup: Setup) -> Iterator[Finding]:
 
 @check
 def options(setup: Setup) -> Iterator[Finding]:
-    """Whether every name is an option of the program."""
+    """Whether every name is an option of the program, with a value of its kind: what the JSON schema says."""
+    from .parser import wrong_in_file
+
     if not setup.trains:
         if setup.values:
             yield ok(f"{setup.config}: a table, which `agentic-prompting evaluate` checks before it asks anything")
         return
-    program, _, fields = setup.program
-    yield from misspelt(setup.values, fields, f"{setup.config}: ", f"`{program}`")
-    if setup.values.keys() <= fields.keys():
+    program, kinds, _ = setup.program
+    wrong = list(wrong_in_file(setup.values, kinds, f"{setup.config}: ", f"`{program}`"))
+    yield from wrong
+    if not wrong:
         yield ok(f"{setup.config}: {len(setup.values)} options, all of them of `{program}`")
 
 

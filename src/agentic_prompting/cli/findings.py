@@ -67,7 +67,7 @@ def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
     """A problem where the values need one, else a warning."""
     needed = {
         "vllm": values.get("use_vllm"),
-        "math": values.get("reward") == "math",
+        "math": "math" in ([reward] if isinstance(reward := values.get("reward"), str) else reward or ()),
         "search": values.get("environment") == "search",
         "deepspeed": values.get("deepspeed"),
         "tracking": "tensorboard" in str(values.get("report_to")),
@@ -92,5 +92,7 @@ def misspelt(values: Mapping[str, Any], fields: Collection[str], where: str, pro
     """The names that are no options, each with the one that may have been meant."""
     for name in [name for name in values if name not in fields]:
         near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
-        fix = f"{near[0]}: {values[name]}" if near else f"delete the line; {program} --help shows every option"
+        fix = f"delete the line; {program} --help-all shows every option"
+        if near:  # a long value would hide the name
+            fix = f"{near[0]}: {value}" if len(value := str(values[name])) < 40 else f"did you mean {near[0]}?"
         yield problem(f"{where}{name!r} is no option of {program}", fix)

@@ -27,6 +27,8 @@ SCORES = {
     for name in ("exact", "integer", "letter", "word_sorting")
 }
 """The shipped comparisons of one answer with the accepted ones, by name."""
+GRAMMARS = {"tags": "agentic_prompting.rollout:TagGrammar", "free": "agentic_prompting.rollout:FreeText"}
+"""The shipped grammars, by name."""
 
 
 class UnknownPart(ValueError):
@@ -107,6 +109,31 @@ def load_environment(name: str) -> Any:
         return as_environment(_made(load_part(name, "environment")))
     except TypeError as error:
         raise UnknownPart(str(error)) from error
+
+
+def load_tools(names: Sequence[str]) -> list[Any]:
+    """Tools: functions, objects, or lists of them.
+
+    Raises:
+        [`UnknownPart`]: In one line: one of them does not exist.
+    """
+    parts = [load_part(name, "tool") for name in names]
+    return [tool for part in parts for tool in (part if isinstance(part, list | tuple) else [part])]
+
+
+def load_object(name: str, kind: str, shipped: Mapping[str, str] = {}) -> Any:
+    """An object of the user's: it, an object of its class, or what a function without parameters makes.
+
+    Raises:
+        [`UnknownPart`]: In one line: there is no such thing, or making it failed.
+    """
+    return _made(load_part(name, kind, shipped))
+
+
+def text_of(value: str | None) -> str | None:
+    """A text that an option names: itself, or the content of a file of that name."""
+    file = Path(value) if value and "\n" not in value and len(value) < 256 else None
+    return file.read_text(encoding="utf-8") if file is not None and file.is_file() else value
 
 
 def load_reward(name: str) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..evolution import EvolveConfig, EvolveResult, StepLog, evolve as evolve_prompt
-from ..llm import ChatModel, charge
+from ..llm import ChatModel, LLMError, charge
+from ..llm.guard import describe
 from ..records import atomic_write, only_writer
 from ..refine import DEFAULT_PROMPT, START_PROMPTS, LabelVerifier, ProRefiner, RefinementResult, summarize
 from ..refine.loop import RefineSettings
@@ -22,6 +24,9 @@ from ..refine.refiner import PaperSetting
 from ..refine.types import described_lines
 from .loader import REWARDS, SCORES, load_reward, load_score
 from .options import AsJson, HeldOutRows, Recording, ReferenceModel, Spending, TaskRows, say, setting
+
+NOTHING_LEARNED = 3
+"""The exit status of `evolve` when it has no new prompt to show."""
 
 _STYLES = {"-": "red", "+": "green", "#": "bold", "": ""}
 
@@ -333,17 +338,28 @@ def evolve(script: Evolving, config: EvolveConfig, as_json: AsJson = False) -> i
     except KeyboardInterrupt:
         print(f"agentic-prompting: stopped; the same command goes on from {folder}", file=sys.stderr)
         return 130
+    except (ValueError, OSError, LLMError):
+        raise
+    except Exception as error:  # of the reward: the only code of the user's that may raise here
+        if isinstance(error, TypeError) and str(error).startswith("the reward"):
+            raise ValueError(str(error)) from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        if Path(frame.filename).is_relative_to(Path(__file__).parents[1]):
+            raise
+        raise ValueError(
+            f"{script.reward} failed at {Path(frame.filename).name}:{frame.lineno}: {describe(error)}"
+        ) from error
     if as_json:
         usage = {name: asdict(used) for name, used in result.usage.items()}
         shown = {"prompt": result.best.text, "steps": len(result.steps), "usage": usage, "stopped": result.stopped}
         say(json.dumps({**shown, "output_dir": str(folder)}, ensure_ascii=False))
-    else:
-        say(f"\nthe best of {len(result.population.members)} prompts, by rating:\n{result.best.text}\n")
+    elif result.steps:
+        best = result.best.text if result.best.text.strip() else "(it is empty)"
+        say(f"\nthe best of {len(result.population.members)} prompts, by rating:\n{best}\n")
         say("\n".join(f"{name}: {usage}" for name, usage in result.usage.items()))
         say(f"written to {folder}: system_prompt.txt, state.json")
-    if result.stopped:
-        print(f"agentic-prompting: stopped early: {result.stopped}; the same command goes on", file=sys.stderr)
-    return int(bool(result.stopped))
+    # `evolve` has logged the reasons.
+    return 1 if result.stopped else NOTHING_LEARNED if result.nothing_learned else 0
 
 
 def _evolved(script: Evolving, config: EvolveConfig, on_step: Callable[[StepLog], None] | None) -> EvolveResult:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin,
 
 import typer
 
+from ..records import only_a_folder
 from .loader import load_environment
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class TaskRows:
 def check_agent(run: str | Path) -> None:
     """Raise `ValueError` for a folder that is not there or holds no model. A hub id (`user/name`) passes."""
     folder = Path(run)
-    if not folder.exists() and ("/" not in str(run) or _only_a_folder(str(run))):
+    if not folder.exists() and ("/" not in str(run) or only_a_folder(str(run))):
         raise ValueError(f"{run} does not exist; `agentic-prompting demo --output-dir {run}` trains an agent there")
     if folder.is_dir() and not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         raise ValueError(f"{run} holds no model (no config.json); give the folder that a trainer saved")
@@ -194,15 +195,9 @@ def check_model(name: str | Path) -> None:
     if adapter.is_file():
         base = str(json.loads(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path") or "")
         near = next((above for above in adapter.resolve().parents if (above / base).is_dir()), None)
-        if not Path(base).exists() and (near or _only_a_folder(base)):
+        if not Path(base).exists() and (near or only_a_folder(base)):
             there = f"start the command in {near}, or" if near else "it is not there:"
             raise ValueError(f"{name} belongs to the base model in {base}: {there} write the full path into {adapter}")
-
-
-def _only_a_folder(name: str) -> bool:
-    """Whether a name can only be a folder. A hub id has one slash, and its first part is no folder here."""
-    sure = name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1
-    return "/" in name and (sure or Path(name).parent.is_dir())
 
 
 def _check_on_hub(name: str) -> None:
@@ -211,7 +206,7 @@ def _check_on_hub(name: str) -> None:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     known = "give the folder of a model, or its name on the hub"
-    if _only_a_folder(name):
+    if only_a_folder(name):
         raise ValueError(f"{name} does not exist: {known}")
     try:
         if any(isinstance(try_to_load_from_cache(name, one), str) for one in ("config.json", "adapter_config.json")):
@@ -314,7 +309,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
 
 def options_of(settings: type) -> list[Parameter]:
     """An option for each field of a simple type; its help is in the field or in the class's docstring."""
-    hints, said = get_type_hints(settings), _documented(settings)
+    hints, said = get_type_hints(settings), documented(settings)
     return [
         _option(one, kind, one.metadata.get("help") or said[one.name])
         for one in fields(settings)
@@ -341,7 +336,7 @@ def _of_a_word(kind: Any) -> Any:
     return kind if kind in (bool, int, float, str, Path) else None
 
 
-def _documented(settings: type) -> Mapping[str, str]:
+def documented(settings: type) -> Mapping[str, str]:
     """The first sentence on each argument in the docstrings of a class and those that it is made of."""
     found: dict[str, str] = {}
     for kind in settings.__mro__:

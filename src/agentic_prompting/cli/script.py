@@ -6,8 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from .loader import UnknownPart
-
+BAD_INPUT = 2
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as shells have it."""
 
@@ -19,18 +18,18 @@ def run_script(main: Callable[[], object]) -> None:
         main (`Callable`): Called without arguments.
 
     Raises:
-        `SystemExit`: With status 2 and a line about a part of your own that cannot be loaded; with 1 and a line about
-            a bad option, file or endpoint; with 130 after Ctrl-C.
+        `SystemExit`: With status 2 after a line about a bad option, value, file or part of your own; with 1 after a
+            line about an endpoint; with 130 after Ctrl-C.
     """
     from ..llm import LLMError
+    from ..llm.guard import raised_in
 
     try:
         main()
-    except UnknownPart as error:
-        print(f"agentic-prompting: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
-        sys.exit(2)
     except (ValueError, OSError, LLMError) as error:
-        raise SystemExit(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
+        line = f"{' '.join(str(error).split())}{raised_in(error)}"
+        print(f"agentic-prompting: {line}", file=sys.stderr, flush=True)
+        sys.exit(1 if isinstance(error, LLMError) else BAD_INPUT)
     except KeyboardInterrupt as interrupted:
         if os.environ.get("RANK", "0") == "0":  # the first process of the job speaks for all
             print(str(interrupted) or "interrupted; what is not in a checkpoint is lost", file=sys.stderr, flush=True)

@@ -55,7 +55,7 @@ def espl(context: typer.Context, config: Config = None, accelerate_config: Accel
 
 
 def _start(context: typer.Context, method: str, config: Path | None, accelerate_config: Path | None) -> int:
-    if {"--help", "-h"} & set(context.args):
+    if {"--help", "-h", "--help-all"} & set(context.args):
         return _help(context, method)
     config, accelerate_config = example(config), example(accelerate_config)
     if config is not None and not config.is_file():
@@ -66,14 +66,12 @@ def _start(context: typer.Context, method: str, config: Path | None, accelerate_
 
 
 def _help(context: typer.Context, method: str) -> int:
-    """Our own options, then the program's."""
-    from trl import TrlParser
-
+    """The command's own options, then the program's."""
+    from .parser import help_of
     from .programs import PROGRAMS
 
     print(context.get_help())
-    print("\nOptions of the program, on the command line or in the file of --config:\n")
-    TrlParser(PROGRAMS[method], prog=context.command_path).print_help()
+    print(help_of(PROGRAMS[method], context.command_path, everything="--help-all" in context.args))
     return 0
 
 
@@ -117,6 +115,7 @@ def demo(
         refine(["--output_dir", str(output_dir), *context.args])
         print(f"\nwritten to {output_dir}: a file of results for each setting")
     else:
+        os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"  # TRL's trainers send a ping to the hub when they are made
         # As `make demo`: one thread, and none that spins while it waits. Beside other work two take far longer.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -135,9 +134,9 @@ def demo(
 
 
 def _resumed(folder: Path) -> list[str]:
-    """The option that goes on from the newest checkpoint, where a run was interrupted."""
-    steps = [int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*")]
-    return ["--resume_from_checkpoint", str(folder / f"checkpoint-{max(steps)}")] if steps else []
+    """The option that continues an interrupted run, from its newest checkpoint if it has one."""
+    begun = any(any(folder.glob(left)) for left in ("checkpoint-*", "rollouts/rollouts-*"))
+    return ["--resume_from_checkpoint", "true"] if begun else []
 
 
 def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None = None) -> int:

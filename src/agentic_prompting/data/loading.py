@@ -202,25 +202,28 @@ def _own(data: Any, columns: Mapping[str, str]) -> tuple[str, list[Record]]:
     if listed and all(isinstance(one, (str, Path)) for one in listed):
         files = _existing("data", listed)
         return Path(files[0]).stem, _load_files(Path(files[0]).stem, task, "", files)
-    if hasattr(data, "iterrows"):
-        wanted = {column for reader in task.readers for column in reader.used}
-        frame = data[[column for column in data.columns if column in wanted]]
-        names, rows = list(data.columns), frame.astype(object).where(frame.notna(), None).to_dict("records")
-    elif hasattr(data, "select_columns") and hasattr(data, "__len__"):
-        names, rows = data.column_names, data
-    elif not isinstance(data, Iterable):
-        raise ValueError(f"load_task reads files, frames, data sets and lists of dicts, got {type(data).__name__}")
-    else:
-        rows = list(data)
-        for number, row in enumerate(rows):
-            if not isinstance(row, Mapping):
-                raise ValueError(f"data: row {number} should be a dict, got {type(row).__name__}")
-        names = list(dict.fromkeys(column for row in rows for column in row))
-        rows = [{**dict.fromkeys(names), **row} for row in rows]  # what one lacks is missing, as in a file
+    rows, names = _in_memory(data, {column for reader in task.readers for column in reader.used})
     if not len(rows):
         raise ValueError("data has no rows")
     where = f"the {type(data).__name__}"
     return "data", read_all("data", task, [Found(rows, fitting_reader("data", task, names, where), where)], "data")
+
+
+def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
+    """The rows of data in memory, and the names of all its columns, as [`read_file`] returns those of a file."""
+    if hasattr(data, "iterrows"):
+        frame = data[[column for column in data.columns if column in columns]]
+        return frame.astype(object).where(frame.notna(), None).to_dict("records"), list(data.columns)
+    if hasattr(data, "select_columns") and hasattr(data, "__len__"):
+        return data, data.column_names
+    if not isinstance(data, Iterable):
+        raise ValueError(f"load_task reads files, frames, data sets and lists of dicts, got {type(data).__name__}")
+    rows = list(data)
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ValueError(f"data: row {number} should be a dict, got {type(row).__name__}")
+    names = list(dict.fromkeys(column for row in rows for column in row))
+    return [{**dict.fromkeys(names), **row} for row in rows], names  # what one lacks is missing, as in a file
 
 
 def _own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:

@@ -26,7 +26,7 @@ class LLMEnvironment(Environment):
     """A large LLM as the environment.
 
     Args:
-        chat ([`ChatModel`]): The large LLM.
+        chat ([`ChatModel`] or `Callable`): The large LLM, or a function of the messages; see [`as_chat`].
         system_prompt (`str`, *optional*): Sent first in every call.
         history (`str`, `int` or `Callable`, *optional*, defaults to `"full"`): How much of the earlier conversation the
             large LLM sees: `"full"` (the paper), `"last"` (only the new request), a number of earlier request-reply
@@ -42,6 +42,7 @@ class LLMEnvironment(Environment):
         **sampling: `temperature`, `max_tokens`, ...: sent with every call.
 
     Raises:
+        `TypeError`: If `chat` is neither.
         `ValueError`: If `history`, `max_reply_chars` or `share_replies` has another value.
     """
 
@@ -63,6 +64,7 @@ class LLMEnvironment(Environment):
             raise ValueError(f"max_reply_chars must be more than {len(CUT_MARK)}, got {max_reply_chars}")
         if share_replies not in (None, "never", "group", "step"):
             raise ValueError(f"share_replies must be 'never', 'group' or 'step', got {share_replies!r}")
+        as_chat(chat)  # raises now, not at the first episode
         self.chat, self.system_prompt, self.history = chat, system_prompt, history
         self.max_reply_chars, self.sampling = max_reply_chars, sampling
         defaults = getattr(chat, "sampling", None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ..llm import ServerFailed
-from ..llm.guard import call_guarded_now, describe
+from ..llm.guard import call_guarded_now, failure_of
 from ..rollout import Environment, Observation, Rollout, Turn
 
 _CALL = re.compile(r"<(tool_call|function_call)>(.*?)</\1>", re.DOTALL)
@@ -113,7 +113,7 @@ class SearchEnvironment(Environment):
             try:
                 text = render_documents(queries, call_guarded_now(self.retriever, queries, self.k))
             except Exception as error:  # the retriever's failure, not the agent's
-                failed = ServerFailed(f"the retriever raised {describe(error)}", "search")
+                failed = failure_of(lambda text: ServerFailed(text, "search"), "the retriever", error)
                 return Observation(error=failed, seconds=time.perf_counter() - started)
             return Observation(text[: self.max_chars], seconds=time.perf_counter() - started)
 

@@ -4,7 +4,7 @@ The papers' tables, and the optimisers that they compare with, are made of these
 """
 
 from .harness import Evaluation, EvaluationStopped, EvaluationTask, evaluate_agent, load_evaluation_task
-from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, load_metric, semantic_similarity
+from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, semantic_similarity
 from .scoring import (
     Estimate,
     PairedDifference,
@@ -33,9 +33,7 @@ from .tables import (
     load_run,
     results_table,
     save_run,
-    to_csv,
     to_json,
-    to_latex,
     to_markdown,
     write_tables,
 )
@@ -65,7 +63,6 @@ __all__ = [
     "format_scores",
     "load_encoder",
     "load_evaluation_task",
-    "load_metric",
     "load_run",
     "mcnemar",
     "paired_difference",
@@ -74,9 +71,7 @@ __all__ = [
     "save_run",
     "score_records",
     "semantic_similarity",
-    "to_csv",
     "to_json",
-    "to_latex",
     "to_markdown",
     "wilson_interval",
     "write_tables",

@@ -6,8 +6,6 @@ wrong ones.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import TASKS, find_task, is_own, load_task, validate_dataset
-from ..records import Record, RecordFile, only_writer
+from ..records import Record, RecordFile, digest, only_writer
 from ..rollout.progress import progress as progress_of
 from .metrics import Encoder, Metric, find_metrics
 from .scoring import Result, summarise
@@ -251,9 +249,3 @@ def read_records(paths: Iterable[str | Path]) -> list[Record]:
 def key_of(record: Mapping[str, Any]) -> Key:
     """Which answer a record is."""
     return record["task"], record["run"], record["place"]
-
-
-def digest(settings: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits that change with any setting."""
-    text = json.dumps(settings, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -134,17 +134,6 @@ METRIC_PATH = str(Path(__file__).with_name("answer_metric.py"))
 """The script of our metrics, for `evaluate.load(METRIC_PATH, "token_f1")`."""
 
 
-def load_metric(name: str, **options: Any) -> Any:
-    """One of ours as an `evaluate.Metric`; `options` go to `evaluate.load`.
-
-    Raises:
-        `ValueError`: There is none of this name.
-    """
-    import evaluate
-
-    return evaluate.load(METRIC_PATH, name, **options)
-
-
 def find_metrics(
     metrics: Sequence[Metric] | Mapping[str, Metric], encoder: str | Encoder | None = None
 ) -> dict[str, Score]:

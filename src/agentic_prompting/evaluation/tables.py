@@ -200,20 +200,6 @@ def to_markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def to_csv(table: Table) -> str:
-    """Comma-separated values with a head line."""
-    import pandas as pd
-
-    return pd.DataFrame(table).to_csv(index=False)
-
-
-def to_latex(table: Table) -> str:
-    """A `tabular` in booktabs' style, its text escaped."""
-    import pandas as pd
-
-    return pd.DataFrame(table).to_latex(index=False, escape=True)
-
-
 def to_json(evaluation: Evaluation, comparisons: Sequence[Comparison] = ()) -> str:
     """Everything in numbers: estimates, counts and differences; scores by question are in the records."""
     results = [asdict(result) for result in evaluation.results]
@@ -229,15 +215,21 @@ def write_tables(
     title: str = "",
     extra: Extra = lambda result: {},
 ) -> dict[str, Path]:
-    """Write `table.md`, `table.csv`, `table.tex` and `table.json`. `extra`: as in [`results_table`].
+    """Write `table.md`, `table.csv`, `table.tex` (a `tabular` in booktabs' style) and `table.json`.
+
+    `extra`: as in [`results_table`].
 
     Returns:
         `dict[str, Path]`: The files by kind.
     """
+    import pandas as pd
+
     results, differences = results_table(evaluation, extra), differences_table(comparisons)
+    frame = pd.DataFrame(results)
     markdown = f"# {title}\n\n" if title else ""
     markdown += to_markdown(results) + ("\n" + to_markdown(differences) if differences else "")
-    texts = {"md": markdown, "json": to_json(evaluation, comparisons), "csv": to_csv(results), "tex": to_latex(results)}
+    texts = {"md": markdown, "json": to_json(evaluation, comparisons)}
+    texts |= {"csv": frame.to_csv(index=False), "tex": frame.to_latex(index=False, escape=True)}
     paths = {kind: Path(folder) / f"table.{kind}" for kind in texts}
     for kind, text in texts.items():
         atomic_write(paths[kind], text)

@@ -7,6 +7,7 @@ been interrupted.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -44,6 +45,22 @@ class EvolveResult:
     steps: list[StepLog]
     usage: dict[str, Usage]
     stopped: str | None = None
+
+    @property
+    def nothing_learned(self) -> str:
+        """Why the run has no new prompt to show, and what to change; empty if it has one."""
+        made = [operator for log in self.steps for operator in log.operators]
+        if any(one["child"] is not None for one in made):
+            again = "a child needs matches to be rated above it: more steps=, or more problems_per_step="
+            return "" if self.best.text.strip() else f"the best prompt is still the empty one; {again}"
+        notes = [log.note for log in self.steps if log.note]
+        if notes and len(notes) == len(self.steps):
+            return f"no step had evidence; {notes[-1]}"
+        if not made:
+            return "no step has rated a prompt; raise steps="
+        counts = sum((Counter(one["counts"]) for one in made), Counter())
+        seen = ", ".join(f"{name} {count}" for name, count in counts.items())
+        return f"the reference LLM made no usable edit ({seen}); take a more capable one, or raise max_words="
 
 
 def evolve(
@@ -101,15 +118,24 @@ def evolve(
     with nullcontext() if path is None else only_writer(path):
         if path is not None and path.exists():
             load_state(path, evolution.load_state_dict)
+            done, steps = len(evolution.logs), evolution.config.steps
+            if done < steps:
+                logger.warning("the run goes on from %s: %d of %d steps are done", path, done, steps)
+            else:
+                logger.warning(
+                    "%s holds a finished run of %d steps: raise steps= to go on, or begin elsewhere", path, done
+                )
         logs, population = evolution.logs, evolution.population
         try:
             _run(evolution, on_step, path)
         except EvolutionStopped as error:
             stopped = f"{error}{_bill(budget)}"
-            logger.warning("evolution stopped at step %d: %s", len(logs), stopped)
-    if logs and all(log.note for log in logs):
-        logger.warning("no step of %d had evidence: the prompt is unchanged", len(logs))
-    return EvolveResult(population.best(), population, logs, evolution.usage, stopped)
+            later = "with checkpoint= a run can go on" if path is None else f"run again, it goes on from {path}"
+            logger.warning("evolution stopped at step %d: %s; %s", len(logs), stopped, later)
+    result = EvolveResult(population.best(), population, logs, evolution.usage, stopped)
+    if stopped is None and result.nothing_learned:
+        logger.warning("nothing was learned: %s", result.nothing_learned)
+    return result
 
 
 def _run(evolution: Evolution, on_step: Callable[[StepLog], None] | None, path: Path | None) -> None:

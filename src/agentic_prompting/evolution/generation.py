@@ -12,8 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..llm import ChatModel
-from ..rollout import gather
+from ..llm import ChatModel, gather
 from .operators import Outcome, crossover, mutate
 from .population import Population
 from .ratings import Rating

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
 
-from ..llm import ChatModel, LLMError, Usage, as_chat
-from ..rollout import fill, gather
+from ..llm import ChatModel, LLMError, Usage, as_chat, fill, gather
 from . import templates
 from .parsing import ParsedEdits, final_text, parse_edits
 from .results import ProblemResult, PromptResult, common_means, merge_results, sole_wins

@@ -62,7 +62,8 @@ async def score(
             scores[number] = None if value is None else float(value)
     except (TypeError, ValueError):
         wanted = f"one number or None for each of the {len(answered)} completions"
-        raise TypeError(f"the reward must return {wanted}, not {repr(returned)[:200]}") from None
+        name = getattr(reward, "__name__", type(reward).__name__)
+        raise TypeError(f"the reward {name} must return {wanted}, not {repr(returned)[:200]}") from None
     return scores
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..rollout import Grammar, TagGrammar
+from ..rollout import FreeText, Grammar, TagGrammar
 from .population import BEST_RULES, Population, one_of
 from .ratings import EXPLORATION, RULES
 from .system_prompt import MAX_WORDS, PLACES, SystemPrompt
@@ -15,6 +16,10 @@ _OF_A_POPULATION = (
     "window", "selection", "exploration", "selection_temperature", "independent_draws", "delta_sigma", "tie_tolerance",
     "best_rule",
 )  # fmt: skip
+
+
+GRAMMARS: Mapping[str, type] = {"tags": TagGrammar, "free": FreeText}
+"""How a reply's answer is found, by name: between Prompt-R1's tags, or the whole reply."""
 
 
 def setting(default: Any, text: str) -> Any:
@@ -89,7 +94,7 @@ class ESPLSettings:
         if not 0 <= self.p_crossover <= 1:
             raise ValueError(f"p_crossover must be between 0 and 1, got {self.p_crossover}")
         if isinstance(self.reference_sampling, str):
-            self.reference_sampling = _read_sampling(self.reference_sampling)
+            self.reference_sampling = _read_sampling("reference_sampling", self.reference_sampling)
         self.population(SystemPrompt(""))  # checks the settings of a population
 
     def population(self, root: SystemPrompt, seed: int = 0, window: int | None = None) -> Population:
@@ -121,13 +126,13 @@ class ESPLSettings:
         return prompt
 
 
-def _read_sampling(text: str) -> dict[str, Any]:
+def _read_sampling(name: str, text: str) -> dict[str, Any]:
     try:
         sampling = json.loads(text)
     except ValueError:
         sampling = None
     if not isinstance(sampling, dict):
-        raise ValueError(f"reference_sampling must be a JSON object, got {text!r}")
+        raise ValueError(f"{name} must be a JSON object, got {text!r}")
     return sampling
 
 
@@ -143,10 +148,10 @@ class EvolveConfig(ESPLSettings):
             are compared with less noise, for more policy calls.
         prompt_template (`str`, *optional*, defaults to `"{question}"`): The user message. A row's own `prompt` is used
             instead of it.
-        grammar ([`Grammar`], *optional*): How rewards find the answer in a reply. Prompt-R1's tags if not set; with
-            `FreeText()` the whole reply is the answer.
-        policy_sampling (`dict`, *optional*): Sampling options of the policy's calls, as `reference_sampling` (the paper
-            samples at a temperature of .6 to .7 and top-p .95).
+        grammar ([`Grammar`] or `str`, *optional*, defaults to `"tags"`): How rewards find the answer in a reply:
+            `"tags"`, between Prompt-R1's tags; `"free"`, the whole reply; or a grammar of your own.
+        policy_sampling (`dict` or `str`, *optional*): Sampling options of the policy's calls, as `reference_sampling`
+            (the paper samples at a temperature of .6 to .7 and top-p .95).
         eval_every (`int`, *optional*, defaults to `0`): Steps between two evaluations of the best prompt on
             `eval_rows`, N times each (Figure 12). 0: never.
         max_failed (`float`, *optional*, defaults to `0.5`): The run stops if more than this share of a step's rollouts
@@ -161,14 +166,19 @@ class EvolveConfig(ESPLSettings):
     mode: str = setting("evolution", "evolution, or reflection: one prompt.")
     problems_per_step: int = setting(10, "b: problems per step.")
     prompt_template: str = "{question}"
-    grammar: Grammar = field(default_factory=TagGrammar)
-    policy_sampling: dict[str, Any] = field(default_factory=dict)
+    grammar: Grammar | str = setting("tags", "Where a reply's answer is: between tags, or free, the whole reply.")
+    policy_sampling: dict[str, Any] | str | None = setting(None, "Sampling options of the policy: JSON.")
     eval_every: int = setting(0, "Steps between two evaluations on held-out problems.")
     max_failed: float = 0.5
     seed: int = setting(0, "Seed of everything that is drawn.")
 
     def __post_init__(self) -> None:
         one_of("mode", self.mode, ("evolution", "reflection"))
+        if isinstance(self.grammar, str):
+            one_of("grammar", self.grammar, GRAMMARS)
+            self.grammar = GRAMMARS[self.grammar]()
+        if isinstance(self.policy_sampling, str):
+            self.policy_sampling = _read_sampling("policy_sampling", self.policy_sampling)
         if self.problems_per_step < 1 or min(self.steps, self.eval_every) < 0 or not 0 <= self.max_failed <= 1:
             raise ValueError(
                 "need problems_per_step >= 1, steps >= 0, eval_every >= 0 and 0 <= max_failed <= 1, got "

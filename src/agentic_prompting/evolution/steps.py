@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, Reply, Usage, as_chat
+from ..llm import ChatModel, Reply, Usage, as_chat, gather
 from ..records import atomic_write
-from ..rollout import AgentSpec, gather
+from ..rollout import AgentSpec
 from .generation import Generation, Job, propose_children
 from .lineage import attempt_records
 from .operators import Outcome
@@ -86,7 +86,9 @@ class Evolution:
             raise ValueError(f"problems_per_step={config.problems_per_step} of only {len(rows)} rows: use {len(rows)}")
         self.policy, self.reference = as_chat(policy), as_chat(reference)
         self.rows, self.reward, self.config = rows, reward, config
-        self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=config.grammar)
+        self.sampling: Any = config.policy_sampling or {}
+        grammar: Any = config.grammar  # no longer a name
+        self.spec = AgentSpec(prompt_template=config.prompt_template, grammar=grammar)
         self.alone = config.mode == "reflection"
         self.population = config.start_population(prompt, config.seed, self.alone)
         self.generation = Generation(self.population, 0.0 if self.alone else config.p_crossover)
@@ -154,15 +156,20 @@ class Evolution:
         replies = [[attempt.text for attempt in problem.attempts] for problem in best.problems]
         if all(self.spec.grammar.parse(text).kind != "answer" for texts in replies for text in texts):
             return (
-                "the grammar found no answer in any reply; with EvolveConfig(grammar=FreeText()) the whole reply is "
-                "the answer"
+                "the grammar found no answer in any reply; with grammar='free' the whole reply is the answer, or let "
+                "the prompt ask for <answer> tags"
             )
-        if n > 1 and all(len(set(texts)) == 1 for texts in replies):
+        if n == 1 and self.config.reflect_on == "mixed":
+            return "with num_generations=1 no two attempts differ: take more, or reflect_on='imperfect'"
+        if all(len(set(texts)) == 1 for texts in replies):
             return (
                 f"the policy gave the same reply in all {n} attempts at every problem: sample it at a temperature "
                 "above 0 (policy_sampling={'temperature': 0.7}), or reflect on failures too (reflect_on='imperfect')"
             )
-        return "all attempts at a problem got the same reward, at every problem"
+        return (
+            "all attempts at a problem got the same reward, at every problem; reflect_on='imperfect' looks at failures "
+            "without a success, too"
+        )
 
     async def evaluate(self, prompts: Sequence[SystemPrompt]) -> list[float | None]:
         """The mean reward of members on `eval_rows`, also kept as `held_out` of the [`Member`]. Each member is
@@ -190,7 +197,7 @@ class Evolution:
         # The number of a sample: in a later pass a replay cache must not return the samples of an earlier one.
         repeats = range(epoch * n, (epoch + 1) * n)
         replies = await gather(
-            self.policy(conversation, repeat=repeat, **self.config.policy_sampling)
+            self.policy(conversation, repeat=repeat, **self.sampling)
             for prompt in prompts
             for row in rows
             for conversation in [prompt.messages(self.spec.messages(row), place)]  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 
 from ..llm import LLMError, ServerFailed
-from ..llm.guard import call_guarded_now, describe
+from ..llm.guard import call_guarded_now, failure_of
 from ..rollout import Observation, Rollout
 from .tools import Tool, ToolEnvironment, called, text_of
 
@@ -60,7 +60,7 @@ class TRLEnvironment(ToolEnvironment):
             instance = call_guarded_now(self.factory)
             text = await called(instance.reset, row)
         except Exception as error:
-            failed = error if isinstance(error, LLMError) else ServerFailed(f"reset raised {describe(error)}")
+            failed = error if isinstance(error, LLMError) else failure_of(ServerFailed, "reset", error)
             return {**row, "environments": failed}
         if text is not None:
             # Text in TRL's standard format, else messages.

@@ -2,8 +2,8 @@
 
 from .budget import Budget, charge
 from .cache import ReplayCache
-from .chats import FunctionChat, RoutedChat, ScriptedChat, as_chat, complete
-from .loop import run, start
+from .chats import FunctionChat, RoutedChat, ScriptedChat, as_chat, complete, fill, with_system
+from .loop import gather, run, start
 from .openai_chat import OpenAIChat
 from .types import (
     BadReply,
@@ -22,7 +22,6 @@ from .types import (
     TimedOut,
     Unreachable,
     Usage,
-    with_system,
 )
 
 __all__ = [
@@ -51,6 +50,8 @@ __all__ = [
     "as_chat",
     "charge",
     "complete",
+    "fill",
+    "gather",
     "run",
     "start",
     "with_system",

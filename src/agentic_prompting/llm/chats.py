@@ -1,5 +1,5 @@
-"""Chat models without HTTP: a function ([`as_chat`], [`FunctionChat`]), a script ([`ScriptedChat`]), and a router over
-several models ([`RoutedChat`], Prompt-R1's ρ(m | q)).
+"""The messages of a call and the call itself ([`complete`]); and chat models without HTTP: a function ([`as_chat`],
+[`FunctionChat`]), a script ([`ScriptedChat`]), and a router over several models ([`RoutedChat`], Prompt-R1's ρ(m | q)).
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .budget import Budget, charge
-from .guard import call_guarded, call_guarded_now, describe, text_of
+from .guard import call_guarded, call_guarded_now, describe, failure_of, text_of
 from .loop import run
 from .types import BadReply, ChatModel, LLMError, Message, Misconfigured, Reply, ServerFailed, Usage
 
@@ -39,6 +40,27 @@ def complete(model: Any, messages: Sequence[Message] | str, **kwargs: Any) -> Re
     return run(as_chat(model)(messages, **kwargs))
 
 
+def fill(template: str, **values: object) -> str:
+    """Put values into a template, all at once: braces in the values, and other braces in the template, stay."""
+    names = "|".join(map(re.escape, values))
+    return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
+
+
+def with_system(system_prompt: str | None, messages: Sequence[Message], join: bool = False) -> list[Message]:
+    """The conversation with `system_prompt` as its first message.
+
+    If it already begins with a system message, that message stays alone; with `join` it follows the prompt in one
+    message.
+    """
+    if not system_prompt:
+        return list(messages)
+    if messages and messages[0]["role"] == "system":
+        if not join:
+            return list(messages)
+        system_prompt, messages = f"{system_prompt}\n\n{messages[0]['content']}", messages[1:]
+    return [{"role": "system", "content": system_prompt}, *messages]
+
+
 def as_chat(model: Any) -> ChatModel:
     """A [`ChatModel`] made of `model`: a chat model, or a function (or object with a `__call__`) of the messages that
     returns a text or a [`Reply`].
@@ -47,7 +69,7 @@ def as_chat(model: Any) -> ChatModel:
     passed if its signature has parameters for them. An exception that it raises becomes the reply's error.
 
     Raises:
-        `TypeError`: It cannot be called.
+        `TypeError`: It cannot be called, or takes no argument.
     """
     if isinstance(model, _Adapted) or type(model).__module__.startswith(_PACKAGE):
         return model  # the models of this package never raise
@@ -60,13 +82,16 @@ class _Adapted:
     """A user's model as a [`ChatModel`] that never raises. Its other attributes are those of the model."""
 
     def __init__(self, model: Any):
-        self._model = model
+        self._model, self._called = model, getattr(model, "__name__", type(model).__name__)
         try:
-            parameters = inspect.signature(model).parameters.values()
-            open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
-            self._names = None if open_ended else {one.name for one in list(parameters)[1:]}
+            parameters = list(inspect.signature(model).parameters.values())
         except (TypeError, ValueError):  # a built-in function
-            self._names = set()
+            self._names: set[str] | None = set()
+            return
+        if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+            raise TypeError(f"{self._called} takes no messages: a chat model is a function of the messages")
+        open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        self._names = None if open_ended else {one.name for one in parameters[1:]}
 
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
@@ -82,11 +107,13 @@ class _Adapted:
                 return returned
             if isinstance(returned, str) and returned.strip():
                 return Reply(text=returned, seconds=time.perf_counter() - started)
-            error = BadReply(f"the model returned neither a text nor a Reply, but {text_of(returned, 80, repr)}")
+            error = BadReply(
+                f"the model {self._called} returned neither a text nor a Reply, but {text_of(returned, 80, repr)}"
+            )
         except LLMError as raised:
             error = raised.with_traceback(None)
         except Exception as raised:  # a bug in the model fails this call, as a broken server would
-            error = ServerFailed(f"the model raised {describe(raised)}")
+            error = failure_of(ServerFailed, f"the model {self._called}", raised)
         return Reply(error=error, seconds=time.perf_counter() - started)
 
     def __getattr__(self, name: str) -> Any:

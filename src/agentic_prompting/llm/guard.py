@@ -13,14 +13,20 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import sysconfig
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from .masking import mask_secrets
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+_OURS = str(Path(__file__).parents[1])
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 class Escaped(RuntimeError):
@@ -67,6 +73,46 @@ def text_of(value: object, most: int = 200, to_text: Callable[[Any], str] = str)
     except BaseException as error:
         _raise_interrupt(error)
         return f"(its text cannot be shown: {type(error).__name__})"
+
+
+def failure_of(kind: Callable[[str], E], what: str, error: BaseException) -> E:
+    """An error of ours about an exception of user code: `WHAT raised KeyError: 'x' (shop.py:7 in price)`, where the
+    place is the last frame of the user's own code. The whole traceback is its note ([`traceback_of`]).
+
+    Args:
+        kind (`Callable`): Makes the error of a text, for example [`ServerFailed`].
+        what (`str`): Which code of the user's it is.
+        error (`BaseException`): What it raised.
+    """
+    original = error.original if isinstance(error, Escaped) else error
+    frames = [one for one in traceback.extract_tb(original.__traceback__) if not one.filename.startswith(_OURS)]
+    failure = kind(f"{what} raised {describe(error)}{raised_in(original)}")
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames), describe(error, 1000)]
+    failure.add_note(mask_secrets("".join(lines)))
+    return failure
+
+
+def raised_in(error: BaseException) -> str:
+    """` (shop.py:7 in price)` where an exception comes from the user's code, or from a library that this code called;
+    an empty text where it comes from ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = next((one for one in reversed(frames) if not one.filename.startswith((*_INSTALLED, "<frozen"))), None)
+    if last is None or last.filename.startswith(_OURS):
+        return ""
+    return f" ({last.filename}:{last.lineno} in {last.name})"
+
+
+def traceback_of(error: BaseException | None) -> str:
+    """The traceback that [`failure_of`] has noted, or nothing."""
+    return next(iter(getattr(error, "__notes__", ())), "")
+
+
+def place_of(function: Any) -> str:
+    """The name of a function of the user's, and where it is: `Shop.step (shop.py:12)`."""
+    called = inspect.unwrap(getattr(function, "func", function))  # of a partial the function in it
+    name = getattr(called, "__qualname__", type(called).__name__)
+    code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code is not None else name
 
 
 async def call_guarded(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +162,11 @@ def call_guarded_now(function: Callable[..., T], /, *args: Any, **kwargs: Any) -
         del error
 
 
-def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def guarded(
+    function: Callable[..., Any],
+    on_failure: Callable[..., Any] | None = None,
+    on_return: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
     """A function of the user's, plain or `async`, that raises ordinary exceptions only, or none.
 
     The result is `async` exactly if `function` is, and has its name and attributes.
@@ -126,6 +176,8 @@ def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None 
         on_failure (`Callable`, *optional*): Called with the exception and the arguments of the failed call; what it
             returns is returned in the function's place. Without it the exception is raised: an [`Escaped`] for what is
             no ordinary exception.
+        on_return (`Callable`, *optional*): Called with what the function returned and the arguments of the call; what
+            it returns is returned, and what it raises is raised.
 
     Example:
 
@@ -145,15 +197,17 @@ def guarded(function: Callable[..., Any], on_failure: Callable[..., Any] | None 
 
     async def call_async(*args: Any, **kwargs: Any) -> Any:
         try:
-            return await call_guarded(function, *args, **kwargs)
+            value = await call_guarded(function, *args, **kwargs)
         except Exception as error:
             return ended(error, *args, **kwargs)
+        return value if on_return is None else on_return(value, *args, **kwargs)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return call_guarded_now(function, *args, **kwargs)
+            value = call_guarded_now(function, *args, **kwargs)
         except Exception as error:
             return ended(error, *args, **kwargs)
+        return value if on_return is None else on_return(value, *args, **kwargs)
 
     wrapper: Any = functools.update_wrapper(call_async if is_async(function) else call, function)
     wrapper.__name__ = getattr(function, "__name__", type(function).__name__)

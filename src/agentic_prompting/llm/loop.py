@@ -1,4 +1,4 @@
-"""One asyncio event loop on one daemon thread of this process, and the functions that run coroutines on it.
+"""One asyncio event loop on one daemon thread of this process, and the functions that run coroutines.
 
 One loop for all, because an HTTP client of asyncio works only on the loop that first used it. A loop per batch
 (`asyncio.run`) fails with "Event loop is closed" at the second batch, and the caller's own loop (a notebook's) must not
@@ -121,6 +121,18 @@ def in_parallel(works: Iterable[Coroutine[Any, Any, T]], max_in_flight: int) -> 
     finally:
         for future in running:
             future.cancel()
+
+
+async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines side by side and return their results in order. The first that fails cancels the others, and its
+    exception is raised."""
+    tasks = [asyncio.create_task(contain(coroutine)) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Background:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .budget import Budget, Limit, Price, find_price
 from .cache import ReplayCache
-from .call import Call
+from .chats import with_system
 from .guard import describe
 from .loop import background_loop, on_background_thread, run, start
-from .types import BadReply, BadRequest, Closed, LLMError, Message, Misconfigured, Reply, Usage, with_system
-from .wire import clean, priced, secrets_in, shown_url
+from .types import BadReply, BadRequest, Closed, LLMError, Message, Misconfigured, Reply, Usage
+from .wire import Call, clean, priced, secrets_in, shown_url
 
 if TYPE_CHECKING:
     from .openai_http import Http

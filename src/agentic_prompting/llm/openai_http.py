@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import httpx2 as httpx
 
-from .call import Call, Endpoint
 from .guard import describe
 from .types import (
     BadReply,
@@ -38,7 +37,7 @@ from .types import (
     TimedOut,
     Unreachable,
 )
-from .wire import read_completion, said_by, shown_url
+from .wire import Call, Endpoint, read_completion, said_by, shown_url
 
 _CONNECT_SECONDS = 10.0
 _CONNECTIONS = 32  # in each pool

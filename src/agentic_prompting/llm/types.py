@@ -162,15 +162,19 @@ class Reply:
 
 
 class _TakesMessages(type(Protocol)):  # type: ignore[misc]  # typing does not export the metaclass
-    """Makes `isinstance(x, ChatModel)` check for an argument `messages`: a verifier can be called as well."""
+    """Makes `isinstance(x, ChatModel)` check for an argument `messages`, or for one that must be given, under any name:
+    a verifier can be called as well, with a question and an answer."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls is not ChatModel:
             return super().__instancecheck__(instance)
         try:
-            return callable(instance) and "messages" in inspect.signature(instance).parameters
+            parameters = inspect.signature(instance).parameters if callable(instance) else {}
         except (TypeError, ValueError):  # a built-in function without a signature
             return False
+        by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        given = [one for one in parameters.values() if one.kind in by_place and one.default is one.empty]
+        return "messages" in parameters or len({one.name for one in given} - {"repeat", "session"}) == 1
 
 
 @runtime_checkable
@@ -193,18 +197,3 @@ class ChatModel(Protocol, metaclass=_TakesMessages):
             **sampling: `temperature`, `max_tokens`, `top_p`, `stop`, ...: sent to the endpoint.
         """
         ...
-
-
-def with_system(system_prompt: str | None, messages: Sequence[Message], join: bool = False) -> list[Message]:
-    """The conversation with `system_prompt` as its first message.
-
-    If it already begins with a system message, that message stays alone; with `join` it follows the prompt in one
-    message.
-    """
-    if not system_prompt:
-        return list(messages)
-    if messages and messages[0]["role"] == "system":
-        if not join:
-            return list(messages)
-        system_prompt, messages = f"{system_prompt}\n\n{messages[0]['content']}", messages[1:]
-    return [{"role": "system", "content": system_prompt}, *messages]

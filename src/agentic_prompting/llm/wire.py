@@ -1,4 +1,5 @@
-"""Parsing of an OpenAI-compatible endpoint's answers, and removal of secrets from texts: pure functions, no HTTP.
+"""What [`OpenAIChat`] and its HTTP half share: a call, the settings of a connection, and pure functions that parse an
+endpoint's answers and remove secrets from texts.
 
 A body without text is a failure, never an empty answer.
 """
@@ -8,12 +9,16 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+import time
+from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from .budget import Price
+from .cache import CacheKey
 from .masking import mask_secrets
-from .types import BadReply, Refused, Reply, Usage
+from .types import BadReply, Message, Refused, Reply, Usage
 
 _KNOWN = {"v1", "v1beta", "api", "openai", "compatible-mode", "inference", "chat", "completions", "models"}
 # Control characters but tab and line feed, marks of direction, invisible tags, halves of surrogate pairs.
@@ -26,7 +31,33 @@ _MOST_TOKENS = 10**9  # in one call; a count above it, or below 0, is invalid an
 _LONGEST_READ = 5000  # far more than is shown: keys are removed before a text is cut, or half a key could stay
 
 
-def read_completion(body: bytes, price: tuple[float, float] | None = None) -> Reply:
+class Endpoint(Protocol):
+    """The settings of a client that its connections need, as documented in [`OpenAIChat`]."""
+
+    model: str
+    base_url: str
+    price: Price | None
+    max_concurrency: int
+    requests_per_minute: float | None
+    timeout: float
+
+
+@dataclass
+class Call:
+    """One call: a copy of its conversation, its limits, and its counts over all attempts. Times in seconds."""
+
+    messages: list[Message]
+    sampling: dict[str, Any]
+    key: CacheKey | None  # `None` if the cache is not used
+    timeout: float  # for each attempt
+    max_retries: int
+    patience: float  # time left to wait for an endpoint that is down
+    attempts: int = 0
+    usage: Usage = field(default_factory=Usage)  # of all attempts: an unusable answer is paid for too
+    started: float = field(default_factory=time.perf_counter)
+
+
+def read_completion(body: bytes, price: Price | None = None) -> Reply:
     """The reply in the body of a chat completion.
 
     Args:
@@ -80,7 +111,7 @@ def _count(counts: Any, name: str) -> int:
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
 
 
-def priced(read: int, written: int, price: tuple[float, float] | None) -> Usage:
+def priced(read: int, written: int, price: Price | None) -> Usage:
     """The usage of a call: tokens read and written, and their cost by US dollars per million; 0 without a price."""
     per_read, per_written = price or (0.0, 0.0)
     return Usage(read, written, (read * per_read + written * per_written) / 1e6)

@@ -18,8 +18,8 @@ import torch
 
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
 from ..rollout import PlainText, Sample, SampleRequest
-from .architectures import can_slab
 from .sampling import Sampling, context_length, end_of_turn_tokens
+from .slab import can_slab
 from .transformers_engine import local_policy
 
 # With more conversations at once, no drafts are read on a CPU. There the time of a pass grows with its tokens: in a

@@ -24,10 +24,9 @@ import torch
 from transformers import PreTrainedModel
 
 from ..rollout import BatchEngine, Engine, Job, Sample, SampleRequest
-from .architectures import attention_with_masks, can_slab, check_runs, masks_of
 from .drafting import Draft
 from .sampling import Lender, Sampling, TransformersSampler, TurnEnd, context_length, in_use
-from .slab import COLUMNS, ROWS, Layers, Slab, bytes_of, round_up
+from .slab import COLUMNS, Layers, Slab, attention_with_masks, bytes_of, can_slab, check_runs, masks_of
 
 _JOIN_EVERY = 4  # steps between two joins: reading a context takes about as long as a step
 # Guesses of a row in one pass after the first, and tokens of all rows together. With fewer tokens the time of a pass is
@@ -285,7 +284,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             if self.model.device.type != "cuda" or not self.slab.layers:
                 return True
             self.max_batch_bytes = torch.cuda.mem_get_info(self.model.device)[0] / 2
-        return self.slab.bytes(round_up(rows, ROWS), round_up(width, COLUMNS)) <= self.max_batch_bytes
+        return self.slab.grown_bytes(rows, width) <= self.max_batch_bytes
 
     def _width(self) -> int:
         return max((row.length for row in self.rows), default=0) + 1

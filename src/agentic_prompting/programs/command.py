@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..llm import ServerFailed
-from ..rollout import fill
+from ..llm import ServerFailed, fill
 
 _TAIL = 2**16  # bytes of the output that are read
 

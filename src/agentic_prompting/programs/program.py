@@ -24,7 +24,7 @@ from functools import cache
 from typing import Any
 
 from ..llm import ChatModel, LLMError, ServerFailed, TimedOut
-from ..llm.guard import call_guarded_on, describe
+from ..llm.guard import call_guarded_on, failure_of
 from ..llm.loop import on_background_thread, start
 from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
 from .command import CommandFailed, run_command
@@ -202,7 +202,7 @@ class Program(Environment):
             if session.broken.done():  # the policy itself
                 raise
             if not (session.stopped or self._is_mistake(failure)):
-                error = ServerFailed(f"the program raised {describe(failure)}")
+                error = failure_of(ServerFailed, "the program", failure)
         finally:
             session.close("the program has ended" if error is None else "it has failed")
             self._gateway.close_key(key)

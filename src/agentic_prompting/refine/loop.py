@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-from ..llm import ChatModel, Message, Reply, as_chat
+from ..llm import ChatModel, Message, Reply, as_chat, fill
 from ..llm.guard import Escaped, call_guarded_on, text_of
 from ..rewards import read_verdict
-from ..rollout import fill
 from .templates import RolePrompts, Unit, first_units, read_improved_prompt
 from .types import (
     Failure,

@@ -6,19 +6,17 @@ model.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, charge
+from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, as_chat, charge
 from ..llm.loop import in_parallel
-from ..records import RecordFile, only_writer
+from ..records import RecordFile, digest, only_writer
 from ..rollout.progress import progress as progress_of
 from .loop import LabelVerifier, RefineSettings, Verifier, refine
 from .templates import DEFAULT_PROMPT
@@ -62,8 +60,14 @@ class ProRefiner(RefineSettings):
     def __post_init__(self):
         super().__post_init__()
         for role in ("task", "feedback", "optimizer"):
-            if not isinstance(getattr(self, role), ChatModel):
-                raise TypeError(f"the {role} model must be a ChatModel, got {getattr(self, role)!r:.100}")
+            model = getattr(self, role)
+            if not callable(model):
+                wanted = "a chat model or a function of the messages"
+                raise TypeError(f"the {role} model must be {wanted}, got {model!r:.100}")
+            try:
+                as_chat(model)
+            except TypeError as error:
+                raise TypeError(f"the {role} model: {error}") from None
         if self.verifier is not None and not (isinstance(self.verifier, ChatModel) or callable(self.verifier)):
             raise TypeError(f"verifier must be None, a ChatModel or callable, got {self.verifier!r:.100}")
 
@@ -174,11 +178,26 @@ class ProRefiner(RefineSettings):
                 if result.error is not None and result.error.fatal:
                     fatal.append(result.error)
                 bar.update()
+        self._warn_of_missing_tags(results[i] for i in left if i in results)
         if fatal:
             logger.error(f"stopped after {len(results)} of {len(asked)} queries: {fatal[0]}")
         for i in set(left) - set(results):
             results[i] = RefinementResult(asked[i].id, asked[i].text, "", prompt, prompt, "failed", error=fatal[0])
         return [results[i] for i in range(len(asked))]
+
+    def _warn_of_missing_tags(self, results: Iterable[RefinementResult]) -> None:
+        """One line for all replies of the optimizer without a new prompt, which changed nothing."""
+        steps = [
+            step for result in results for step in result.steps if step.feedback and step.problem != "optimizer failed"
+        ]
+        missing = Counter(step.problem for step in steps if step.problem)
+        if missing:
+            logger.warning(
+                "%d of %d replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags (%s): the prompt "
+                "stayed as it was: take a model that follows its instructions (prompts.optimizer_role), or more "
+                "max_tokens for it",
+                *(missing.total(), len(steps), ", ".join(f"{n} {why}" for why, n in missing.items())),
+            )
 
     def digest(self) -> str:
         """Identifies settings, models and verifier, so that a file of results is not continued with others."""
@@ -186,8 +205,7 @@ class ProRefiner(RefineSettings):
         plain = vars(RefineSettings())  # left out: a setting that comes later changes no digest
         settings = {name: value for name, value in own.items() if value != plain[name]}
         names = {role: _name_of(model) for role, model in self.models.items() if model is not None}
-        text = json.dumps([settings, names], sort_keys=True, default=repr)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest([settings, names])
 
     def charge_to(self, budget: Budget, account: str = "") -> None:
         """Book what each role spends into `budget`: under its own name, behind `account/` where one is given."""
@@ -241,9 +259,9 @@ class ResultsFile:
 def _keys(prompt: str, queries: Sequence[Query]) -> Iterator[str]:
     """What identifies each query of a run in its file: prompt and question, and a number among equal ones."""
     seen: Counter[str] = Counter()
-    for digest in (query.digest(prompt)[:32] for query in queries):
-        seen[digest] += 1
-        yield f"{digest}-{seen[digest]}"
+    for key in (query.digest(prompt)[:32] for query in queries):
+        seen[key] += 1
+        yield f"{key}-{seen[key]}"
 
 
 def _name_of(model: Any) -> str:

@@ -26,19 +26,10 @@ from typing import Any, Literal, TypeVar
 from ..evaluation import Evaluation, compare_runs, compare_systems, differences_table, results_table
 from ..evolution import Lineage, plot_lineage
 from ..evolution.lineage import LINES, Node
-from ..records import atomic_write
+from ..records import Record, atomic_write
 from ..refine import RefinementResult
 from .plots import PANELS, panels_in, plot_panels
-from .summary import (
-    Record,
-    RunSummary,
-    cost_points,
-    exact_match_of_record,
-    first_scores,
-    groups_of,
-    reward_parts,
-    total_reward,
-)
+from .summary import RunSummary, cost_points, exact_match_of_record, first_scores, groups_of, reward_parts, total_reward
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..records import Record
 from ..refine import RefinementResult
 from ..rollout.recording import rollout_lines
 
 logger = logging.getLogger(__name__)
 
-Record = dict[str, Any]
 Check = Callable[[Any], bool]
 
 
@@ -33,6 +33,7 @@ def is_step(value: Any) -> bool:
 
 
 def is_text(value: Any) -> bool:
+    """Whether it is a text."""
     return isinstance(value, str)
 
 

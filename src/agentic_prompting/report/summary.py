@@ -19,13 +19,12 @@ from ..evaluation import METRICS, Evaluation, bootstrap_interval, find_metrics
 from ..evaluation.scoring import score_records, summarise
 from ..evolution import Lineage, read_lineage
 from ..evolution.lineage import JOURNAL_FILE
+from ..records import Record
 from ..refine import RefinementResult
 from ..rewards import exact_match, prompt_r1_score, token_f1
 from ..rollout import STATUSES
 from .plots import OPTIMISATION
 from .sound import LOG_ENTRY, is_number, read_sound_answers, read_sound_refinements, read_sound_rollouts, sound_objects
-
-Record = Mapping[str, Any]
 
 POPULATION, STATE, LOG = "population.json", "trainer_state.json", "rollouts/log.jsonl"
 _CLOSE = 1e-5  # rewards are recorded with six digits

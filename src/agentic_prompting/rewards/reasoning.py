@@ -16,8 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..llm import Budget, ChatModel, Message, as_chat, charge
-from ..rollout import fill
+from ..llm import Budget, ChatModel, Message, as_chat, charge, fill
 from .qa import accepted_answers
 
 JUDGE_ROLE = """\

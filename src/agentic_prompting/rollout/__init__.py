@@ -1,25 +1,36 @@
 """Episodes: the grammar, the `Rollout`, the loop that plays them. Tokens and masks are made here and nowhere else."""
 
-from .chat_format import ChatFormat
-from .engine import BatchEngine, Engine, Job, gather, play_all, run_with_engine
+from .chat_format import ChatFormat, TextFormat
+from .engine import BatchEngine, Engine, Job, play_all, run_with_engine
 from .environment import RESET_ERROR, Environment, as_environment, reset_rows
 from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
 from .plain_text import PlainText
-from .play import observe, play, rollout_seed, turn_seed
-from .recording import STATUSES, RolloutFacts, RolloutLog, read_rollouts, rollout_metrics, rollout_record, transcript
+from .play import observe, play
+from .recording import STATUSES, RolloutFacts, RolloutLog, read_rollouts, rollout_metrics, rollout_record
 from .spec import (
     PROMPT_R1_TEMPLATE,
     SPEC_FILE,
     AgentSpec,
     check_template,
-    fill,
     fill_template,
     prompt_r1_template,
     rollout_from_trace,
     template_for,
 )
-from .text_format import TextFormat
-from .types import Limits, Observation, Policy, Rollout, Sample, Sampler, SampleRequest, Status, TokenSequence
+from .types import (
+    Limits,
+    Observation,
+    Policy,
+    Rollout,
+    Sample,
+    Sampler,
+    SampleRequest,
+    Status,
+    TokenSequence,
+    rollout_seed,
+    transcript,
+    turn_seed,
+)
 
 # fmt: off
 __all__ = [
@@ -53,9 +64,7 @@ __all__ = [
     "as_environment",
     "check_template",
     "escape",
-    "fill",
     "fill_template",
-    "gather",
     "observe",
     "parse_turn",
     "play",

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from ..llm.guard import contain, contained
-from ..llm.loop import start
+from ..llm.guard import contained
+from ..llm.loop import gather, start
+from .chat_format import TextFormat
 from .environment import Environment, as_environment
 from .play import play
-from .text_format import TextFormat
 from .types import Limits, Policy, Rollout, Sample, Sampler, SampleRequest
 
 Request = TypeVar("Request")
@@ -83,10 +83,6 @@ class Engine(ABC, Generic[Request, Result]):
     def at_work(self) -> int:
         """How many requests are in progress."""
 
-    @property
-    def busy(self) -> bool:
-        return self.at_work > 0
-
     @abstractmethod
     def drop(self) -> list[Job[Request, Result]]:
         """Remove all requests in progress from the engine and return them: it has failed, or they were cancelled."""
@@ -116,12 +112,12 @@ class Engine(ABC, Generic[Request, Result]):
         def may_join() -> bool:
             if together is None:
                 return bool(self._waiting)
-            return not self.busy and 0 < together() <= len(self._waiting)
+            return not self.at_work and 0 < together() <= len(self._waiting)
 
         until.add_done_callback(lambda _: self.wake())
         with self.ready():
             while not until.done():
-                self._take(block=not (self.busy or may_join()))
+                self._take(block=not (self.at_work or may_join()))
                 listen()
                 if together is not None:  # by conversation, not by time of arrival
                     self._waiting.sort(key=lambda job: getattr(job.request, "conversation", None) or 0)
@@ -154,9 +150,9 @@ class Engine(ABC, Generic[Request, Result]):
 
     def _run_until_idle(self) -> None:
         with self.ready():
-            while self._take(block=False) or self.busy or self._waiting:
+            while self._take(block=False) or self.at_work or self._waiting:
                 self._run_step(may_join=True)
-                if self.busy or self._waiting:
+                if self.at_work or self._waiting:
                     self._deliver_finished()
 
     def _take(self, block: bool) -> bool:
@@ -165,7 +161,7 @@ class Engine(ABC, Generic[Request, Result]):
         before = len(self._waiting)
         try:
             job = self._inbox.get(block, _LISTEN_SECONDS)
-            if job is not None and not self.busy:
+            if job is not None and not self.at_work:
                 _settle(job.loop)
             while True:
                 if job is not None:
@@ -178,7 +174,7 @@ class Engine(ABC, Generic[Request, Result]):
         self._waiting = [job for job in self._waiting if not job.cancelled]
         arrived = self.joins(self._waiting) if may_join else []
         self._waiting = [job for job in self._waiting if job not in arrived]
-        if not arrived and not self.busy:
+        if not arrived and not self.at_work:
             return
         try:
             if self._closed is not None:
@@ -305,15 +301,3 @@ def run_with_engine(
         return done.result()
     finally:
         done.cancel()
-
-
-async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines side by side and return their results in order. The first that fails cancels the others, and its
-    exception is raised."""
-    tasks = [asyncio.create_task(contain(coroutine)) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

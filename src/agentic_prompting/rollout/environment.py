@@ -14,7 +14,7 @@ from typing import Any
 
 from ..llm import Budget, LLMError, ServerFailed
 from ..llm.budget import charge_models_of
-from ..llm.guard import call_guarded, describe
+from ..llm.guard import call_guarded, failure_of, place_of
 from .grammar import Grammar
 from .types import Observation, Rollout
 
@@ -197,9 +197,10 @@ async def _reset(environment: Environment, row: dict[str, Any]) -> dict[str, Any
     try:
         begun = await call_guarded(environment.reset, row)
         if not isinstance(begun, Mapping):
-            raise ServerFailed(f"reset must return the row of the episode, a dict, not {type(begun).__name__}")
+            wrong = type(begun).__name__
+            raise ServerFailed(f"{place_of(environment.reset)} must return the row of the episode, a dict, not {wrong}")
         return dict(begun)
     except LLMError as error:
         return {**row, RESET_ERROR: error}
     except Exception as error:
-        return {**row, RESET_ERROR: ServerFailed(f"the environment's reset raised {describe(error)}")}
+        return {**row, RESET_ERROR: failure_of(ServerFailed, "the environment's reset", error)}

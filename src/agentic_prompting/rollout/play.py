@@ -11,10 +11,10 @@ import time
 from typing import Any
 
 from ..llm import LLMError, ServerFailed
-from ..llm.guard import call_guarded, describe
+from ..llm.guard import call_guarded, failure_of, place_of
+from .chat_format import TextFormat
 from .environment import RESET_ERROR, Environment
-from .text_format import TextFormat
-from .types import Limits, Observation, Policy, Rollout, SampleRequest
+from .types import Limits, Observation, Policy, Rollout, SampleRequest, turn_seed
 
 # An engine keeps what it computed for one turn for the next turn of the same conversation.
 _conversations = itertools.count()
@@ -87,31 +87,10 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
         returned: Any = await call_guarded(environment.step, rollout)
         if not (returned is None or isinstance(returned, str | Observation)):
             wrong = type(returned).__name__
-            raise ServerFailed(f"the environment's step must return an Observation, a str or None, not {wrong}")
+            raise ServerFailed(f"{place_of(environment.step)} must return an Observation, a str or None, not {wrong}")
     except LLMError as error:
         returned = Observation(error=error, seconds=time.perf_counter() - started)
     except Exception as error:  # a bug in an environment fails this rollout, not the batch
-        failure = ServerFailed(f"the environment raised {describe(error)}")
+        failure = failure_of(ServerFailed, "the environment", error)
         returned = Observation(error=failure, seconds=time.perf_counter() - started)
     return Observation(returned, seconds=time.perf_counter() - started) if isinstance(returned, str) else returned
-
-
-def turn_seed(seed: int, turn: int) -> int:
-    """The seed of one turn: distinct for every (rollout seed, turn), in 63 bits."""
-    return _mix(seed * 1_000_003 + turn)
-
-
-def rollout_seed(*parts: Any) -> int:
-    """A seed made of the parts that identify a rollout: run seed, step, position, ... Equal parts give equal seeds."""
-    number = 0
-    for part in parts:
-        number = _mix(number ^ _mix(part if isinstance(part, int) else int.from_bytes(str(part).encode(), "big")))
-    return number
-
-
-def _mix(number: int) -> int:
-    """SplitMix64's finaliser: near-by numbers become unrelated ones, without any state."""
-    number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (number ^ (number >> 31)) >> 1

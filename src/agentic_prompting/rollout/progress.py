@@ -30,16 +30,24 @@ class Seldom:
 
 
 class Lines:
-    """A replacement for a tqdm bar that prints lines such as `rollouts: 96 of 128` to standard error."""
+    """A replacement for a tqdm bar: prints lines such as `rollouts: 96 of 128, about 20 s left` to standard error."""
 
     def __init__(self, total: int, what: str, done: int = 0):
         self.total, self.what, self.n = total, what, done
-        self._seldom = Seldom()
+        self._seldom, self._first, self._begun = Seldom(), done, time.monotonic()
+
+    def left(self) -> str:
+        """`, about 20 s left`, at the pace until now; empty at the beginning and at the end."""
+        done, missing = self.n - self._first, self.total - self.n
+        if done <= 0 or missing <= 0:
+            return ""
+        seconds = (time.monotonic() - self._begun) / done * missing
+        return f", about {seconds:.0f} s left" if seconds < 100 else f", about {seconds / 60:.0f} min left"
 
     def update(self, n: int = 1) -> None:
         self.n += n
         if self._seldom.due():
-            print(f"{self.what}: {self.n} of {self.total}", file=sys.stderr, flush=True)
+            print(f"{self.what}: {self.n} of {self.total}{self.left()}", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Lines:
         return self

@@ -103,16 +103,6 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     }
 
 
-def transcript(rollout: Rollout) -> str:
-    """A conversation as text, turn by turn, with the replies that came."""
-    pieces = []
-    for i, turn in enumerate(rollout.turns):
-        pieces.append(turn.text.strip())
-        if i < len(rollout.observations) and rollout.observations[i].error is None:
-            pieces.append(f"[reply] {rollout.observations[i].text.strip()}")
-    return "\n".join(pieces)
-
-
 def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """A rollout as data for JSON.
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..llm import Message, with_system
+from ..llm import Message, fill, with_system
 from ..records import atomic_write
-from .chat_format import ChatFormat
+from .chat_format import ChatFormat, TextFormat
 from .environment import as_environment
 from .grammar import FreeText, Grammar, Kind, TagGrammar
-from .text_format import TextFormat
 from .types import Limits, Observation, Rollout, Sample, Status
 
 SPEC_FILE = "agentic_prompting.json"
@@ -46,12 +44,6 @@ Build every request on what you have learned, and never send the same one twice.
 - Finish as soon as the replies support an answer.
 
 Question: {question}"""
-
-
-def fill(template: str, **values: object) -> str:
-    """Put values into a template, all at once: braces in the values, and other braces in the template, stay."""
-    names = "|".join(map(re.escape, values))
-    return re.sub(rf"\{{({names})\}}", lambda match: str(values[match[1]]), template)
 
 
 def prompt_r1_template(grammar: TagGrammar = TagGrammar()) -> str:

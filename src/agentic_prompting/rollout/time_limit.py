@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-SECONDS = 10.0
+TEMPLATE_SECONDS = 10.0
 """How long a template may take. Ordinary ones take under a millisecond, those of a megabyte under a second."""
 
 _TICK = 0.1
@@ -66,12 +66,12 @@ def limited(call: Callable[[], _T], what: str, seconds: float | None = None) -> 
     Args:
         call (`Callable`): Python code.
         what (`str`): Names it in the error.
-        seconds (`float`, *optional*): The limit; [`SECONDS`] by default.
+        seconds (`float`, *optional*): The limit; [`TEMPLATE_SECONDS`] by default.
 
     Raises:
         `ValueError`: It did not end in time.
     """
-    seconds, thread = SECONDS if seconds is None else seconds, threading.get_ident()
+    seconds, thread = TEMPLATE_SECONDS if seconds is None else seconds, threading.get_ident()
     with _making:
         watch = _watches.get(os.getpid()) or _watches.setdefault(os.getpid(), _Watch())
     outer = None

@@ -1,4 +1,4 @@
-"""What an episode is made of: requests and samples, observations, the [`Rollout`] itself, and its limits.
+"""What an episode is made of: requests and samples, observations, the [`Rollout`] itself, its seeds and its limits.
 
 A [`Rollout`] keeps token ids, mask and log-probabilities in step by construction: they change only through
 [`Rollout.add_turn`] and [`Rollout.add_observation`].
@@ -256,3 +256,34 @@ class Limits:
         used = len(rollout.ids) + extra
         left = min(self.max_turn_tokens, self.max_tokens - used)
         return left if self.max_context is None else min(left, self.max_context - len(rollout.prompt_ids) - used)
+
+
+def transcript(rollout: Rollout) -> str:
+    """A conversation as text, turn by turn, with the replies that came."""
+    pieces = []
+    for i, turn in enumerate(rollout.turns):
+        pieces.append(turn.text.strip())
+        if i < len(rollout.observations) and rollout.observations[i].error is None:
+            pieces.append(f"[reply] {rollout.observations[i].text.strip()}")
+    return "\n".join(pieces)
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of one turn: distinct for every (rollout seed, turn), in 63 bits."""
+    return _mix(seed * 1_000_003 + turn)
+
+
+def rollout_seed(*parts: Any) -> int:
+    """A seed made of the parts that identify a rollout: run seed, step, position, ... Equal parts give equal seeds."""
+    number = 0
+    for part in parts:
+        number = _mix(number ^ _mix(part if isinstance(part, int) else int.from_bytes(str(part).encode(), "big")))
+    return number
+
+
+def _mix(number: int) -> int:
+    """SplitMix64's finaliser: near-by numbers become unrelated ones, without any state."""
+    number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (number ^ (number >> 31)) >> 1

@@ -63,7 +63,7 @@ def report_sandbox_run(sandbox: Sandbox, environment: Environment, trainer: Any,
     examples = {when: conversation(rollouts[telling]) for when, rollouts in played.items()}
     atomic_write(folder / "trajectories.json", json.dumps(examples, indent=2) + "\n")
     lines.append(
-        f"{summary['steps']} steps, {seconds:.0f} s with the warm start, {summary['mean_turns']:.1f} turns a question, "
+        f"{summary['steps']} steps, {seconds:.0f} s, {summary['mean_turns']:.1f} turns a question, "
         f"{summary['failed_rollouts']} failed rollouts"
     )
     for when, said in examples.items():
@@ -100,7 +100,7 @@ def report_guarded_run(sandbox: GuardedSandbox, initial: SystemPrompt, trainer: 
     lines = [_line(f"exact match, {name:29}", row) for name, row in table.items()]
     lines.append(
         f"{summary['questions']} questions about countries held out, {summary['steps']} steps, {summary['prompts']} "
-        f"prompts, {seconds:.0f} s with the warm start"
+        f"prompts, {seconds:.0f} s"
     )
     lines += ["", "--- the best prompt", best.text]
     return _publish(trainer, summary, "E-SPL in the sandbox (a tiny policy, a scripted oracle and reflector", lines)

@@ -6,33 +6,22 @@ runs through is the real one.
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from accelerate import PartialState
-from accelerate.state import AcceleratorState
 from datasets import Dataset
+from huggingface_hub import constants
 from transformers import PreTrainedTokenizerFast
 
 from ..agent import PromptAgent
 from ..evolution import SystemPrompt
 from ..llm import Message, Reply, ServerFailed, Usage
-from ..rollout import (
-    SPEC_FILE,
-    AgentSpec,
-    ChatFormat,
-    Rollout,
-    TagGrammar,
-    Turn,
-    play,
-    rollout_from_trace,
-    rollout_seed,
-    transcript,
-)
-from ..trainers import warm_start
+from ..rollout import AgentSpec, Rollout, TagGrammar, Turn, play, rollout_seed, transcript
 from .guarded import (
     MIXES,
     PREAMBLE,
@@ -46,18 +35,10 @@ from .guarded import (
     say,
     split_by_country,
 )
-from .policy import (
-    build_policy,
-    build_tokenizer,
-    copying_exercises,
-    keep_freed_memory,
-    nonsense,
-    sandbox_spec,
-    save_policy,
-    world_tokenizer,
-)
+from .policy import build_tokenizer, sandbox_spec, world_tokenizer
+from .recipe import SHIPPED, Recipe, load_shipped, make_policy, ship, warm_started
 from .traces import DEFAULT_MIX, Trace, make_traces
-from .world import Oracle, Question, World, as_rows, load_world, make_split, sought, world_of
+from .world import Oracle, Question, as_rows, load_world, make_split, sought, world_of
 
 
 @dataclass(frozen=True)
@@ -97,85 +78,33 @@ def prepare_sandbox(
             64 copying exercises.
         by (`str`, *optional*, defaults to `"country"`): The kind of split; see [`make_split`].
     """
+    no_telemetry()
     train, test = make_split(seed, n_test, by=by)
-    spec, rng, seen = sandbox_spec(), random.Random(seed), world_of(train)
+    recipe = sandbox_recipe(train, seed, warm_start_steps)
+    return Sandbox(warm_started(folder, recipe), recipe.spec, as_dataset(train), as_dataset(test))
 
-    def traces() -> tuple[list[Trace], list[Trace]]:
-        made = make_traces(train, 20 * warm_start_steps, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
-        return made, made[: len(made) // 2]
+
+def sandbox_recipe(train: Sequence[Question], seed: int, warm_start_steps: int = 450) -> Recipe:
+    """The warm start of [`prepare_sandbox`] on these questions."""
+    seen = world_of(train)
+
+    def traces(n: int, rng: random.Random) -> tuple[list[Trace], list[Trace]]:
+        made = make_traces(train, n, DEFAULT_MIX, Oracle(seen, seed=seed), rng, world=seen)
+        return made, made[: n // 2]
 
     copying_steps = max(warm_start_steps // 2, 1)
-    model = warm_started(
-        folder, spec, world_tokenizer(), load_world(), traces, warm_start_steps, copying_steps, seed, rng
-    )
-    return Sandbox(model, spec, as_dataset(train), as_dataset(test))
+    return Recipe(sandbox_spec(), world_tokenizer(), load_world(), traces, warm_start_steps, copying_steps, seed, seed)
+
+
+def no_telemetry() -> None:
+    """Keep TRL's trainers from sending a ping to the hub when they are made, in this process and those it starts."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # what has been read of it already
 
 
 def as_dataset(questions: list[Question]) -> Dataset:
     """Questions as a data set."""
     return Dataset.from_list(as_rows(questions))
-
-
-def warm_started(
-    folder: str | Path,
-    spec: AgentSpec,
-    tokenizer: PreTrainedTokenizerFast,
-    world: World,
-    traces: Callable[[], tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]],
-    steps: int,
-    copying_steps: int,
-    seed: int,
-    rng: random.Random,
-) -> Path:
-    """The folder of a new policy that has done copying exercises and then imitated traces.
-
-    Args:
-        folder (`str` or `Path`): The policy is saved to `folder/warm_start`; an existing one is used again.
-        spec ([`AgentSpec`]): How the policy is asked; saved with it.
-        tokenizer (`PreTrainedTokenizerFast`): Its words.
-        world ([`World`]): Whose names are in them.
-        traces (`Callable`): Writes what to imitate, and what to make nonsense of; see [`rollout_from_trace`].
-        steps (`int`): Supervised steps of 32 traces.
-        copying_steps (`int`): Supervised steps of 64 exercises, before those.
-        seed (`int`): Decides the first weights and the order of the batches.
-        rng (`random.Random`): Draws the exercises.
-    """
-    keep_freed_memory()
-    model, state = Path(folder) / "warm_start", PartialState()
-    if not (model / SPEC_FILE).exists():
-        chat_format = ChatFormat(tokenizer, spec.grammar, own_texts=spec.own_texts)
-        imitated, plain = ([rollout_from_trace(trace, spec, chat_format) for trace in some] for some in traces())
-        policy = build_policy(tokenizer, seed)
-        exercises = copying_exercises(tokenizer, 64 * copying_steps, rng)
-        conversations = [*imitated, *nonsense(plain, tokenizer, world, rng)]
-        for name, rollouts, batch, max_steps in (
-            ("copying exercises", exercises, 64, copying_steps),
-            ("conversations of mixed quality", conversations, 32, steps),
-        ):
-            if state.is_main_process:
-                print(f"warm start of the tiny policy: {name}", flush=True)
-            warm_start(
-                policy,
-                tokenizer,
-                rollouts,
-                output_dir=model / "sft",
-                max_steps=max_steps,
-                per_device_train_batch_size=max(1, batch // state.num_processes),
-                learning_rate=3e-3,
-                lr_scheduler_type="cosine",
-                warmup_steps=20,
-                adam_beta2=0.95,  # .999 averages over more steps than there are
-                weight_decay=0.0,
-                seed=seed,
-                bf16=False,
-                use_cpu=state.device.type == "cpu",
-                gradient_checkpointing=False,
-            )
-        AcceleratorState._reset_state()  # the run that follows may choose another precision than the warm start's
-        if state.is_main_process:
-            save_policy(policy, tokenizer, spec, model)
-    state.wait_for_everyone()
-    return model
 
 
 # The guarded world: rules, questions, and a policy that has learned to follow principles -----------------------------
@@ -232,38 +161,44 @@ def prepare_guarded(
     Raises:
         `ValueError`: There is no such world.
     """
+    no_telemetry()
     if world not in WORLDS:
         raise ValueError(f"world must be one of {', '.join(WORLDS)}, got {world!r}")
     train, test = split_by_country(seed)
-    spec, rng = replace(sandbox_spec(), sampling=SAMPLING), random.Random(f"house traces {seed}")
-
-    def under(principles: Sequence[str], trace: Trace) -> dict[str, Any]:
-        return {**trace, "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace))}
-
-    def traces() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        n, seen = 20 * warm_start_steps, world_of(train, load_guarded_world())
-        made = make_guarded_traces(train, n, rng, heeds=world != "habits")
-        # Copying exercises without principles: a question without a relation would not show which word belongs to it.
-        plain = make_traces(train, n // 2, MIXES[None], Oracle(seen, seed=seed), rng, world=seen)
-        return [under(*one) for one in made], [under((), trace) for trace in plain]
-
-    model = warm_started(
-        folder, spec, guarded_tokenizer(), load_guarded_world(), traces, warm_start_steps, copying_steps, seed, rng
-    )
+    recipe = guarded_recipe(seed, warm_start_steps, copying_steps, world)
     drawn = random.Random(f"house {seed}")
     rules, root = draw_rules(drawn), ROOT
     if world == "misleading":
         others = drawn.sample([word for word in WORDS if word not in rules.values()], len(rules))
         root = SystemPrompt(PREAMBLE, tuple(map(say, map(sought, rules), others)))
     return GuardedSandbox(
-        model=model,
-        spec=spec,
+        model=warm_started(folder, recipe),
+        spec=recipe.spec,
         train=as_dataset(train),
         test=as_dataset(test[:n_test]),
         oracle=GuardedOracle({} if world == "habits" else rules, seed=seed),
         root=root,
         mistakes=0.5 if world == "misleading" else 0.1,
     )
+
+
+def guarded_recipe(seed: int, warm_start_steps: int = 450, copying_steps: int = 150, world: str = "rules") -> Recipe:
+    """The warm start of [`prepare_guarded`]; `"rules"` and `"misleading"` share one."""
+    train, _ = split_by_country(seed)
+    spec, seen = replace(sandbox_spec(), sampling=SAMPLING), world_of(train, load_guarded_world())
+
+    def under(principles: Sequence[str], trace: Trace) -> dict[str, Any]:
+        return {**trace, "prompt": SystemPrompt(PREAMBLE, tuple(principles)).messages(spec.messages(trace))}
+
+    def traces(n: int, rng: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        made = make_guarded_traces(train, n, rng, heeds=world != "habits")
+        # Copying exercises without principles: a question without a relation would not show which word belongs to it.
+        plain = make_traces(train, n // 2, MIXES[None], Oracle(seen, seed=seed), rng, world=seen)
+        return [under(*one) for one in made], [under((), trace) for trace in plain]
+
+    drawn_by = f"house traces {seed}"  # a seed keeps its name, or figures change
+    tokenizer = guarded_tokenizer()
+    return Recipe(spec, tokenizer, load_guarded_world(), traces, warm_start_steps, copying_steps, seed, drawn_by)
 
 
 def guarded_tokenizer() -> PreTrainedTokenizerFast:
@@ -312,3 +247,27 @@ class AgentChat:
             return Reply(error=ServerFailed(f"the episode raised {error!r}"))
         usage = Usage(len(rollout.prompt_ids), len(rollout.ids))
         return Reply(transcript(rollout), error=rollout.error, usage=usage)
+
+
+# The policies of the package ------------------------------------------------------------------------------------------
+
+DEMO_SEED = 42
+"""The demonstrations' seed: transformers' default."""
+
+
+def demo_recipes() -> list[Recipe]:
+    """The warm starts of the demonstrations, in the order of `SHIPPED`."""
+    return [sandbox_recipe(make_split(DEMO_SEED, 256)[0], DEMO_SEED), guarded_recipe(DEMO_SEED)]
+
+
+def main() -> None:
+    """Make the policies of the package anew, those whose recipe has changed."""
+    for file, recipe in zip(SHIPPED, demo_recipes(), strict=True):
+        if load_shipped(recipe, [file]) is None:
+            with TemporaryDirectory() as folder:
+                ship(make_policy(recipe, Path(folder)), recipe, file)
+        print(f"{file}: recipe {recipe.fingerprint}, {file.stat().st_size:,} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..llm import Budget, BudgetExceeded, ChatModel, Closed, LLMError, Misconfigured, RateLimited, Unreachable, charge
 from ..llm.loop import LoopEnded, loop_error, start
+from ..llm.wire import visible
 from ..programs import Asked, ChatCompletions, Refusal, error_body
 from ..refine import RefinedChat
 from .answering import AgentAnswers, Answer, Answers, ChatAnswers, CostLimit, PromptTooLong
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ..agent import PromptAgent
 
 logger = logging.getLogger(__name__)
+requests_log = logging.getLogger(f"{__package__}.requests")
 
 _CHAT = ChatCompletions()
 _GRACE_SECONDS = 10  # for the requests that are open when the service stops
@@ -84,7 +86,7 @@ class Service:
         """
         if asked.model not in self.models:
             raise Refusal(404, f"The model {asked.model!r} does not exist.", "model_not_found", "model")
-        outcome = "error"
+        outcome, spent = "error", ""
         try:
             messages = asked.conversation()
             if self._in_flight >= self.config.max_concurrency:
@@ -104,12 +106,15 @@ class Service:
             if answer.error is not None:
                 raise _refusal(answer.error)
             outcome = "answered" if answer.text is not None else "no_answer"
+            turns = f", {len(answer.trajectory['turns'])} turns" if answer.trajectory else ""
+            spent = f"{turns}, ${answer.usage.cost_usd:.4f}"
             return answer
         except Refusal as refusal:
             outcome = str(refusal.status)
             raise
         finally:
             self.metrics.requests.labels(asked.model, outcome).inc()
+            request.state.about = f"{asked.model[:80]} {outcome}{spent}"
 
     async def _wait(self, request: Request, work: Future[Answer]) -> Answer:
         """Wait for the answer, but no longer than the client does and than a request may take."""
@@ -184,17 +189,23 @@ def agent_service(
 
 
 def run_service(service: Service) -> None:
-    """Serve until interrupted. Open requests have ten seconds to end, and then get a 503.
+    """Serve until interrupted, with a line per request on standard error. Open requests have ten seconds to end, and
+    then get a 503.
 
     Raises:
         `ValueError`: If the address needs a key and there is none.
     """
+    if not requests_log.handlers:
+        lines = logging.StreamHandler()
+        lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+        requests_log.addHandler(lines)
+        requests_log.setLevel(logging.INFO)
     server_of(service).run()
 
 
 def server_of(service: Service) -> uvicorn.Server:
     """The server, not yet running."""
-    # No access log: questions are in no log, and /metrics counts.
+    # Not uvicorn's access log: ours has no address of a client, and what an answer took.
     return uvicorn.Server(
         uvicorn.Config(
             make_app(service),
@@ -207,6 +218,31 @@ def server_of(service: Service) -> uvicorn.Server:
             backlog=_BACKLOG,
         )
     )
+
+
+class RequestLog:
+    """ASGI middleware: a line per request in the log, without questions, keys and checks of health."""
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        started, status, state = time.perf_counter(), 0, scope.setdefault("state", {})
+
+        async def sending(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        finally:
+            if status != 200 or scope["path"] not in ("/health", "/metrics"):
+                about = f", {state['about']}" if "about" in state else ""
+                line = f"{scope['method']} {scope['path'][:80]} {status} {time.perf_counter() - started:.2f} s{about}"
+                requests_log.info("%s", " ".join(visible(line).split()))
 
 
 # The application ------------------------------------------------------------------------------------------------------
@@ -224,6 +260,7 @@ def make_app(service: Service) -> FastAPI:
 
     app = FastAPI(title="agentic-prompting", docs_url=None, redoc_url=None)
     app.add_middleware(Guards, config=service.config, key=service.config.find_key())
+    app.add_middleware(RequestLog)
     app.add_exception_handler(Refusal, _send_refusal)
     app.add_exception_handler(RequestValidationError, _send_invalid)
     app.add_exception_handler(HTTPException, _send_http_error)

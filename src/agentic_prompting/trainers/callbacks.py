@@ -37,7 +37,7 @@ _SHOWN = [
     ("rollout/malformed", "malformed", "{:.0%}"),
     ("rollout/truncated", "truncated", "{:.0%}"),
     ("rollout/failed", "failed", "{:.0%}"),
-    ("environment/cost_usd", "cost", "${:.2f}"),
+    ("environment/cost_usd", "cost", "$"),
     ("kl", "kl", "{:.4f}"),
     ("step_time", "step", "{:.1f} s"),
 ]
@@ -64,9 +64,14 @@ def log_line(logs: dict[str, Any], step: int) -> str:
     parts = []
     for key, label, form in _SHOWN:
         value = logs.get(prefix + key)
-        if value or (value == 0 and form not in ("{:.0%}", "${:.2f}")):
-            parts.append(f"{label} {form.format(value)}")
+        if value or (value == 0 and form not in ("{:.0%}", "$")):
+            parts.append(f"{label} {dollars(value) if form == '$' else form.format(value)}")
     return f"{'evaluation at ' if prefix else ''}step {step}: {', '.join(parts)}" if parts else ""
+
+
+def dollars(cost: float) -> str:
+    """To a tenth of a cent where cents matter, and to a hundredth of one below."""
+    return f"${cost:.{4 if cost < 0.001 else 3 if cost < 10 else 2}f}"
 
 
 def quiet_libraries() -> None:
@@ -123,6 +128,9 @@ class OneLineProgress(ProgressCallback):
         line = log_line(logs or {}, state.global_step)
         if not line or not state.is_world_process_zero or (self.training_bar is None and self._lines is None):
             return
+        if self._lines is not None:
+            self._lines.n = state.global_step
+            line += self._lines.left()
         if watched(sys.stdout) or line.startswith("evaluation") or self._seldom.due():
             self._write(line)
         else:

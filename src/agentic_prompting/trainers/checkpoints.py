@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accelerate import Accelerator, PartialState
 from accelerate.utils import broadcast_object_list
@@ -103,6 +103,12 @@ def _move(filled: Path, final: Path) -> None:
 # --- resuming -------------------------------------------------------------------------------------------------------
 
 
+def asked_to_resume(args: Any) -> str | bool | None:
+    """`args.resume_from_checkpoint` as it stands on a command line: `true` is the newest checkpoint."""
+    given = args.resume_from_checkpoint
+    return {"true": True, "false": None}.get(str(given).lower(), given)
+
+
 def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:
     """The checkpoint to resume from.
 
@@ -186,7 +192,47 @@ def _unreadable(path: Path) -> str:
     return ""
 
 
-# --- one run at a time, and every process alike ----------------------------------------------------------------------
+# --- one run in a folder, and every process alike --------------------------------------------------------------------
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run has trained in a folder and left records, checkpoints or results there."""
+    left = (f"{PREFIX_CHECKPOINT_DIR}-*", "rollouts/rollouts-*", TRAINER_STATE_NAME)
+    return any(any(folder.glob(pattern)) for pattern in left)
+
+
+def occupied(folder: Path, as_options: bool = False) -> str:
+    """The words with which a second run in a folder is refused, for a script or a command line."""
+    names = ("--resume_from_checkpoint true", "--overwrite", "--output_dir")
+    resume, overwrite, other = names if as_options else ("resume_from_checkpoint=True", "overwrite=True", "output_dir")
+    return f"{folder} holds another run: continue it ({resume}), move it aside ({overwrite}), or use another {other}"
+
+
+def move_aside(folder: Path, model: object = None) -> None:
+    """Move what a folder holds to a folder beside it, `FOLDER.previous`, or with a number. Call it under the lock,
+    which stays where it is; so do recorded replies (`*.sqlite`), which are paid for.
+
+    Args:
+        folder (`Path`): The run's.
+        model (`object`, *optional*): The model to train; one in that folder would be moved away as well.
+
+    Raises:
+        `ValueError`: The model is in the folder, or the files cannot be moved.
+    """
+    folder = folder.resolve()
+    if isinstance(model, str | Path) and Path(model).exists() and Path(model).resolve().is_relative_to(folder):
+        raise ValueError(f"overwrite would move {model} away, the model to train: use another output_dir")
+    names = [f"{folder.name}.previous", *(f"{folder.name}.previous-{number}" for number in range(2, 1000))]
+    beside = next(path for name in names if not (path := folder.with_name(name)).exists())
+    try:
+        beside.mkdir()
+        for path in folder.iterdir():
+            recorded = ".sqlite" in path.name and not path.name.startswith("spending.")
+            if path.name != f"{TRAINING}.lock" and not recorded:
+                path.rename(beside / path.name)
+    except OSError as error:
+        raise ValueError(f"{folder} cannot be moved to {beside}: {error}") from None
+    logger.warning("the run that %s held is now in %s", folder, beside)
 
 
 @contextmanager

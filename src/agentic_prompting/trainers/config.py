@@ -56,6 +56,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             at this limit is waited for. Defaults to those that twice `async_lead` make.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
+        overwrite (`bool`, *optional*, defaults to `False`): If `output_dir` holds another run, move that to a folder
+            beside it (`output_dir.previous`) and begin anew. Without it a second run in a folder is refused.
         rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
             oldest part is dropped above it. 0 keeps none.
 
@@ -76,6 +78,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
     async_lead: float = _setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
     max_staleness: int | None = _setting(None, "Updates between a group's start and its use at most.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
+    overwrite: bool = _setting(False, "Move another run in output_dir to a folder beside it, and begin anew.")
     rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
 
     def __post_init__(self):
@@ -242,8 +245,18 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
                 f"each problem takes prompts_per_step x num_generations = {self.prompts_per_step} x "
                 f"{self.num_generations} = {group} rollouts, which does not divide the generation batch of "
                 f"{self.generation_batch_size}: make that {near} (per_device_train_batch_size x processes x "
-                "steps_per_generation)"
+                f"steps_per_generation = {self.per_device_train_batch_size} x {self.world_size} x "
+                f"{self.steps_per_generation})"
             )
+
+    @property
+    def batch_in_words(self) -> str:
+        """How many rollouts a batch has, and of which settings they come."""
+        size, prompts, attempts = self.generation_batch_size, self.prompts_per_step, self.num_generations
+        return (
+            f"a batch is {size // (prompts * attempts)} problems x {prompts} prompts (prompts_per_step) x {attempts} "
+            f"rollouts (num_generations) = {size} rollouts"
+        )
 
     @property
     def evolves(self) -> bool:

@@ -33,15 +33,15 @@ class Part:
 
     Args:
         name (`str`): A method or attribute of [`~trl.GRPOTrainer`], or the dotted path of an import.
-        parameters (`str`, *optional*): What a method or function must at least take, in this order, without `self`.
-            An attribute has none.
+        parameters (`str`, *optional*): The parameters that a method or function must at least take, in this order,
+            without `self`. An attribute has none.
     """
 
     name: str
     parameters: str | None = None
 
     def difference(self, trainer: type = GRPOTrainer) -> str:
-        """What is other than expected, or an empty text."""
+        """The difference from what is expected, or an empty text."""
         expected = None if self.parameters is None else self.parameters.split()
         if "." in self.name:
             module, _, name = self.name.rpartition(".")
@@ -88,7 +88,7 @@ CONTRACT = (
     Part("_current_train_step_time"),
     Part("current_gradient_accumulation_steps"),
     Part("control"),
-    # What it was made of.
+    # The arguments that it was made of.
     Part("num_generations"),
     Part("loss_type"),
     Part("eos_token_ids"),

@@ -63,7 +63,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             selection rule. The settings that make one (`window`, `selection`, ...) must then keep their defaults.
         environment ([`Environment`], *optional*): Answers the policy's requests. Without one each rollout is a single
             turn, whose text is the answer.
-        **kwargs: As in [`MultiTurnGRPOTrainer`]; `grammar` defaults to free text without an environment.
+        **kwargs: As in [`MultiTurnGRPOTrainer`]; `grammar` defaults to the model's where one was saved with it, else to
+            free text without an environment.
 
     Attributes:
         population ([`Population`]): All system prompts of the run.
@@ -89,10 +90,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         reference: ChatModel | None = None,
         initial_prompt: SystemPrompt | str = "",
         population: Population | None = None,
-        environment: Environment | None = None,
+        environment: Any = None,
         **kwargs: Any,
     ):
         args = self._checked(args)
+        if environment is None and (kwargs.get("tools") or kwargs.get("environment_factory")):
+            environment = ...
         if args.eval_all and eval_dataset is None:
             raise ValueError("eval_all=True needs an eval_dataset: the rows on which every rated prompt is evaluated")
         check_reflector(args, reference)
@@ -114,6 +117,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self._held_out: list[float] = []  # rewards of the current evaluation
         self._teacher: list[Rollout] | None = None  # this process's rollouts under the prompt that is being distilled
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, environment=environment, **kwargs)
+        if self.is_world_process_zero() and not args.disable_tqdm:
+            print(f"E-SPL: {args.batch_in_words}", flush=True)
         if args.baseline == "marginalize":
             # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
             self.num_generations = args.prompts_per_step * args.num_generations

@@ -1,14 +1,21 @@
-"""Reward functions behind the guard of user code: what would end or hang the process costs one batch its rewards."""
+"""Reward functions behind the guard of user code: what would end or hang the process costs one batch its rewards.
+
+What a function needs is read from its signature before anything is paid for. What it returns is looked at with the
+first batch: a call on a made-up rollout could cost money (a judge) or leave traces, and only the user knows.
+"""
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..llm.guard import Escaped, describe, guarded
+from ..data import validate_dataset
+from ..llm.guard import Escaped, describe, guarded, place_of
+from .form import own_prompts
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +36,77 @@ def guarded_reward(function: Any) -> Any:
         logger.warning("the reward function %s raised %s: this batch has no reward from it", name, describe(error))
         return [None] * len(columns["completions"])
 
-    reward: Callable[..., Any] = guarded(function, no_rewards)
+    def checked(value: Any, **columns: Any) -> list[Any]:
+        n = len(columns["completions"])
+        rewards, returned = _as_list(value)
+        if rewards is None or len(rewards) != n:
+            raise ValueError(
+                f"the reward function {place_of(function)} must return a list of {n} numbers (or None), one for each "
+                f"completion; it returned {returned}"
+            )
+        return rewards
+
+    reward: Callable[..., Any] = guarded(function, no_rewards, checked)
     name = reward.__name__
     return reward
+
+
+def _as_list(value: Any) -> tuple[list[Any] | None, str]:
+    """The rewards in what a function returned, if there are any; and what it is."""
+    kind = "None" if value is None else f"a {type(value).__name__}"
+    try:
+        rewards = None if isinstance(value, str | bytes | Mapping) else list(value)
+        for one in rewards or ():
+            if isinstance(one, str):
+                return None, f"{kind} with a {type(one).__name__} in it"
+            if one is not None:
+                float(one)
+    except (TypeError, ValueError):  # a number, a tensor without dimensions, or an element that is no number
+        return None, kind
+    return rewards, kind if rewards is None else f"{kind} of {len(rewards)}"
+
+
+_FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
+
+
+def check_rows(dataset: Any, functions: Sequence[Any], template: str | None) -> None:
+    """Raise `ValueError` unless rows have a question to fill the template with, or a prompt of their own, and what the
+    reward functions read; or where the template would be ignored."""
+    first = "prompt" if own_prompts(dataset) else "question"
+    validate_dataset(dataset, columns=(first,))
+    for function in functions:
+        check_columns(function, next(iter(dataset)))
+        validate_dataset(dataset, columns=needed_columns(function))
+    if template is not None and first == "prompt":
+        raise ValueError(
+            "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "
+            "leave one of them out"
+        )
+
+
+def check_columns(function: Any, columns: Collection[str]) -> None:
+    """Raise `ValueError` if a reward function needs a column that the rows have not.
+
+    Args:
+        function (`Callable`, `str` or `torch.nn.Module`): Models and their names need none.
+        columns (`Collection[str]`): Those of the data set.
+    """
+    for name in needed_columns(function):
+        if name not in columns:
+            has = ", ".join(columns)
+            raise ValueError(
+                f"the reward function {place_of(function)} needs the column {name!r}; the rows have: {has}"
+            )
+
+
+def needed_columns(function: Any) -> list[str]:
+    """The columns without which a reward function cannot be called: its parameters without a default."""
+    if not callable(function) or isinstance(function, torch.nn.Module):
+        return []
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # a function written in C may have no signature
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    needed = [one.name for one in parameters if one.kind in named and one.default is one.empty]
+    return [name for name in needed if name not in _FROM_TRL | {"rollout"}]

@@ -15,6 +15,7 @@ import glob
 import json
 import logging
 import re
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -27,7 +28,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import trainer as transformers_trainer
 
 from ..llm import OpenAIChat, ScriptedChat
-from ..records import atomic_write
+from ..records import atomic_write, only_a_folder
 from ..rewards import PromptR1Reward
 from ..rollout import SPEC_FILE, AgentSpec
 from .config import MultiTurnGRPOConfig
@@ -58,6 +59,33 @@ _WHAT = {
     ("Prompt-R1", "E-SPL"): "A small agent LLM that learnt to prompt a large one (Prompt-R1) as its system prompt "
     "evolved (E-SPL).",
 }
+
+
+# --- what is not there -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def missing_in_a_line(model: Any) -> Iterator[None]:
+    """Within it a model that cannot be loaded, and a hub that cannot be written to, are errors of one line."""
+    if isinstance(model, str) and only_a_folder(model) and not Path(model).exists():
+        raise FileNotFoundError(f"{model} does not exist: give the folder of a model, or its name on the hub")
+    try:
+        yield
+    except Exception as error:
+        calls = {frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)}
+        why = str(error).strip().split("\n")[0]
+        if "init_hf_repo" in calls:
+            what = f"push_to_hub=True, but the hub cannot be written to: {why}"
+            raise ConnectionError(f"{what}. push_to_hub=False trains without it") from None
+        if isinstance(error, OSError | ValueError) and isinstance(model, str) and "from_pretrained" in calls:
+            folder = Path(model).exists()
+            what = (
+                "holds no model that can be loaded"
+                if folder
+                else ("is neither a folder here nor a model that the hub gives; a private one needs HF_TOKEN")
+            )
+            raise FileNotFoundError(f"{model} {what}: {why}") from None
+        raise
 
 
 # --- what is uploaded ------------------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
 from datasets import Dataset
 
-from ..data import as_dataset, validate_dataset
+from ..data import as_dataset
 from ..interop import environment_of
 from ..llm import Budget, BudgetExceeded, charge
 from ..local import context_length
@@ -29,12 +29,13 @@ from .ahead import Ahead, RowStream
 from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
-from .guarded_rewards import guarded_reward
-from .hub import Trained, only_the_model, write_card
+from .form import agent_spec, own_prompts
+from .guarded_rewards import check_rows, guarded_reward
+from .hub import Trained, missing_in_a_line, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
 from .observer import Observer
 from .player import Player
-from .policies import PolicyUnreachable, pushed_by, sampling_of, tokenizer_of, trainer_backend
+from .policies import PolicyUnreachable, pushed_by, tokenizer_of, trainer_backend
 from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
 from .sequences import PER_ROLLOUT, check_settings, loss_in_slices, padded_rows, spread
@@ -73,11 +74,12 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
         environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
             its `get_reward`, if it has one, is a reward function beside the others.
-        prompt_template (`str`, *optional*): The agent's user message. By default it says how to ask the environment,
-            in the words of its `prompt_template` or its docstring; see [`template_for`].
-        system_prompt (`str`, *optional*): The agent's system message.
+        prompt_template (`str`, *optional*): The agent's user message. Defaults to the one that the model was saved
+            with (`agentic_prompting.json` in its folder); else it says how to ask the environment, in the words of
+            its `prompt_template` or its docstring; see [`template_for`].
+        system_prompt (`str`, *optional*): The agent's system message. Defaults to the one saved with the model, if any.
         grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
-            one, else Prompt-R1's tags.
+            one, else to that saved with the model, else to Prompt-R1's tags.
         **kwargs: Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
 
     Raises:
@@ -120,24 +122,29 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 "step(rollout) instead, or use trl.GRPOTrainer"
             )
         environment, added = environment_of(environment, tools, environment_factory)
-        functions = self._rewards(reward_funcs, args)
+        functions = self._rewards(reward_funcs, args, environment)
         functions = [] if functions is None else functions
         functions = [*functions, *added] if isinstance(functions, (list, tuple)) else [functions, *added]
-        if not functions and environment is not None and environment.play_episode is not None:
-            functions = [environment.reward]  # what the program itself returns
         if added and args.reward_weights is not None:
             args = copy(args)
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
-        self._check_datasets(train_dataset, eval_dataset, prompt_template)
         evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
+        # An environment with a `reset` may add columns.
+        readers = [] if environment is not None and environment.has_reset else functions
+        for dataset in [train_dataset, *(one for one in evaluated if one is not None)]:
+            check_rows(dataset, readers, prompt_template)
         prompts = prompt_format_of(train_dataset, *evaluated)
-        spec = self._agent_spec(environment, prompt_template, system_prompt, grammar, args)
-        self.spec = replace(spec, prompt_format=prompts)
+        # Rows with prompts of their own and no environment: as in TRL a turn is the answer, whatever was saved.
+        saved_in = None if environment is None and own_prompts(train_dataset) else model
+        given, defaults = (prompt_template, system_prompt, grammar), (self._default_grammar, self._default_template)
+        spec, self._template_origin = agent_spec(saved_in, environment, args, *given, *defaults)
+        self.spec = replace(spec, limits=_limits(args, environment), prompt_format=prompts)
+        self._take_folder(args, model)
         self.spending, self._functions = self._charged(environment, functions, args), functions
         if args.use_vllm and args.stop_at_tags:
             stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
             args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
-        with warnings.catch_warnings(), pushed_by(args):
+        with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model=model,
@@ -164,32 +171,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 "fields as GRPOConfig, and those of its method"
             )
         return args if args is not None else cls._config(cls._default_output)
-
-    def _check_datasets(self, train: Any, evaluation: Any, template: str | None) -> None:
-        for dataset in [train, *(evaluation.values() if isinstance(evaluation, Mapping) else [evaluation])]:
-            if dataset is None and dataset is not train:
-                continue
-            self._validate(dataset)
-            if template is not None and "prompt" in (getattr(dataset, "column_names", None) or ()):
-                raise ValueError(
-                    "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "
-                    "leave one of them out"
-                )
-
-    def _agent_spec(
-        self, environment: Any, template: str | None, system: str | None, grammar: Grammar | None, args: Any
-    ) -> AgentSpec:
-        grammar = grammar or self._default_grammar(environment)
-        from_environment = environment.chat_template_kwargs if environment else {}
-        return AgentSpec(
-            prompt_template=self._default_template(environment, grammar) if template is None else template,
-            system_prompt=system,
-            grammar=grammar,
-            limits=_limits(args, environment),
-            chat_template_kwargs={**from_environment, **(args.chat_template_kwargs or {})},
-            stop_at_tags=args.stop_at_tags,
-            sampling=asdict(sampling_of(args)),
-        )
 
     def _charged(self, environment: Any, functions: Sequence[Any], args: MultiTurnGRPOConfig) -> Budget:
         """One budget for all processes of the job and for its restarts; every component that spends from it is asked
@@ -233,7 +214,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             getattr(self, "population", None),
         )
         log = RolloutLog(Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb)
-        failures = FailureWatch(args.failure_window, args.max_failed_share)
+        asked = f"{self.spec.prompt_template[:300]!r} ({self._template_origin})"
+        if own_prompts(self.train_dataset):
+            asked = "the rows' own `prompt`"
+        failures = FailureWatch(args.failure_window, args.max_failed_share, asked)
         self.observer = Observer(
             log, failures, run, self.reward_func_names, self.limits, args.process_index, self.live.show
         )
@@ -265,9 +249,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     # --- for subclasses ------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _rewards(reward_funcs: Any, args: Any) -> Any:
-        """The reward functions, where some are given."""
-        return reward_funcs
+    def _rewards(reward_funcs: Any, args: Any, environment: Any) -> Any:
+        """The reward functions, where some are given; else the reward that a program itself returns."""
+        by_program = not reward_funcs and environment is not None and environment.play_episode is not None
+        return environment.reward if by_program else reward_funcs
 
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
@@ -278,12 +263,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _default_template(environment: Any, grammar: Grammar) -> str:
         """The agent's user message where none is given."""
         return template_for(environment, grammar)
-
-    @staticmethod
-    def _validate(dataset: Any) -> None:
-        """Rows need a question to fill the template with, or a prompt of their own; the rest is up to the rewards."""
-        own_prompt = "prompt" in (getattr(dataset, "column_names", None) or ())
-        validate_dataset(dataset, columns=("prompt",) if own_prompt else ("question",))
 
     def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
         """The components that spend from the job's budget, by account name. A reward function spends if it has a
@@ -485,6 +464,17 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         finally:
             self.source = self.on_policy
             del self.keepers["ahead"]
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As [`ResumableGRPOTrainer.train`].
+
+        Raises:
+            [`TrainingStopped`]: Too many rollouts failed, or, at the end of a run of any length, all of them.
+        """
+        output = super().train(*args, **kwargs)
+        if why := self.observer.failures.why_failed():
+            self._stop(why)
+        return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As [`~trl.GRPOTrainer`]'s; every evaluation draws the same."""

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
+from ..llm.guard import traceback_of
 from ..rollout import Limits, RolloutFacts, RolloutLog, rollout_metrics, rollout_record
 from .batch import Batch
 from .stopping import FailureWatch
 from .trl_batch import LOGP_BOUND
 
 logger = logging.getLogger(__name__)
+
+_MOST_TRACEBACKS = 100  # of a run, in its file
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class Observer:
         self.log, self.failures, self.run, self.reward_names = log, failures, run, reward_names
         self.limits, self.process, self.show = limits, process, show
         self.some_failed, self._warned_of_logps = False, False
+        self._errors = log.folder / f"errors-{process:05d}.txt"
+        self._tracebacks: set[str] = set()  # written, without the exceptions' own texts
 
     def seen(self, batch: Batch, rewards: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]) -> Seen:
         """Take note of a batch. Called on every process alike.
@@ -82,7 +88,9 @@ class Observer:
         first = self.process * len(batch.rollouts)
         own = slice(first, first + len(batch.rollouts))
         self._record(batch, rewards[own].tolist(), total(rewards)[own].tolist())
-        return Seen(rollout_metrics(facts), failed, self.failures.why_stop(facts, speaks=self.process == 0))
+        more = f"; its traceback is in {self._errors}" if self._tracebacks else ""
+        why = self.failures.why_stop(facts, self.process == 0, more, batch.place.trains)
+        return Seen(rollout_metrics(facts), failed, why)
 
     def warn_of_logps(self, difference: float) -> None:
         """Warn once if the mean `sampling/logp_difference` is above [`LOGP_BOUND`]."""
@@ -97,6 +105,14 @@ class Observer:
 
     def _record(self, batch: Batch, by_function: list[list[float]], totals: list[float]) -> None:
         self.show(batch.place.mode, batch.rollouts, by_function)
+        for text in filter(None, (traceback_of(rollout.error) for rollout in batch.rollouts)):
+            place = text.rpartition("\n")[0]
+            if self.log.max_bytes and place not in self._tracebacks and len(self._tracebacks) < _MOST_TRACEBACKS:
+                self._tracebacks.add(place)
+                with suppress(OSError):  # a full disk
+                    self.log.folder.mkdir(parents=True, exist_ok=True)
+                    with self._errors.open("a", encoding="utf-8", errors="replace") as file:
+                        file.write(f"{text}\n\n")
         self.log.write(
             rollout_record(
                 rollout,

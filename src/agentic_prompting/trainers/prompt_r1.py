@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..data import validate_dataset
 from ..rewards import PromptR1Reward
 from ..rollout import Grammar, TagGrammar, prompt_r1_template, template_for
 from .config import PromptR1Config
@@ -23,9 +22,10 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`]): The large LLM L: [`LLMEnvironment`] around a [`ChatModel`].
-        prompt_template (`str`, *optional*): Defaults to our wording of the role of Table 1 where the
-            environment is a large LLM, else to one that tells of the environment.
-        grammar ([`Grammar`], *optional*): Defaults to the environment's where it has one, else to the paper's tags.
+        prompt_template (`str`, *optional*): Defaults to the one that the model was saved with; else to our wording of
+            the role of Table 1 where the environment is a large LLM, or to one that describes the environment.
+        grammar ([`Grammar`], *optional*): Defaults to the environment's where it has one, else to the one that the
+            model was saved with, else to the paper's tags.
         **kwargs: As in [`MultiTurnGRPOTrainer`].
 
     Raises:
@@ -50,7 +50,12 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     _default_output = "prompt_r1_output"
 
     @staticmethod
-    def _rewards(reward_funcs: Any, args: PromptR1Config) -> Any:
+    def _rewards(reward_funcs: Any, args: PromptR1Config, environment: Any) -> Any:
+        if environment is not None and environment.play_episode is not None:
+            raise ValueError(
+                "Prompt-R1's prompt and reward are about turns in its own tags, which a program has none of: train it "
+                "with MultiTurnGRPOTrainer"
+            )
         if reward_funcs is None:
             return PromptR1Reward(gate=args.gate)
         if args.gate != PromptR1Config.gate:
@@ -63,18 +68,8 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
         """The paper's tags, with any environment, because its reward reads them."""
-        if environment is not None and environment.play_episode is not None:
-            raise ValueError(
-                "Prompt-R1's prompt and reward are about turns in its own tags, which a program has none of: train it "
-                "with MultiTurnGRPOTrainer"
-            )
         return getattr(environment, "grammar", None) or TagGrammar()
 
     @staticmethod
     def _default_template(environment: Any, grammar: Any) -> str:
         return template_for(environment, grammar) if environment is not None else prompt_r1_template(grammar)
-
-    @staticmethod
-    def _validate(dataset: Any) -> None:
-        """The reward compares answers, so every row needs some."""
-        validate_dataset(dataset)

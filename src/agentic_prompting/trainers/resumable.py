@@ -17,18 +17,30 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import DistributedType, send_to_device
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from .checkpoints import STATE_FILE, Staging, alone_in, from_first, saved_whole, whole_checkpoint
+from .checkpoints import (
+    STATE_FILE,
+    Staging,
+    alone_in,
+    asked_to_resume,
+    from_first,
+    holds_run,
+    move_aside,
+    occupied,
+    saved_whole,
+    whole_checkpoint,
+)
 from .contract import check_trl
 from .stopping import checkpoint_on_interrupt
 
@@ -60,9 +72,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
         keepers (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name, one file per process. A part
             registers here before `train` begins.
         staging ([`Staging`]): Where a checkpoint is being saved.
+        locks_folder (`bool`): Whether `train` locks the output folder. A program that holds the lock for longer sets
+            it to `False`.
     """
 
+    locks_folder = True
+
     _current_train_step_time: float  # TRL's
+    _began = _evaluated = False  # by this trainer, in the output folder
     _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
     _learns = True  # whether a token has a part in the gradients of the optimizer's next step
 
@@ -73,6 +90,25 @@ class ResumableGRPOTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         self._clock = _Clock(self)
         self.add_callback(self._clock)
+
+    def _take_folder(self, args: Any, model: Any) -> None:
+        """Note whether the output folder holds another run, before this one writes anything there; with
+        `args.overwrite` move that aside."""
+        folder, state = Path(args.output_dir), PartialState()
+        if from_first(state, lambda: args.overwrite and not args.resume_from_checkpoint and holds_run(folder)):
+            with alone_in(folder, state):
+                from_first(state, lambda: move_aside(folder, model))
+        self._beside_another = from_first(state, lambda: holds_run(folder))
+
+    def _second_run(self, folder: Path) -> bool:
+        """Whether training anew would mix with another run in the folder, or with one that this trainer began."""
+        others = self._beside_another or self._began or not self._evaluated  # evaluation leaves rollouts, too
+        return from_first(self.accelerator, lambda: others and holds_run(folder))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As [`~trl.GRPOTrainer`]'s."""
+        self._evaluated = True
+        return super().evaluate(*args, **kwargs)
 
     # --- for subclasses ------------------------------------------------------------------------------------------
 
@@ -151,18 +187,24 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
         With `resume_from_checkpoint=True` a damaged checkpoint gives way to the whole one before it, with a warning;
         where there is none yet, training starts at the beginning: the same command begins a run and goes on with it,
-        whenever it was killed. At the last step nothing is trained.
+        whenever it was killed. At the last step nothing is trained. Defaults to the option of that name in `args`,
+        which transformers leaves unread.
 
         Ctrl-C ends it after the step at hand, with a checkpoint: [`checkpoint_on_interrupt`].
 
         Raises:
-            `ValueError`: If there are too few rows for a single step; if another run trains in `output_dir`; if the
-                checkpoint that was asked for is damaged; if a DeepSpeed checkpoint is of another number of processes.
-                Says what can be done.
+            `ValueError`: If there are too few rows for a single step; if another run trains in `output_dir`, or has
+                trained there and is not resumed; if the checkpoint that was asked for is damaged; if a DeepSpeed
+                checkpoint is of another number of processes. Says what can be done.
         """
         self._check_rows()
+        if resume_from_checkpoint is None:
+            resume_from_checkpoint = asked_to_resume(self.args)
         folder = Path(self.args.output_dir)
-        with alone_in(folder, self.accelerator), checkpoint_on_interrupt(self):
+        lock = alone_in(folder, self.accelerator) if self.locks_folder else nullcontext()
+        with lock, checkpoint_on_interrupt(self):
+            if not resume_from_checkpoint and self._second_run(folder):
+                raise ValueError(occupied(folder))
             checkpoint = from_first(self.accelerator, lambda: whole_checkpoint(resume_from_checkpoint, folder))
             state = (
                 self._read_exact_state(checkpoint)
@@ -175,6 +217,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
                     f"{world}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in its "
                     "config, or train on from its weights alone (they are whole) with this folder as the model"
                 )
+            self._began = True
             with self.while_training(bool(resume_from_checkpoint)):
                 return super().train(checkpoint, *args, **kwargs)
 

@@ -58,25 +58,30 @@ class FailureWatch:
     Args:
         window (`int`): Batches to look at.
         max_share (`float`): The share of these batches' rollouts that may fail.
+        asked (`str`, *optional*): The prompt template in use and where it comes from, for the warning about form.
     """
 
-    def __init__(self, window: int, max_share: float):
-        self.max_share = max_share
+    def __init__(self, window: int, max_share: float, asked: str = ""):
+        self.max_share, self.asked = max_share, asked
         self._recent: deque[tuple[int, int]] = deque(maxlen=window)
+        self.trained, self._last_cause = False, ""
         self._warned = self._warned_of_form = False
 
-    def why_stop(self, facts: Sequence[RolloutFacts], speaks: bool = True) -> str:
+    def why_stop(self, facts: Sequence[RolloutFacts], speaks: bool = True, more: str = "", trains: bool = True) -> str:
         """Take note of a batch of all processes; why to stop after it, or an empty text. The first failure of all is
-        warned of with its cause, by the process that `speaks`."""
+        warned of with its cause and where there is `more`, by the process that `speaks`."""
         failed = [fact for fact in facts if fact.status == "failed"]
         self._recent.append((len(failed), len(facts)))
         if failed and speaks and not self._warned:
             logger.warning(
                 "%d of %d rollouts of this batch failed; they get no reward, and training goes on "
-                "while at most %s fail. The first with %s: %s",
-                *(len(failed), len(facts), f"{self.max_share:.0%}", failed[0].error_kind, failed[0].error),
+                "while at most %s fail. The first with %s: %s%s",
+                *(len(failed), len(facts), f"{self.max_share:.0%}", failed[0].error_kind, failed[0].error, more),
             )
         self._warned |= bool(failed)
+        if trains:
+            self.trained |= len(failed) < len(facts)
+            self._last_cause = f"{failed[-1].error_kind}: {failed[-1].error}" if failed else ""
         share = sum(n for n, _ in self._recent) / sum(n for _, n in self._recent)
         fatal = next((fact for fact in failed if fact.fatal), None)
         full = len(self._recent) == self._recent.maxlen
@@ -84,6 +89,11 @@ class FailureWatch:
             return ""
         cause = fatal or failed[-1]
         return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"
+
+    def why_failed(self) -> str:
+        """At the end of a run: why it is none, or an empty text. It may have been too short to be stopped before."""
+        all_failed = self._last_cause and not self.trained
+        return f"every rollout of this run failed, the last with {self._last_cause}" if all_failed else ""
 
     def warn_of_form(self, facts: Sequence[RolloutFacts], limits: Limits) -> None:
         """Say, once, that hardly a rollout of the first step ended as it should: nothing could be learnt from them."""
@@ -94,8 +104,8 @@ class FailureWatch:
         logger.warning(
             "%d of %d rollouts of the first step gave no answer in the form that is asked for (%d cut off, %d fit no "
             "rule of the grammar). Look at some with `agentic-prompting report`; prompt_template has to tell the agent "
-            "how to write, and max_turn_tokens=%d and max_completion_length=%d have to let it",
-            *(cut + odd, len(facts), cut, odd, limits.max_turn_tokens, limits.max_tokens),
+            "how to write, and max_turn_tokens=%d and max_completion_length=%d have to let it. It is asked with %s",
+            *(cut + odd, len(facts), cut, odd, limits.max_turn_tokens, limits.max_tokens, self.asked),
         )
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import aiohttp
 from trl import GRPOConfig
 
-from ...llm.loop import background_loop, run, start
-from ...rollout import gather
+from ...llm.loop import background_loop, gather, run, start
 
 _REQUEST_SECONDS = 1800.0  # so long, because a full server queues requests
 

@@ -27,8 +27,7 @@ from torch.distributed.tensor import DTensor
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
-from ...llm.loop import run
-from ...rollout import gather
+from ...llm.loop import gather, run
 from ..config import MultiTurnGRPOConfig
 from .vllm_client import NoAnswer, PolicyUnreachable, Refused, Server, paused, servers_of
 

@@ -1,0 +1,197 @@
+"""`agentic-prompting evaluate`: a trained agent on rows of one's own, a table of systems, or two tables compared."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .loader import register_judge
+from .options import AsJson, LargeLLM, OutputDir, RunOption, TaskRows, busy, check_agent, hub_answers, option, say
+from .train import CLONE, example, shared
+
+_NOTHING = {"0", "0.0", "0.00000", "–", ""}
+"""A column with nothing else in it is not shown."""
+
+
+def evaluate(
+    llm: LargeLLM,
+    rows: TaskRows,
+    config: Annotated[Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")] = None,
+    run: RunOption = None,
+    samples: Annotated[int, option("With --run: how often each question is asked: 1.")] = 1,
+    metric: Annotated[
+        list[str] | None,
+        option("Instead of the table's metrics; several times for several: ours, or `evaluate`'s by name."),
+    ] = None,
+    judge: Annotated[
+        list[str] | None,
+        option(
+            "Your own score besides: module:name of judge(answer, answers), from 0 to 1; several times for several."
+        ),
+    ] = None,
+    output_dir: OutputDir = None,
+    compare: Annotated[tuple[Path, Path] | None, option("Folders of two finished tables.")] = None,
+    seeds: Annotated[list[int] | None, option("`--seeds 1 2 3`: a training each, intervals over them.")] = None,
+    more_seeds: Annotated[
+        list[int] | None, typer.Argument(hidden=True, metavar="SEED", help="More of --seeds.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Ask systems the questions of tasks and write a table; run again, a stopped run goes on.
+
+    --config fills a table of systems and tasks, --run asks one trained agent the rows of --dataset.
+    """
+    from ..evaluation import EvaluationStopped, compare_runs, differences_table, load_run
+
+    if [config, run, compare].count(None) != 2 or (more_seeds and not seeds):
+        raise ValueError("say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER")
+    if compare is not None:
+        first, second = compare
+        found = compare_runs(load_run(first), load_run(second), (first.name, second.name))
+        if as_json:
+            print(json.dumps({"comparisons": [asdict(one) for one in found]}, ensure_ascii=False))
+        else:
+            show_table(differences_table(found))
+        return 0
+    judges = [register_judge(name) for name in judge or ()]
+    where = output_dir or (None if run is None else run / "evaluation")
+    try:
+        if run is not None:
+            comparisons, left_out, title = [], {}, ""
+            files = _evaluated(run, llm, rows, [*(metric or ["exact_match", "token_f1"]), *judges], samples, where)
+        else:
+            table = _table(Path(str(config)), metric, judges)
+            if not llm.sandbox:
+                hub_answers()
+            all_seeds = [*(seeds or ()), *(more_seeds or ())]
+            filled = paper_tables().run_table(table, llm.sandbox, where, sys.stderr.isatty(), all_seeds)
+            files, comparisons, left_out = filled.files, filled.comparisons, {**filled.skipped, **filled.left_out}
+            title, where = files["md"].read_text(encoding="utf-8").split("\n")[0].lstrip("# "), where or table.output
+    except EvaluationStopped as error:
+        print(f"agentic-prompting: {error}; run the same command again to go on", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"agentic-prompting: stopped; the same command goes on from {where or table.output}", file=sys.stderr)
+        return 130
+    if as_json:
+        read = json.loads(files["json"].read_text(encoding="utf-8"))
+        paths = {kind: str(path) for kind, path in files.items()}
+        say(json.dumps({**read, "skipped": left_out, "files": paths}, ensure_ascii=False))
+        return 0
+    with open(files["csv"], newline="", encoding="utf-8") as lines:
+        show_table(list(csv.DictReader(lines)), title)
+    if comparisons:
+        show_table(differences_table(comparisons))
+    for name, reason in left_out.items():
+        say(f"left out: {name}: {reason}")
+    print("written to " + ", ".join(str(path) for path in files.values()))
+    return 0
+
+
+def show_table(table: Sequence[Mapping[str, str]], title: str = "") -> None:
+    """Print rows with the same columns; in a file or a pipe each on one line."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..llm.wire import visible
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=1000)  # a pipe has no width: lines as long as they are
+    names = [
+        name for name in (table[0] if table else ()) if {row[name] for row in table} - _NOTHING or name == "failed"
+    ]
+    shown = Table(*names, title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for row in table:
+        shown.add_row(*(Text(visible(row[name])) for name in names))
+    console.print(shown)
+
+
+def _evaluated(
+    run: Path, llm: LargeLLM, rows: TaskRows, metrics: list[str], samples: int, where: Path | None
+) -> Mapping[str, Path]:
+    """Ask a trained agent the rows of one's own; the written tables."""
+    if not rows.dataset:
+        raise ValueError("name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so")
+    from ..evaluation import AgentSystem, EvaluationTask, evaluate_agent, save_run, write_tables
+    from ..rollout import AgentSpec, FreeText
+
+    check_agent(run)
+    alone = run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText)
+    if not alone or llm.sandbox or llm.environment or llm.environment_model:
+        llm.check()
+    task = EvaluationTask(Path(rows.dataset).stem, list(rows.load("", 0)))
+    folder = where or Path("runs/evaluation")
+    with ExitStack() as stack:
+        with busy(f"loading {run}"):
+            from ..agent import PromptAgent
+
+            environment: Any = None if alone else llm.opened(stack, llm.budget(folder / "spending.sqlite"))
+            agent = PromptAgent.from_pretrained(run, environment)
+        systems: dict[str, Any] = {run.name: AgentSystem(agent, str(run))}
+        evaluation = evaluate_agent(systems, [task], metrics, n=None, runs=samples, output=folder)
+    save_run(folder, evaluation)
+    return write_tables(folder, evaluation)
+
+
+def _table(config: Path, metric: list[str] | None, judges: list[str]) -> Any:
+    """The table of a configuration, with other metrics where some are given."""
+    config, tables = example(config) or config, paper_tables()
+    if not config.is_file():
+        there = sorted(
+            path.stem for path in (Path(tables.__file__).parents[2] / "examples/configs").glob("eval_*.yaml")
+        )
+        raise ValueError(f"{config} does not exist; in examples/configs/ there are {', '.join(there)}")
+    table = tables.load_config(config)
+    if metric:
+        table = replace(table, metrics=metric, sandbox={**table.sandbox, "metrics": metric})
+    return replace(table, **_judged(table, judges)) if judges else table
+
+
+def _judged(table: Any, judges: list[str]) -> dict[str, Any]:
+    """The table's metrics, the sandbox's too, with those of judges behind them."""
+
+    def more(metrics: Any) -> Any:
+        if isinstance(metrics, dict):
+            return {task: [*of_task, *judges] for task, of_task in metrics.items()}
+        return [*(metrics or ["exact_match"]), *judges]
+
+    return {"metrics": more(table.metrics), "sandbox": {**table.sandbox, "metrics": more(table.sandbox.get("metrics"))}}
+
+
+def paper_tables() -> Any:
+    """The module `benchmarks/paper_tables`, which is not part of the package.
+
+    Looked for in the clone that the package is installed from (`pip install -e`), in the clone that the current folder
+    belongs to, and in the copy that a wheel installs beside the package.
+
+    Raises:
+        `FileNotFoundError`: It is in none of them.
+    """
+    name, here = "paper_tables", Path.cwd()
+    for root in (CLONE, here, *here.parents, shared()):
+        script = root and root / "benchmarks" / name / "__init__.py"
+        if script and script.is_file():
+            break
+    else:
+        raise FileNotFoundError(
+            "what fills tables, benchmarks/paper_tables, was not installed: run this command in a clone. To compare "
+            "systems of your own, `agentic_prompting.evaluate_agent` does without (docs/evaluation.md)"
+        )
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, script)
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]

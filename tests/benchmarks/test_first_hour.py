@@ -1,0 +1,44 @@
+"""`benchmarks/first_hour.py`: a part and some mistakes of the hour, played; how lines are counted."""
+
+import json
+
+import first_hour
+import pytest
+
+
+def test_a_small_part_is_played(capsys):
+    assert first_hour.main(["--json", "--only", "data", "misspelt option", "missing column"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["long_errors"], found["silent"], found["failed_parts"]) == (0, 0, 0)
+    assert found["parts"]["data and check-env"]["ok"] and found["parts"]["data and check-env"]["seconds"] > 0
+    assert {name: one["lines"] for name, one in found["mistakes"].items()} == {
+        "misspelt option": 1,
+        "missing column": 1,
+    }
+
+
+def test_there_are_eighteen_mistakes_or_more_and_each_needs_a_part_that_is_there():
+    mistakes, parts = first_hour.mistakes("", "", ""), first_hour.parts("")
+    assert len(mistakes) >= 18 and {one.needs for one in mistakes.values()} <= {"", *parts}
+
+
+def test_a_silent_or_long_mistake_is_counted(monkeypatch, capsys):
+    said = {"check-env": (0, "", 1.0), "ask": (1, "cannot connect\n" * 4, 1.0), "model.py": (0, "", 1.0)}
+    monkeypatch.setattr(first_hour, "typed", lambda words, folder: said[words[0]])
+    found = first_hour.play(["missing file", "wrong address"], log=lambda line: None)
+    assert (found["long_errors"], found["silent"], [*found["parts"]]) == (1, 1, ["model"])
+    assert found["mistakes"]["wrong address"]["said"] == ["cannot connect"] * 4
+
+
+@pytest.mark.parametrize(
+    ("said", "lines"),
+    [
+        ("one line\n", 1),
+        ("Loading weights: 100%|\n/x.py:1: FutureWarning: y\n  warnings.warn(\nwrong\n", 1),
+        ('Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\nValueError: no\n', 1),
+        ("Traceback (most recent call last):\n  File\nKeyError: 1\n\nDuring handling of the above exception, another "
+         "exception occurred:\n\nTraceback (most recent call last):\n  File\nValueError: a\nb\n", 4),
+    ],
+)  # fmt: skip
+def test_lines_are_those_that_a_reader_has_to_read(said, lines):
+    assert len(first_hour.counted(said)) == lines

@@ -1,0 +1,50 @@
+"""`agentic-prompting evaluate` on a trained agent and rows of one's own, and how it shows tables."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def mine(tmp_path):
+    file = tmp_path / "mine.csv"
+    file.write_text("request,reply\nwhat is the language of Kenya ?,Swahili\nwhat is the capital of Kenya ?,Nairobi\n")
+    return ["--dataset", file, "--columns", "question=request,answer=reply"]
+
+
+def test_a_run_is_evaluated_on_rows_of_ones_own(run, asking_policy, mine, tmp_path):
+    out_dir = tmp_path / "out"
+    status, out, err = run("evaluate", "--run", asking_policy, *mine, "--sandbox", "--output-dir", out_dir)
+    assert status == 0, err
+    line = next(line for line in out.splitlines() if line.split()[:1] == ["mine"])
+    assert asking_policy.name in line and "[" in line, "the score has an interval"
+    assert "| ---" not in out and "exact_match" in out, "a table, and no Markdown"
+    assert (out_dir / "table.md").is_file() and (out_dir / "run.json").is_file()
+    status, out, _ = run("evaluate", "--run", asking_policy, *mine, "--sandbox", "--output-dir", out_dir, "--json")
+    (result,) = json.loads(out)["results"]
+    assert result["answers"] == 2 and result["estimates"]["exact_match"]["mean"] in (0.0, 0.5, 1.0)
+
+
+def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine, tmp_path):
+    (tmp_path / "own_judge.py").write_text("def always(answer, answers):\n    return 1.0\n")
+    given = ["--task-rows", 1, "--samples", 2, "--metric", "token_f1", "--judge", f"{tmp_path}/own_judge.py:always"]
+    where = ["--sandbox", "--output-dir", tmp_path / "out", "--json"]
+    (result,) = json.loads(run("evaluate", "--run", asking_policy, *mine, *given, *where)[1])["results"]
+    assert result["answers"] == 2 and {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(result["estimates"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER"),
+        (["--run", "RUN"], "name the rows: --dataset FILE"),
+        (["--run", "RUN", "--dataset", "mine.csv"], "name the large LLM with --environment-model NAME"),
+        (["--run", "RUN", "--dataset", "nowhere.csv", "--sandbox"], "nowhere.csv"),
+        (["--run", "nowhere/at/all", "--dataset", "mine.csv", "--sandbox"], "nowhere/at/all does not exist"),
+        (["--run", "RUN", "--dataset", "mine.csv", "--sandbox", "--columns", "question=reqest"], "reqest"),
+    ],
+)
+def test_what_is_missing_is_one_line(run, asking_policy, mine, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run("evaluate", *(asking_policy if word == "RUN" else word for word in arguments))
+    assert (status, out, err.count("\n")) == (2, "", 1) and message in err, err

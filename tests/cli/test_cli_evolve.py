@@ -1,0 +1,104 @@
+"""`agentic-prompting evolve` on data of one's own: grammar, reward, advice in the command's words, nothing learned."""
+
+import json
+
+import pytest
+
+from support.evolving import reflect
+from support.servers import LoopbackServer
+
+OWN_REWARD = '''
+def score(completions, answers, **columns):
+    """1 if an accepted answer stands anywhere in the reply; a little for a reply at all."""
+    texts = [one[0]["content"] for one in completions]
+    return [1.0 if any(gold in text for gold in golds) else 0.1 for text, golds in zip(texts, answers)]
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with rows and a reward of one's own; the options that name them."""
+    (tmp_path / "desk_reward.py").write_text(OWN_REWARD)
+    lines = "".join(f"Which colour has flag {i}?,blue\n" for i in range(4))
+    (tmp_path / "mine.csv").write_text("request,reply\n" + lines)
+    monkeypatch.chdir(tmp_path)
+    return ["--dataset", "mine.csv", "--columns", "question=request,answer=reply", "--steps", 2,
+            "--problems-per-step", 4, "--output-dir", tmp_path / "out"]  # fmt: skip
+
+
+@pytest.fixture
+def models():
+    """Options of a small model that knows nothing until its prompt says "amber", and of one that reflects."""
+
+    def said(body, number):
+        if body["model"] == "large":
+            return reflect(body["messages"])
+        if said.same is not None:
+            return said.same
+        right = "amber" in body["messages"][0]["content"] or number % 3 == 0
+        return "It is blue." if right else "say amber"
+
+    said.same = None
+    with LoopbackServer(said) as server:
+        urls = ["--policy-base-url", server.base_url, "--reference-base-url", server.base_url]
+        said.options = ["--policy-model", "small", "--reference-model", "large", *urls]
+        said.server = server
+        yield said
+
+
+def test_the_whole_reply_is_the_answer_and_the_reward_ones_own(run, own, models):
+    free = ["--grammar", "free", "--reward", "desk_reward:score", "--initial-prompt", "Name a colour."]
+    status, out, err = run("evolve", *own, *models.options, *free, "--json")
+    assert status == 0, err
+    assert "Always mention amber." in json.loads(out)["prompt"]
+
+
+def test_sampling_of_the_policy_is_an_option(run, own, models):
+    run("evolve", *own, *models.options, "--grammar", "free", "--policy-sampling", '{"temperature": 0.3}')
+    assert {body.get("temperature") for body in models.server.requests if body["model"] == "small"} == {0.3}
+    status, _, err = run("evolve", *own, *models.options, "--policy-sampling", "0.3")
+    assert status == 2 and "--policy-sampling must be a JSON object, got '0.3'" in err
+
+
+def test_nothing_learned_is_status_3_and_says_what_to_change_in_options(run, own, models):
+    """The reward wants tags, and the model writes none."""
+    status, out, err = run("evolve", *own, *models.options, "--initial-prompt", "Name a colour.")
+    last = err.strip().splitlines()[-1]
+    assert status == 3 and last.startswith("agentic-prompting: nothing was learned: "), (status, err)
+    assert "--grammar free" in last and "FreeText" not in err and "grammar=" not in err
+    assert "Name a colour." in out, "the prompt is as it was"
+
+
+def test_advice_is_a_command_line_option(run, own, models):
+    models.same = "always the same"
+    status, _, err = run("evolve", *own, *models.options, "--grammar", "free", "--reward", "desk_reward:score")
+    assert status == 3
+    assert """--policy-sampling '{"temperature": 0.7}'""" in err and "--reflect-on imperfect" in err
+    assert "policy_sampling" not in err and "reflect_on" not in err
+
+
+def test_an_empty_best_prompt_is_status_3(run, own, models):
+    """It began empty, and no child came to be."""
+    models.same = "always the same"
+    status, out, err = run("evolve", *own, *models.options, "--grammar", "free", "--reward", "desk_reward:score")
+    assert status == 3 and "nothing was learned" in err and "by rating:\n\n" not in out
+
+
+def test_errors_of_the_python_api_name_options(run, own, models):
+    status, _, err = run("evolve", *own, *models.options, "--problems-per-step", 9)
+    assert status == 2 and "--problems-per-step 9 of only 4 rows: use 4" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise KeyError('gold')", "own_score:score failed at own_score.py:2: KeyError: 'gold'"),
+        ("return None", "the reward score must return one number or None for each of the 20 completions, not None"),
+        ("return 0.5", "the reward score must return one number or None for each of the 20 completions, not 0.5"),
+    ],
+)
+def test_a_reward_that_fails_is_one_line_with_its_name(run, own, models, tmp_path, monkeypatch, body, message):
+    (tmp_path / "own_score.py").write_text(f"def score(completions, **columns):\n    {body}\n")
+    monkeypatch.delitem(__import__("sys").modules, "own_score", raising=False)
+    status, _, err = run("evolve", *own, *models.options, "--reward", "own_score:score")
+    assert (status, err.count("\n")) == (2, 1) and message in err

@@ -1,0 +1,41 @@
+"""Lines of progress in a file or a pipe say how long it still takes, as a bar on a terminal does."""
+
+from functools import partial
+
+from transformers import TrainerState
+
+from agentic_prompting.rollout import progress
+from agentic_prompting.trainers import callbacks
+
+
+def test_lines_of_long_work_say_how_long_it_still_takes(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress, "Seldom", partial(progress.Seldom, clock=lambda: now[0]))
+    lines = progress.Lines(10, "rollouts", done=2)
+    for _ in range(8):
+        now[0] += 61
+        lines.update()
+    assert capsys.readouterr().err.splitlines() == [
+        "rollouts: 3 of 10, about 7 min left",
+        "rollouts: 4 of 10, about 6 min left",
+        "rollouts: 5 of 10, about 5 min left",
+        "rollouts: 6 of 10, about 4 min left",
+        "rollouts: 7 of 10, about 3 min left",
+        "rollouts: 8 of 10, about 2 min left",
+        "rollouts: 9 of 10, about 61 s left",
+        "rollouts: 10 of 10",
+    ]
+
+
+def test_the_line_of_a_step_says_how_long_the_others_take(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    callback, state = callbacks.OneLineProgress(), TrainerState(max_steps=24, global_step=4)
+    callback.on_train_begin(None, state, None)  # of a run that goes on after step 4
+    for step in (5, 24):
+        now[0] += 3
+        state.global_step = step
+        callback.on_log(None, state, None, {"reward": 0.5})
+    callback.on_train_end(None, state, None)
+    assert capsys.readouterr().out.splitlines() == ["step 5: reward 0.500, about 57 s left", "step 24: reward 0.500"]

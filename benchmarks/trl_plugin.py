@@ -65,9 +65,11 @@ def pytest_runtest_logreport(report: Any) -> None:
         _OUTCOMES.setdefault(name, ["skipped", _one_line(str(reason))])
     elif report.when == "call":
         _OUTCOMES.setdefault(name, ["passed", ""])
+    elif report.when == "teardown":  # after each test: a run that is stopped keeps what it has
+        _write()
 
 
-def pytest_sessionfinish() -> None:
+def _write() -> None:
     with open(_HOW["outcomes"], "w", encoding="utf-8") as file:
         json.dump(_OUTCOMES, file)
 

@@ -183,7 +183,8 @@ def test_a_trainer_killed_and_resumed(tiny_policy, rows, tmp_path, lag):
     assert train(tmp_path, resume_from_checkpoint=str(tmp_path / "checkpoint-2")) == whole
     evidence = [problem for one in whole for problem in one["evidence"]]
     assert evidence and all(len(problem["scores"]) in (1, 2) and problem["reflections"] for problem in evidence)
-    assert train(tmp_path) == whole, "another run in the same folder begins anew"
+    with pytest.raises(ValueError, match="holds another run"):
+        train(tmp_path)
 
 
 def test_held_out_success_is_the_members(tiny_policy, rows, tmp_path):

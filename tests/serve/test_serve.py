@@ -529,7 +529,7 @@ def test_every_role_is_charged(tiny_policy, monkeypatch):
 
     def serve_two(service):
         agent = service.models["agent"]
-        agent.agent.policy = scripted_agent(tiny_policy, None).policy
+        agent.agent.policy = scripted_agent(tiny_policy, ScriptedChat([])).policy
         for model in ("prorefine", "agent"):
             errors.append(start(service.models[model](QUESTION, 0, None)).result(60).error)
         spent.update({role: metric(service, "spent_usd", role=role) for role in roles})

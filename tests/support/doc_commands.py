@@ -100,26 +100,33 @@ def _python(words: Sequence[str]) -> list[str]:
 
 @functools.cache
 def _help_of(program: str, module: bool) -> frozenset[str]:
-    """The options in a program's `--help`, after which it ends."""
+    """The options in a program's `--help`, after which it ends; in its `--help-all`, where it has one."""
     source = "" if module else (ROOT / program).read_text(encoding="utf-8")
     if not module and not re.search(r"Parser|import main|argv", source):
         return frozenset()  # takes no options, and would run
+    said = _printed(program, module, "--help")
+    assert "--help" in said, f"{program} ran instead of printing its help"
+    if "--help-all" in said:
+        said += _printed(program, module, "--help-all")
+    known = set(re.findall(r"--?[A-Za-z][\w-]*", said))
+    # TRL's parser removes this option before argparse sees the rest, so that the help does not list it.
+    return frozenset(known | {"--config"} if "--output_dir" in known else known)
+
+
+def _printed(program: str, module: bool, option: str) -> str:
     said = io.StringIO()
     path = list(sys.path)
-    with mock.patch.object(sys, "argv", [program, "--help"]), contextlib.redirect_stdout(said):
+    with mock.patch.object(sys, "argv", [program, option]), contextlib.redirect_stdout(said):
         try:
             if module:
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(str(ROOT / program), run_name="__main__")
         except SystemExit as end:
-            assert not end.code, f"{program} --help ended with {end.code}"
+            assert not end.code, f"{program} {option} ended with {end.code}"
         finally:
             sys.path[:] = path
-    assert "--help" in said.getvalue(), f"{program} ran instead of printing its help"
-    known = set(re.findall(r"--?[A-Za-z][\w-]*", said.getvalue()))
-    # TRL's parser removes this option before argparse sees the rest, so that the help does not list it.
-    return frozenset(known | {"--config"} if "--output_dir" in known else known)
+    return said.getvalue()
 
 
 def _make(words: Sequence[str]) -> list[str]:

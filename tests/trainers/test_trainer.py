@@ -93,6 +93,7 @@ def test_observation_tokens_get_no_gradient(tiny_policy, rows, tmp_path):
 
     logps = torch.randn(batch["completion_ids"].shape) - 3
     batch["old_per_token_logps"] = logps + 0.1 * torch.randn(logps.shape)
+    batch.pop("sampled_at")  # these weights did not sample the batch: nothing to compare with the sampler
 
     def loss_of(values):
         leaf = values.clone().requires_grad_(True)
@@ -120,6 +121,7 @@ def test_loss_is_the_papers(tiny_policy, rows, tmp_path):
     old, reference = new + rng.normal(0, 0.3, shape), new + rng.normal(0, 0.3, shape)
     batch["old_per_token_logps"] = torch.tensor(old)
     batch["ref_per_token_logps"] = torch.tensor(reference)
+    batch.pop("sampled_at")  # as above
     trainer._get_per_token_logps_and_entropies = lambda *a, **k: (torch.tensor(new), torch.zeros(shape), None)
     loss = trainer._compute_loss(trainer.model, batch).item()
 

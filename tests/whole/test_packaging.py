@@ -92,7 +92,9 @@ def _name(project):
 
 def beside():
     """What a wheel puts beside the package."""
-    return [*(ROOT / "benchmarks" / "paper_tables").rglob("*.py"), *(ROOT / "examples" / "configs").glob("eval_*.yaml")]
+    configs = ROOT / "examples" / "configs"
+    tables = (ROOT / "benchmarks" / "paper_tables").rglob("*.py")
+    return [*tables, *configs.glob("eval_*.yaml"), configs / "table.schema.json"]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agentic_prompting.cli.optimize import NOTHING_LEARNED
 from support.marks import LONG
 from support.refine_models import improve
 from support.servers import LoopbackServer
@@ -67,12 +68,13 @@ def killed_and_gone_on(kind, folder, count, seconds=0.15, longest=2.0):
             replies.wait_for(1, first)
             time.sleep(moment)
             code, printed = first.signalled(SIGNALS[number % len(SIGNALS)])
-            lines = [line for line in printed.splitlines() if line.startswith("agentic-prompting")]
+            ours = [line for line in printed.splitlines() if line.startswith("agentic-prompting: ")]
+            lines = [line for line in ours if "no evidence at step" not in line]  # advice on the run, not on its end
             assert code == 130, (code, printed)
             assert "Traceback" not in printed and len(lines) == 1 and "the same command goes on" in lines[0], printed
             replies.seconds = 0.0
             code, printed = Signalled(words, own / "second.log").ended()
-            assert code == 0, printed
+            assert code == (NOTHING_LEARNED if kind is evolve else 0), printed  # its policy always says the same
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])
@@ -131,7 +133,8 @@ def serve_with_an_open_request(policy, folder, number, moment):
 def test_a_signal_ends_the_service(asking_policy, tmp_path, count):
     for number, moment in enumerate(moments(count, 2.0, seed=count)):
         code, printed, got = serve_with_an_open_request(asking_policy, tmp_path, SIGNALS[number % 3], moment)
-        said = printed.partition("(Ctrl-C stops)")[2].splitlines()
+        after = printed.partition("(Ctrl-C stops)")[2].splitlines()
+        said = [line for line in after if " POST /v1/" not in line]  # a line for each request that was answered
         assert code == 130 and "Traceback" not in printed and len(said) <= 2, (code, printed)
         assert len(got) == 4, "no client waits for ever"
 

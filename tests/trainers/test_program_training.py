@@ -186,7 +186,8 @@ def test_check_env_plays_a_program_with_a_model_only(tiny_policy, tmp_path, caps
         "program = Program(agent)\n"
     )
     asked = ["check-env", f"{tmp_path / 'own.py'}:program"]
-    for more, status, said in ([], 2, "name a model with --model"), (["--model", str(tiny_policy)], 0, "3 answered"):
+    made = "3 episodes: calls of the policy: 3 in 3 sequences; 3 answered"
+    for more, status, said in ([], 2, "name a model with --model"), (["--model", str(tiny_policy)], 0, made):
         with pytest.raises(SystemExit) as ended:
             main([*asked, *more])
         out, err = capsys.readouterr()

@@ -91,9 +91,14 @@ def _conclude(rollouts: Sequence[Rollout], tools: bool, by_model: bool, as_json:
     wrong = [one for one in heard if mistaken(one)]
     failed = [str(rollout.error) for rollout in rollouts if rollout.error is not None]
     replies, errors = len(heard) - len(wrong), max(len(wrong), len(failed))
-    said = f"{replies} repl{'y' if replies == 1 else 'ies'}" if replies else "no reply"
+    calls = [one.counts for one in rollouts if "program/calls" in one.counts]
+    if calls:  # a program's single call has no observation
+        made, sequences = (int(sum(one[f"program/{what}"] for one in calls)) for what in ("calls", "sequences"))
+        said = f"calls of the policy: {made} in {sequences} sequences"
+    else:
+        said = f"{replies} repl{'y' if replies == 1 else 'ies'}" if replies else "no reply"
     said += f", {errors} error{'s' * (errors > 1)}" if errors else ""
-    if heard:
+    if heard and not calls:
         said += f", the slowest took {max(one.seconds for one in heard):.2f} s"
     elif not any(turn.kind == "act" for rollout in rollouts for turn in rollout.turns) and not errors:
         said += ": no tool was called, see --request" if tools else ": it was never asked, see --request"

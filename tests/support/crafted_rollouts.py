@@ -1,9 +1,10 @@
 """Batches of crafted rollouts in several token sequences, for trainers of programs; and, run under torchrun, a step.
 
-torchrun --nproc_per_node 2 tests/support/crafted_rollouts.py POLICY FOLDER LOSS_TYPE
+torchrun --nproc_per_node 2 tests/support/crafted_rollouts.py POLICY FOLDER LOSS_TYPE BACKEND
 """
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from agentic_prompting.rollout import Observation, Rollout, TokenSequence, Turn
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from agentic_prompting.trainers.batch import Batch
+from support.distributed_backends import prepare, stated
 
 B = 8
 ROW = {"question": "q", "answers": ["a"]}
@@ -85,9 +87,56 @@ def trainer_for(tiny_policy, folder, environment, **options):
     )
 
 
+def gradient(tiny_policy, folder, pieces, native=False, failed=(), most=None, **options):
+    """The gradient and the loss of one generation batch, and the rows of each of its micro-batches."""
+    trainer = trainer_for(tiny_policy, folder, None if native else Program(agent), **options)
+    if options.get("beta"):  # a reference like the policy has no KL term
+        with torch.no_grad():
+            for p in trainer.ref_model.parameters():
+                noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
+                p.add_(0.02 * noise)
+    trainer.on_policy = trainer.source = Crafted(crafted(pieces, failed))
+    trainer.args.per_device_train_batch_size = most or trainer.args.per_device_train_batch_size
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = options.get("gradient_accumulation_steps", 1)
+    rows, total = [], 0.0
+    for step in range(options.get("steps_per_generation", 1)):
+        trainer._step = step
+        inputs = trainer._prepare_inputs([ROW] * B)
+        loss = trainer.compute_loss(trainer.model, inputs)
+        loss.backward()
+        total += loss.item()
+        rows.append(len(inputs["prompt_ids"]))
+    found = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
+    return torch.cat(found), total, rows
+
+
+def split_errors(tiny_policy, folder, loss_type, parts, beta):
+    """The gradient of rollouts in 1 to 3 sequences against the native one, relative to its largest component.
+
+    Returns:
+        `dict`: `whole` and `split` (the errors of programs with one sequence a rollout, and with more), `largest`
+        (component), `losses`, and `rows` (of each).
+    """
+    options = {
+        "loss_type": loss_type, "beta": beta, "steps_per_generation": parts, "gradient_accumulation_steps": parts,
+        "failed": (2, 5),
+    }  # fmt: skip
+    native, *own = gradient(tiny_policy, folder / "native", lambda i: 1, native=True, **options)
+    whole, *one = gradient(tiny_policy, folder / "whole", lambda i: 1, **options)
+    split, *some = gradient(tiny_policy, folder / "split", lambda i: 1 + i % 3, most=2, **options)
+    largest = native.abs().max()
+    errors = {name: ((got - native).abs().max() / largest).item() for name, got in (("whole", whole), ("split", split))}
+    losses, rows = zip(own, one, some, strict=True)
+    return {**errors, "largest": largest.item(), "losses": losses, "rows": rows}
+
+
+RATE = 1e4  # of one step of gradient descent: a step so large that parameters in float32 show it to the last digit
+
+
 def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), **options):
-    """The parameters after one step of gradient descent at rate 1, and how many rows this process had."""
-    options = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "max_steps": 1, **options}
+    """The parameters after one step of gradient descent, by name, and how many rows this process had."""
+    options = {"optim": "sgd", "learning_rate": RATE, "max_grad_norm": 0.0, "max_steps": 1, **options}
     options["lr_scheduler_type"] = "constant"
     trainer = trainer_for(policy, folder, environment, **options)
     rollouts, rank = crafted(pieces, failed), trainer.accelerator.process_index
@@ -98,21 +147,44 @@ def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), 
     loss_of = trainer._compute_loss
     trainer._compute_loss = lambda model, inputs: seen.append(len(inputs["prompt_ids"])) or loss_of(model, inputs)
     trainer.train()
-    return torch.cat([value.detach().flatten() for value in trainer.model.parameters()]), seen
+    held = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # of sharded ones only on the first process
+    held = {name: value.detach().double() for name, value in (held or {}).items()}
+    return held, seen, stated(trainer)["type"]
 
 
-def main(policy, folder, loss_type):
-    # The process with the first rollouts has one sequence each, the other three.
-    found, seen = parameters_after_a_step(
-        policy,
-        folder,
-        lambda i: 1 if i < B // 2 else 3,
-        Program(agent),
-        loss_type=loss_type,
+def launched(policy, folder, loss_type, backend="ddp"):
+    """A step of two processes, the rollouts of one in a sequence each, those of the other in three, against the same
+    step of one process with the native loop, relative to the step's largest component.
+
+    Returns:
+        `tuple`: The largest error, the rows of each pass by process, and what accelerate says the back end was.
+    """
+    here = Path(__file__)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(here)]
+    paths = os.pathsep.join([str(here.parents[1]), *filter(None, sys.path)])
+    done = subprocess.run(
+        [*command, str(policy), str(folder), loss_type, backend],
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    native, *_ = parameters_after_a_step(policy, Path(folder, "native"), lambda i: 1, None, loss_type=loss_type)
+    start = {name: value.double() for name, value in AutoModelForCausalLM.from_pretrained(policy).named_parameters()}
+    steps = {name: native[name] - value for name, value in start.items()}
+    largest = max(step.abs().max() for step in steps.values())
+    assert largest > RATE * 1e-4
+    both = [torch.load(Path(folder, f"{rank}.pt")) for rank in (0, 1)]
+    errors = [((held[name] - native[name]).abs().max() / largest).item() for held, *_ in both if held for name in steps]
+    return max(errors), [seen for _, seen, _ in both], both[0][2]
+
+
+def main(policy, folder, loss_type, backend):
+    prepare(backend, folder)
+    found = parameters_after_a_step(
+        policy, folder, lambda i: 1 if i < B // 2 else 3, Program(agent), loss_type=loss_type,
         per_device_train_batch_size=4,
-    )
+    )  # fmt: skip
     rank = torch.distributed.get_rank()
-    torch.save((found, seen), Path(folder) / f"{rank}.pt")
+    torch.save(found, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
     os._exit(0)  # see `leave` in distributed_backends.py
 

@@ -1,85 +1,35 @@
 """A rollout in several token sequences has the gradient of the same rollout in one: for a program's episodes."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from agentic_prompting.programs import Program
 from agentic_prompting.trainers.sequences import padded_rows, sequences_of
-from support.crafted_rollouts import ROW, B, Crafted, agent, crafted, parameters_after_a_step, trainer_for
-
-
-def load(folder):
-    return AutoModelForCausalLM.from_pretrained(folder)
-
-
-def gradient(tiny_policy, folder, pieces, native=False, failed=(), most=None, **options):
-    """The gradient and the loss of one generation batch, and the rows of each of its micro-batches."""
-    trainer = trainer_for(tiny_policy, folder, None if native else Program(agent), **options)
-    if options.get("beta"):  # a reference like the policy has no KL term
-        with torch.no_grad():
-            for p in trainer.ref_model.parameters():
-                noise = torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel()), dtype=p.dtype)
-                p.add_(0.02 * noise)
-    trainer.on_policy = trainer.source = Crafted(crafted(pieces, failed))
-    trainer.args.per_device_train_batch_size = most or trainer.args.per_device_train_batch_size
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = options.get("gradient_accumulation_steps", 1)
-    rows, total = [], 0.0
-    for step in range(options.get("steps_per_generation", 1)):
-        trainer._step = step
-        inputs = trainer._prepare_inputs([ROW] * B)
-        loss = trainer.compute_loss(trainer.model, inputs)
-        loss.backward()
-        total += loss.item()
-        rows.append(len(inputs["prompt_ids"]))
-    found = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
-    return torch.cat(found), total, rows
+from support.crafted_rollouts import ROW, B, Crafted, agent, crafted, launched, split_errors, trainer_for
+from support.distributed_backends import TYPES
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.05])
 @pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
 def test_split_error(tiny_policy, tmp_path, loss_type, parts, beta):
-    options = {
-        "loss_type": loss_type, "beta": beta, "steps_per_generation": parts, "gradient_accumulation_steps": parts,
-        "failed": (2, 5),
-    }  # fmt: skip
-    native, loss, _ = gradient(tiny_policy, tmp_path / "a", lambda i: 1, native=True, **options)
-    whole, loss_whole, rows_whole = gradient(tiny_policy, tmp_path / "b", lambda i: 1, **options)
-    split, loss_split, rows = gradient(tiny_policy, tmp_path / "c", lambda i: 1 + i % 3, most=2, **options)
-    largest = native.abs().max()
-    assert largest > 1e-4 and sum(rows_whole) == B and sum(rows) > B and len(set(rows)) == 1
-    errors = [((one - native).abs().max() / largest).item() for one in (whole, split)]
-    print(f"{loss_type} beta={beta} parts={parts}: split_error {errors}, {sum(rows_whole)} -> {sum(rows)} rows")
-    assert max(errors) <= 1e-6
-    assert loss_whole == pytest.approx(loss, abs=1e-6) and loss_split == pytest.approx(loss, abs=1e-6)
+    found = split_errors(tiny_policy, tmp_path, loss_type, parts, beta)
+    _, whole, split = found["rows"]
+    assert found["largest"] > 1e-4 and sum(whole) == B and sum(split) > B and len(set(split)) == 1
+    assert max(found["whole"], found["split"]) <= 1e-6
+    assert found["losses"][1:] == pytest.approx(found["losses"][:1] * 2, abs=1e-6)
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
-def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_type):
+@pytest.mark.parametrize("loss_type, backend", [("grpo", "ddp"), ("dapo", "ddp"), ("grpo", "zero3"), ("grpo", "fsdp2")])
+def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_type, backend):
     """Two processes, the rollouts of one in a sequence each, those of the other in three: the step of one process."""
-    script = Path(__file__).parents[1] / "support" / "crafted_rollouts.py"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    paths = os.pathsep.join(filter(None, [str(script.parents[1]), *map(str, sys.path)]))
-    done = subprocess.run(
-        [*launch, str(script), str(tiny_policy), str(tmp_path), loss_type],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    both = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
-    native, _ = parameters_after_a_step(tiny_policy, tmp_path / "one", lambda i: 1, None, loss_type=loss_type)
-    start = torch.cat([value.detach().double().flatten() for value in load(tiny_policy).parameters()])
-    step = (native - start).abs().max()
-    assert step > 1e-4
-    for found, seen in both:
-        assert sum(seen) == 12 - 2 and max(seen) <= 4, "as many rows as the process with the most, in slices"
-        assert (found - native).abs().max() / step <= 1e-6
+    if backend == "zero3":
+        pytest.importorskip("deepspeed")
+    error, seen, kind = launched(tiny_policy, tmp_path, loss_type, backend)
+    assert error <= 1e-6 and kind == TYPES[backend]
+    for rows in seen:
+        assert sum(rows) == 12 - 2, "as many rows as the process with the most"
+        assert max(rows) <= (10 if backend == "zero3" else 4), "in slices"
 
 
 def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path):

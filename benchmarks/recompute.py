@@ -21,6 +21,7 @@ from typing import Any
 import async_training
 import calls
 import espl_sandbox
+import program_sandbox
 import prompt_r1_tables
 import prorefine
 import prorefine_budget
@@ -204,6 +205,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "prompt_r1.turns": prompt_r1_tables.turns,
     "prompt_r1.transfer": prompt_r1_tables.transfer,
     "prompt_r1.splits": prompt_r1_tables.splits,
+    "programs": program_sandbox.table,
+    "programs.verdict": program_sandbox.verdict,
     "speed": speed,
     "speed.five": five,
     "speed.rollout": rollout_grid,

@@ -77,7 +77,9 @@ def test_ahead_of_the_weights_a_killed_run_plays_its_programs_anew(tiny_policy, 
         first.train()
     second = trainer_of(tiny_policy, tmp_path, Program(two_chats), **options)
     second.train(resume_from_checkpoint=True)
-    last = [entry for entry in second.state.log_history if "async/clipped" in entry][-1]
+    *_, resumed, last = [entry for entry in second.state.log_history if "async/clipped" in entry]
+    assert resumed["async/played_anew"] >= 2 and resumed["async/played_anew"] % 2 == 0, "whole groups, counted once"
+    assert last["async/played_anew"] == 0
     assert last["program/sequences"] == 2 and last["async/token_age_max"] >= 1 and last["async/clipped"] <= 1
     assert second.state.global_step == 4 and all(
         one["status"] == "answered" for one in read_rollouts(tmp_path / "rollouts")
@@ -97,6 +99,15 @@ def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):
         trainer.train()  # not one rollout was played
     assert all((before[name] == value).all() for name, value in trainer.model.named_parameters())
     assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ServerFailed"}
+
+
+def test_ahead_of_the_weights_programs_without_a_call_are_failures(tiny_policy, tmp_path):
+    def breaks(row, base_url, api_key):
+        raise RuntimeError("before the first call")
+
+    trainer = trainer_of(tiny_policy, tmp_path, Program(breaks), max_steps=1, max_failed_share=1.0, async_lead=1)
+    with pytest.raises(TrainingStopped, match="before the first call"):
+        trainer.train()
 
 
 def test_other_numbers_of_sequences_in_each_rollout_with_accumulation(tiny_policy, tmp_path):

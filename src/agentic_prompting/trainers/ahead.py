@@ -124,6 +124,7 @@ class Ahead:
         self._saved: list[int] = []  # numbers of the groups that the checkpoint held
         self._floor = 0  # the oldest group that the checkpoint before the last one may need
         self._trusts: bool | None = None  # whether the file's entries belong to this run; decided at the first batch
+        self._anew = 0  # rollouts that an earlier process had begun, and that are played from the beginning
         self._landing = False
         self._asking: set[Any] = set()  # tasks that the environment owes a reply
         self._clock = _Clock()
@@ -210,6 +211,7 @@ class Ahead:
         environment = self.player.environment
         # The log does not hold what an episode did to it, nor a program's calls.
         if environment is not None and (environment.has_reset or environment.play_episode is not None):
+            self._anew += self.prompts.rollouts_per_row if kept else 0
             return {}
         try:
             rendered = [self.prompts.messages(row, one) for one in kept.get("metadata", ())]
@@ -259,7 +261,7 @@ class Ahead:
             self._asking.discard(task)
 
     def _metrics(self, taken: list[Group]) -> dict[str, float]:
-        """Ages in updates, groups in flight, and idle shares; means over all processes."""
+        """Ages in updates, groups in flight, rollouts played anew, and idle shares; of all processes."""
         episodes = [log for group in (*taken, *self.groups) for log in group.episodes]
         lasted = [updates for log in episodes for updates in log.lasted]
         for log in episodes:
@@ -268,11 +270,16 @@ class Ahead:
         ages = [max(self.updates - updates, 0) for turn in turns for updates in turn["updates"]]
         waiting, idle = self._clock.shares()
         facts = gather_object(
-            [(sum(ages), len(ages), max(ages), sum(lasted), len(lasted), len(self.groups), waiting, idle)]
-        )
-        sums, tokens, oldest, lasting, ended, flying, waited, idled = zip(*facts, strict=True)
+            [(
+                sum(ages), len(ages), max(ages, default=0), sum(lasted), len(lasted), len(self.groups), waiting, idle,
+                self._anew,
+            )]
+        )  # fmt: skip
+        self._anew = 0
+        sums, tokens, oldest, lasting, ended, flying, waited, idled, anew = zip(*facts, strict=True)
         return {
-            "async/token_age": sum(sums) / sum(tokens), "async/token_age_max": float(max(oldest)),
+            "async/played_anew": float(sum(anew)),
+            "async/token_age": sum(sums) / max(sum(tokens), 1), "async/token_age_max": float(max(oldest)),
             "async/turn_age": sum(lasting) / max(sum(ended), 1), "async/groups_in_flight": float(sum(flying)),
             "async/trainer_idle": sum(waited) / len(facts), "async/policy_idle": sum(idled) / len(facts),
         }  # fmt: skip

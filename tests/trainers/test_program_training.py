@@ -20,6 +20,8 @@ from agentic_prompting.cli import main
 from agentic_prompting.llm import run
 from agentic_prompting.rollout import AgentSpec, FreeText, read_rollouts
 from agentic_prompting.serve.answering import AgentAnswers
+from support import killed_runs
+from support.marks import LONG
 from support.training import vars_for
 
 ROWS = [{"question": f"which currency number {i} ?", "answers": ["x"]} for i in range(4)]
@@ -99,6 +101,23 @@ def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):
         trainer.train()  # not one rollout was played
     assert all((before[name] == value).all() for name, value in trainer.model.named_parameters())
     assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ServerFailed"}
+
+
+MANY = pytest.param(10, marks=LONG)
+
+
+@pytest.mark.parametrize("kills", [1, MANY])
+def test_killed_in_the_middle_a_program_that_repeats_pays_nothing_twice(asking_policy, tmp_path, kills):
+    seen = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills, steps=4, program="repeats")
+    assert seen["tried"] == seen["resumed"] == kills, seen
+    assert seen["paid_twice"] == 0 and abs(seen["paid_in_vain"]) <= 2 * kills, seen  # a token in 10^5 may be another
+
+
+@pytest.mark.parametrize("kills", [1, MANY])
+def test_killed_in_the_middle_a_program_that_differs_is_counted(asking_policy, tmp_path, kills):
+    seen = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills, steps=4, program="differs")
+    assert seen["tried"] == seen["resumed"] == kills, seen
+    assert seen["uncounted"] == 0, seen
 
 
 def test_ahead_of_the_weights_programs_without_a_call_are_failures(tiny_policy, tmp_path):

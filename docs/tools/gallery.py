@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PICTURES = {"01_prompt_r1": 0, "02_espl": 1, "03_prorefine": 0, "04_your_own_environment_and_reward": 0}
+PICTURES = {
+    "01_prompt_r1": 0,
+    "02_espl": 1,
+    "03_prorefine": 0,
+    "04_your_own_environment_and_reward": 0,
+    "05_agent_program": 0,
+}
 """By notebook, which of its pictures."""
 
 

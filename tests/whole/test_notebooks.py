@@ -32,6 +32,8 @@ STORIES = {
     "04_your_own_environment_and_reward": "assert scores['after'].low > scores['before'].high, 'no better'\n"
     "assert failed and all(set(one['rewards'].values()) == {None} for one in failed)\n"
     "assert unscored['forgetful'] and not unscored['right_and_frugal']",
+    "05_agent_program": "assert last.low > first.high, 'training did not help'\n"
+    "assert statuses['failed'] == 0 and len(voted.sequences) > 1",
 }
 NOTEBOOKS = [EXAMPLES / f"{name}.ipynb" for name in STORIES]
 by_name = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

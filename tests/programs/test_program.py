@@ -129,6 +129,24 @@ def test_logprobs_are_those_of_the_sampled_tokens():
     assert rollout.returned["seen"] == [("a", -0.5), ("b", -0.5), ("<|im_end|>", -0.1)]
 
 
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+def test_a_format_of_the_reply_is_refused_in_both_protocols_with_the_way_out(kind):
+    async def agent(row, base_url, api_key):
+        await say(base_url, api_key)
+        with pytest.raises(openai.BadRequestError) as chat:
+            await say(base_url, api_key, response_format={"type": kind})
+        form = {"type": kind, "name": "x", "schema": {"type": "object"}}
+        with pytest.raises(openai.BadRequestError) as responses:
+            await client(base_url, api_key).responses.create(model="agent", input="q", text={"format": form})
+        assert (chat.value.param, responses.value.param) == ("response_format", "text.format")
+        assert all(
+            "without constraints" in str(one.value) and "mistakes=" in str(one.value) for one in (chat, responses)
+        )
+        return "refused"
+
+    assert play_program(agent)[0].answer == "refused"
+
+
 @pytest.mark.parametrize("wish", [{"n": 2}, {"response_format": {"type": "json_object"}}, {"top_logprobs": 3}])
 def test_what_is_not_offered_is_refused_by_name(wish):
     async def agent(row, base_url, api_key):

@@ -15,6 +15,7 @@ from .protocol import (
     arguments_of,
     as_dict,
     asked_of,
+    check_form,
     check_offered,
     event,
     limit_of,
@@ -34,8 +35,7 @@ class ChatCompletions:
         messages = body.get("messages") if isinstance(body, dict) else None
         if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
             raise Refusal(400, "`messages` must be a list of messages.", "invalid_value", "messages")
-        form = as_dict(body.get("response_format"))
-        check_offered(body, form.get("type", "text") == "text", "response_format")
+        check_form(body.get("response_format"), "response_format")
         check_offered(body, not body.get("top_logprobs"), "top_logprobs")
         check_offered(body, not body.get("functions"), "functions")
         given = [as_dict(one) for one in body.get("tools") or ()]

@@ -196,6 +196,20 @@ def check_offered(body: Any, is_offered: bool, name: str) -> None:
         raise Refusal(400, f"`{name}` is not supported here: leave it out.", "unsupported_value", name)
 
 
+def check_form(form: Any, name: str) -> None:
+    """Refuse a reply in a form that only constrained decoding could promise.
+
+    The policy's gradient is that of its own distribution. Tokens drawn under a grammar have another one, which the
+    trainer's log-probabilities do not know.
+    """
+    if as_dict(form).get("type", "text") != "text":
+        what = f"`{name}` is not supported: the policy samples without constraints, as it is trained."
+        instead = (
+            "Ask for JSON in the prompt or as a tool's arguments, and name what broken JSON raises in `mistakes=`."
+        )
+        raise Refusal(400, f"{what} {instead}", "unsupported_value", name)
+
+
 def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
     limits = [body[name] for name in names if body.get(name) is not None]
     if any(not isinstance(limit, int) or limit < 1 for limit in limits):

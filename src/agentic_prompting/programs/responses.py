@@ -17,6 +17,7 @@ from .protocol import (
     arguments_of,
     as_dict,
     asked_of,
+    check_form,
     check_offered,
     event,
     limit_of,
@@ -38,8 +39,7 @@ class Responses:
             raise Refusal(400, "`input` must be a text or a list of items.", "invalid_value", "input")
         for name in ("previous_response_id", "conversation", "background", "prompt"):
             check_offered(body, not body.get(name), name)
-        form = as_dict(as_dict(body.get("text")).get("format"))
-        check_offered(body, form.get("type", "text") == "text", "text.format")
+        check_form(as_dict(body.get("text")).get("format"), "text.format")
         check_offered(body, not body.get("top_logprobs"), "top_logprobs")
         instructions = body.get("instructions")
         entries = [Entry("system", text_of(instructions))] if instructions else []

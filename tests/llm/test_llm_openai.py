@@ -414,6 +414,30 @@ def test_a_cancelled_future_cancels_its_request(serve):
     assert [request["messages"][0]["content"] for request in server.requests] == ["running", "last"]
 
 
+BAD = [Answer(drop="before"), Answer(drop="mid"), Answer(delay=0.6), Answer(status=500), Answer(body=b"<html>")]
+
+
+def test_every_end_of_a_call_gives_its_connection_back(serve, monkeypatch):
+    """More failures of each kind, and cancelled calls, than there are places."""
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._MOST_BYTES", 1000)
+    bad = [*BAD, Answer("x" * 5000)]
+    _server, chat = serve(
+        lambda request, n: "ok" if request["messages"][0]["content"] == "ok" else bad[n % len(bad)],
+        max_concurrency=2, max_retries=0, timeout=0.3, patience=0.1,
+    )  # fmt: skip
+    for i in range(36):
+        pending = start(chat(user("bad")))
+        if i % 3:
+            assert pending.result(5).error is not None
+        else:
+            time.sleep(0.02)
+            pending.cancel()
+    until(lambda: complete(chat, "ok").error is None)  # a breaker that is open waits meanwhile
+    assert [future.result(5).text for future in [start(chat(user("ok"))) for _ in range(8)]] == ["ok"] * 8
+    pools = chat._http.client._mounts[next(iter(chat._http.client._mounts))]
+    assert sorted(map(id, pools._free)) == sorted(id(one) for one in pools._pools for _ in range(4))
+
+
 # Money
 
 

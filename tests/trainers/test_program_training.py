@@ -1,6 +1,7 @@
 """Programs in the trainer, with the real engine: weights move, records hold every sequence, the agent answers."""
 
 import asyncio
+import shutil
 
 import openai
 import pytest
@@ -15,6 +16,7 @@ from agentic_prompting import (
     PromptR1Config,
     PromptR1Trainer,
     TrainingStopped,
+    exact_match_reward,
 )
 from agentic_prompting.cli import main
 from agentic_prompting.llm import run
@@ -22,6 +24,7 @@ from agentic_prompting.rollout import AgentSpec, FreeText, read_rollouts
 from agentic_prompting.serve.answering import AgentAnswers
 from support import killed_runs
 from support.marks import LONG
+from support.programs import play_program
 from support.training import vars_for
 
 ROWS = [{"question": f"which currency number {i} ?", "answers": ["x"]} for i in range(4)]
@@ -141,6 +144,44 @@ def test_other_numbers_of_sequences_in_each_rollout_with_accumulation(tiny_polic
     )
     trainer.train()
     assert trainer.state.global_step == 2
+
+
+CURL = """set -e
+reply=$(curl -sS --fail "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \\
+  -H "Content-Type: application/json" -d '{"model": "agent", "messages": [{"role": "user", "content": "capital"}]}')
+echo "{\\"answer\\": \\"${#reply}\\", \\"reward\\": $(( ${#reply} % 7 ))}"
+"""
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_a_shell_command_with_curl_trains_three_steps(tiny_policy, tmp_path):
+    trainer = trainer_of(tiny_policy, tmp_path, Program(["bash", "-c", CURL]), max_steps=3)
+    trainer.train()
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    assert len(records) == 12 and {one["status"] for one in records} == {"answered"}
+    assert all(len(one["sequences"]) == 1 and one["answer"].isdigit() for one in records)
+
+
+def test_a_program_of_dspy_trains_three_steps(tiny_policy, tmp_path):
+    dspy = pytest.importorskip("dspy")
+    from dspy.utils.exceptions import AdapterParseError
+
+    async def agent(row, base_url, api_key):
+        lm = dspy.LM("openai/agent", api_base=base_url, api_key=api_key, cache=False, num_retries=0)
+        with dspy.context(lm=lm, adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+            return (await dspy.Predict("question -> answer").acall(question=row["question"])).answer
+
+    program = Program(agent, mistakes=(AdapterParseError,))
+    args = MultiTurnGRPOConfig(**{**vars_for(tmp_path), "max_turn_tokens": 12, "max_steps": 3})
+    MultiTurnGRPOTrainer(str(tiny_policy), exact_match_reward, args, ROWS, environment=program).train()
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    # The tiny policy never writes DSPy's fields: that is its own fault, and counted as such.
+    assert len(records) == 12 and {one["status"] for one in records} == {"malformed"}
+    assert all(len(one["sequences"]) == 1 for one in records)
+
+    fields = "[[ ## answer ## ]]\nParis\n\n[[ ## completed ## ]]"
+    rollout, policy = play_program(agent, lambda text, request: fields, row={"question": "the capital of France?"})
+    assert rollout.answer == "Paris" and "the capital of France?" in policy.contexts()[0]
 
 
 def test_the_system_prompt_of_the_trainer_reaches_the_policy(tiny_policy, tmp_path):

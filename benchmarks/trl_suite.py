@@ -104,7 +104,7 @@ def lay_out(checkout: Path, folder: Path) -> None:
         raise SystemExit(f"{checkout} is no checkout of TRL: there is no tests/{TESTS}")
     shutil.copytree(checkout / "tests", folder / "tests")
     shutil.copy(checkout / "pyproject.toml", folder)  # pytest's markers
-    for missing in make_all(folder):
+    for missing in make_all(folder, (checkout / "tests" / TESTS).read_text(encoding="utf-8")):
         print("not made:", missing, file=sys.stderr)
 
 

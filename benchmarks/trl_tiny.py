@@ -80,11 +80,21 @@ _LINES = [
 _TESTS = 2  # rows of the split `test`
 
 
-def make_all(folder: Path) -> list[str]:
-    """Make every model and data set in `folder`; returns the names of what could not be made with this transformers."""
+def make_all(folder: Path, wanted: str) -> list[str]:
+    """Make the data set and the models in `folder`.
+
+    Args:
+        folder (`Path`): Gets a folder for each, under its name on the hub.
+        wanted (`str`): Only models whose names are in this text are made.
+
+    Returns:
+        `list[str]`: The names of what could not be made with this transformers.
+    """
     _make_zen(folder / OWNER / "zen")
     missing = []
     for name, config, arguments, (template, end) in _MODELS:
+        if name not in wanted:
+            continue
         try:
             size = SIZE if "Qwen3" in name else SMALL_SIZE
             _make_model(folder / OWNER / name, config, arguments, tokenizer(template, end, size))

@@ -1,5 +1,7 @@
 """Text from outside forges no token, through whichever door it comes; what the chat template writes stays."""
 
+import subprocess
+import sys
 import threading
 
 import forged_tokens
@@ -137,6 +139,39 @@ def test_one_that_loops_for_some_messages_only_ends_on_every_thread(half_a_secon
         thread.join(30)
     assert sum(isinstance(one, str) and "did not end" in one for one in ended) == 2
     assert form.prompt_ids([{"role": "user", "content": "Hello"}]) in ended
+
+
+TRACED = """
+import sys
+from agentic_prompting.rollout.time_limit import limited
+
+def loops():
+    while True:
+        pass
+
+def ends_late():
+    try:
+        loops()
+    except BaseException:
+        return 1
+
+for work in (loops, ends_late):
+    try:
+        limited(work, "it", seconds=0.2)
+    except ValueError as error:
+        print(error)
+sys.setprofile(lambda *_: None)
+(lambda: None)()
+sys.setprofile(None)
+sys.settrace(lambda *_: None)
+(lambda: None)()
+"""
+
+
+def test_code_can_be_traced_after_a_limit_was_reached():
+    """By a debugger, a profiler, coverage or Hypothesis. In a process of its own: what goes wrong here never ends."""
+    done = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.count("did not end within 0.2 seconds") >= 1, done.stderr
 
 
 @pytest.mark.timeout(120)

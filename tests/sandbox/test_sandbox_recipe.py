@@ -13,6 +13,7 @@ from agentic_prompting.rollout import AgentSpec
 from agentic_prompting.sandbox import Oracle, recipe as recipes, setup, traces
 from agentic_prompting.sandbox.policy import build_policy
 from agentic_prompting.sandbox.results import exact_match_of
+from support.marks import LONG
 
 
 @pytest.fixture
@@ -103,13 +104,13 @@ def test_a_run_in_the_sandbox_pings_nobody(made, tmp_path, monkeypatch):
     send_telemetry("trl/any")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_one_made_anew_scores_as_the_shipped_one(tmp_path, monkeypatch):
-    shipped = setup.prepare_sandbox(tmp_path / "shipped", setup.DEMO_SEED)
+@pytest.mark.parametrize("seed", [pytest.param(setup.DEMO_SEED, marks=LONG)])
+def test_the_one_made_anew_scores_as_the_shipped_one(tmp_path, monkeypatch, seed):
+    shipped = setup.prepare_sandbox(tmp_path / "shipped", seed)
     monkeypatch.setattr(recipes, "SHIPPED", ())
-    anew = setup.prepare_sandbox(tmp_path / "anew", setup.DEMO_SEED)
-    environment = LLMEnvironment(Oracle(seed=setup.DEMO_SEED))
+    anew = setup.prepare_sandbox(tmp_path / "anew", seed)
+    environment = LLMEnvironment(Oracle(seed=seed))
     old, new = (
         exact_match_of(PromptAgent.from_pretrained(one.model, environment).answer_all(list(one.test), progress=False))
         for one in (shipped, anew)

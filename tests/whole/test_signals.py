@@ -17,7 +17,7 @@ from support.signalled import Counted, Signalled, moments
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGINT)
-FEW = 3
+FEW = 2  # one of each signal
 MANY = pytest.param(10, marks=LONG)
 
 

@@ -165,7 +165,7 @@ class Program(Environment):
     async def play_episode(  # type: ignore[override]
         self, rollout: Rollout, policy: Policy, chat_format: TextFormat, limits: Limits
     ) -> Rollout:
-        """Run the program once, in place of the turns of an episode. Arguments as [`play`]'s.
+        """Run the program once, in place of the turns of an episode. Arguments as `rollout.play`'s.
 
         Raises:
             `Exception`: Whatever the policy raises. A program that raises fails its own rollout only.

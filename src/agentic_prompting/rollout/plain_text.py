@@ -81,7 +81,7 @@ class PlainText:
         return self.ids_of(self.render(self.marked(messages), **template_kwargs))
 
     def marked(self, messages: Sequence[Any]) -> list[Any]:
-        """The messages with [`PlainText.mark`] wherever the rendered text has to be cut; for callers that use a part of
+        """The messages with `mark` wherever the rendered text has to be cut; for callers that use a part of
         a rendering."""
         return [self._marked(message, message.get("role") == "assistant") for message in messages]
 

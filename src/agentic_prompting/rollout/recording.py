@@ -86,7 +86,7 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     `rollout/turns`, `rollout/interactions`: means; `rollout/<status>`: shares, which add up to 1;
     `rollout/agent_tokens`, `rollout/observation_tokens`: means; `environment/calls`, `retries`, `cached`, `shared`,
     `tokens`, `cost_usd`: sums over the batch; `environment/latency_mean`, `latency_p95`: seconds per interaction;
-    [`Rollout.counts`]: means over the rollouts that have them.
+    [`Rollout`]'s `counts`: means over the rollouts that have them.
     """
     latencies = [seconds for fact in facts for seconds in fact.latencies] or [0.0]
     means = ("turns", "interactions", "agent_tokens", "observation_tokens")

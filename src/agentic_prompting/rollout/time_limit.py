@@ -49,9 +49,21 @@ class _Watch:
                         _raise_in(thread, _OutOfTime)
 
 
-def _raise_in(thread: int, what: type[BaseException] | None) -> None:
-    """Raise in another thread at its next step; `None` takes back what was not raised yet."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what and ctypes.py_object(what))
+def _raise_in(thread: int, what: type[BaseException]) -> None:
+    """Raise in a thread at its next step, in place of what is still to be raised there."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(what))
+
+
+def _raise_now(thread: int) -> None:
+    """Let what may still be raised in this thread be raised here. `PyThreadState_SetAsyncExc(thread, None)` would take
+    it back, but leaves the interpreter's flag for it on: in CPython 3.11 the next traced or profiled function then
+    never ends."""
+    try:
+        _raise_in(thread, _OutOfTime)
+        while True:
+            time.sleep(0)
+    except _OutOfTime:
+        pass
 
 
 _watches: dict[int, _Watch] = {}  # by process: after a fork the thread is gone
@@ -93,6 +105,6 @@ def limited(call: Callable[[], _T], what: str, seconds: float | None = None) -> 
 def _end(watch: _Watch, thread: int, outer: int | None) -> None:
     """Take this thread's call off the watch (back to the one around it), and what may have been raised too late."""
     if watch.left.pop(thread, 1) <= 0:
-        _raise_in(thread, None)
+        _raise_now(thread)
     if outer is not None:
         watch.left[thread] = outer

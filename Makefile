@@ -72,7 +72,7 @@ policies: $(VENV)/.demo
 	OMP_NUM_THREADS=1 $(BIN)/python -m agentic_prompting.sandbox.setup
 
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart=0 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --max-worker-restart=0 $(PYTEST_ARGS)
 
 # Not part of `make ci`: a second torch is installed. What needs extras beyond these is skipped with the reason.
 FAST := -m "not slow and not vllm" $(foreach name,docs doctor distributed vllm notebooks \

@@ -118,10 +118,14 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path, caplog, damage):
     assert [json.loads(line).get("group", 1) for line in path.read_bytes().splitlines()] == [1] * 4
 
 
-def test_without_its_first_line_nothing_is_known(tmp_path):
+@pytest.mark.parametrize("key", [None, b'"run"', b'"identity"', b'"policy"'])
+def test_without_its_first_line_nothing_is_known(tmp_path, key):
+    """Without the line, or without one of its keys."""
     path = tmp_path / "0.jsonl"
     write(path)
-    path.write_bytes(b"\n".join(path.read_bytes().splitlines()[1:]) + b"\n")
+    first, *others = path.read_bytes().splitlines()
+    kept = others if key is None else [first.replace(key, b'" "'), *others]
+    path.write_bytes(b"\n".join(kept) + b"\n")
     file, trusted = resumed(path)
     assert trusted and file.groups == {}
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}]})

@@ -199,8 +199,9 @@ class InFlightFile:
         try:
             record = json.loads(line)
             if "identity" in record:
-                self._header = {**record, "identity": dict(record["identity"]), "run": str(record["run"])}
-                return "policy" in record
+                identity, run, policy = dict(record["identity"]), str(record["run"]), record["policy"]
+                self._header = {"identity": identity, "run": run, "policy": policy}
+                return True
             number = _whole_number(record["group"])
             if "prompts" in record:
                 _whole_number(record["update"]), _whole_number(record["prompts"])

@@ -191,17 +191,23 @@ class _Process:
             why = f": its output could not be read ({type(error).__name__}: {error})"
         finally:
             self.ended = f"the process of verifiers ended{why}"  # later requests fail at once
-            self.kill()
             if self._process.stdin is not None:
                 self._process.stdin.close()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_SECONDS_TO_DIE):
-                    while self._process.returncode is None:
-                        await asyncio.sleep(0.01)
+            # A process that is ending says how only if it is left to: `kill` would take its exit code from asyncio.
+            if not await self._ends_within(_POLL_SECONDS):
+                self.kill()
+            if await self._ends_within(_SECONDS_TO_DIE):
                 self.ended = f"the process of verifiers ended with {self._process.returncode}{why}"
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(Unreachable(self.ended))
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._process.returncode is None:
+                    await asyncio.sleep(0.01)
+        return self._process.returncode is not None
 
     async def _read_lines(self) -> None:
         """Deliver answers until the output ends, or the process does. A child of it may keep the output open, for which

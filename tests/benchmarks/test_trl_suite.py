@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.marks import long
+
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = str(ROOT / "benchmarks")
 
@@ -67,8 +69,8 @@ def test_a_small_tokenizer_reads_the_same_texts(benchmark):
     assert len(tokenizer) == 1024 and max(tokenizer.get_vocab().values()) == 1023
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
+@long
 def test_a_checkout_is_run_with_both_classes(tmp_path):
     """A checkout of three tests: one that both pass, one about what is different on purpose, one that nobody passes."""
     checkout = tmp_path / "checkout"

@@ -1,5 +1,6 @@
 """Configuration files that are no configuration: every command that reads one ends in a line, not in a traceback."""
 
+import json
 import os
 import subprocess
 import sys
@@ -35,8 +36,8 @@ SCRIPT = """
 import contextlib, io, json, sys, warnings
 from pathlib import Path
 warnings.simplefilter("ignore")
-module, words, folder = json.loads(sys.argv[1])
-def command(file):
+commands, folder = json.loads(sys.argv[1])
+def command(module, words, file):
     if module:
         from agentic_prompting.cli.programs import main
         from agentic_prompting.cli.script import run_script
@@ -44,50 +45,49 @@ def command(file):
     else:
         from agentic_prompting.cli import main
         main([*words, file])
-found = {}
-for file in sorted(Path(folder).glob("*.yaml")):
+found = {name: {} for name in commands}
+for name, file in [(name, file) for name in commands for file in sorted(Path(folder).glob("*.yaml"))]:
+    module, words, _ = commands[name]
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
-            command(str(file))
+            command(module, words, str(file))
             status = 0
         except SystemExit as error:
             status = error.code
         except BaseException as error:
             status = f"raised {type(error).__name__}: {error}"[:300]
-    found[file.stem] = [status, out.getvalue()[-1500:]]
+    found[name][file.stem] = [status, out.getvalue()[-1500:]]
 print("FOUND" + json.dumps(found))
 """
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each command said of each file; all of them in one process, whose imports take longest."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for name, text in HOSTILE.items():
+        (folder / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps([COMMANDS, str(folder)])],
+        capture_output=True, text=True, timeout=280, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert "FOUND" in done.stdout, done.stderr[-2000:]
+    assert not (folder / "owned").exists()
+    return json.loads(done.stdout.split("FOUND")[1])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_hostile_configuration_ends_in_a_line(tmp_path, command):
-    import json
-
-    module, words, statuses = COMMANDS[command]
-    for name, text in HOSTILE.items():
-        (tmp_path / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    asked = json.dumps([module, words, str(tmp_path)])
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, asked],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        cwd=tmp_path,
-        env=environment,
-    )
-    assert "FOUND" in done.stdout, done.stderr[-2000:]
-    found = json.loads(done.stdout.split("FOUND")[1])
-    wrong = {}
-    for name, (status, said) in found.items():
+def test_a_hostile_configuration_ends_in_a_line(found, command):
+    statuses, wrong = COMMANDS[command][2], {}
+    for name, (status, said) in found[command].items():
         message = status if isinstance(status, str) else said
         is_line = isinstance(status, str) and not status.startswith("raised")  # `SystemExit` with a line: status 1
         if not is_line and status not in (*statuses, *([0] if command == "doctor" else [])):
             wrong[name] = message[-400:]
         if "Traceback" in message:
             wrong[name] = message[-400:]
+    assert len(found[command]) == len(HOSTILE)
     assert not wrong, "\n".join(f"{name}: {what}" for name, what in wrong.items())
-    assert not (tmp_path / "owned").exists()

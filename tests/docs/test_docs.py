@@ -26,6 +26,7 @@ from packaging.requirements import Requirement
 
 from support.doc_blocks import PAGES, ROOT, Block, blocks_of, docstring_blocks, docstring_names, page_blocks, stand_ins
 from support.doc_commands import commands_in, faults
+from support.marks import LONG
 from support.servers import unused_url
 
 BLOCKS = {page: page_blocks(page) for page in PAGES}
@@ -198,13 +199,18 @@ def test_a_missed_target_is_explained_below_its_table(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_tutorial(tmp_path):
-    """From an empty folder to a served agent: every file is written and every command run, in order, by one shell."""
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=LONG)], ids=["two steps", "as it is"])
+def test_the_tutorial(whole, tmp_path):
+    """From an empty folder to a served agent: every file is written and every command run, in order, by one shell. In
+    two steps of each training nothing is learned."""
     port = str(urlsplit(unused_url()).port)
     script = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"]
     script.append("pip() { :; }  # what it would install is there")
     for block in BLOCKS[TUTORIAL]:
         code = block.code.replace("8080", port)
+        if not whole:
+            code = re.sub(r"(max_steps=|\(conversations, |draw\), )\d+", r"\g<1>2", code)
+            code = re.sub(r"(tokenizer, |range\()\d{4}\b", r"\g<1>64", code)
         if block.language == "python":
             (file,) = re.findall(r'title="(\w+\.py)"', block.note)
             code = f"cat > {file} <<'END_OF_FILE'\n{code}END_OF_FILE"
@@ -219,9 +225,9 @@ def test_the_tutorial(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     before, after = (float(share) for share in re.findall(r"(\d\.\d\d) of \d+ answers are right", done.stdout))
-    assert before <= 0.65 and after >= 0.8, done.stdout[-3000:]
+    assert not whole or (before <= 0.65 and after >= 0.8), done.stdout[-3000:]
     said = json.loads(re.search(r'^\{"id".*', done.stdout, re.MULTILINE)[0])
-    assert said["model"] == "agent" and said["choices"][0]["message"]["content"]
+    assert said["model"] == "agent" and (not whole or said["choices"][0]["message"]["content"])
     assert done.stdout.count("-> the end") == 1 and "environment    Oslo" in done.stdout
 
 

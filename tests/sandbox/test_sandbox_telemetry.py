@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_trainer_pings_unless_the_switch_is_set(tiny_policy, rows, tmp_path, p
     assert len(pings) == 1
 
 
-@pytest.mark.parametrize("prepare", [prepare_sandbox, prepare_guarded])
+@pytest.mark.parametrize("prepare", [prepare_sandbox, partial(prepare_guarded, copying_steps=1)])
 def test_the_sandbox_sends_nothing(prepare, tiny_policy, rows, tmp_path, pings):
     prepare(tmp_path, n_test=4, warm_start_steps=1)
     made(tiny_policy, tmp_path / "run", rows)

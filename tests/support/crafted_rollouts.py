@@ -1,10 +1,8 @@
-"""Batches of crafted rollouts in several token sequences, for trainers of programs; and, run under torchrun, a step.
-
-torchrun --nproc_per_node 2 tests/support/crafted_rollouts.py POLICY FOLDER LOSS_TYPE BACKEND
+"""Batches of crafted rollouts in several token sequences, for trainers of programs; and, run as a job of
+two processes with the arguments POLICY FOLDER LOSS_TYPE BACKEND, a step.
 """
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.trainers import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from agentic_prompting.trainers.batch import Batch
 from support.distributed_backends import prepare, stated
+from support.forked import forked
 
 B = 8
 ROW = {"question": "q", "answers": ["a"]}
@@ -159,14 +158,9 @@ def launched(policy, folder, loss_type, backend="ddp"):
     Returns:
         `tuple`: The largest error, the rows of each pass by process, and what accelerate says the back end was.
     """
-    here = Path(__file__)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(here)]
-    paths = os.pathsep.join([str(here.parents[1]), *filter(None, sys.path)])
-    done = subprocess.run(
-        [*command, str(policy), str(folder), loss_type, backend],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    log = Path(folder, "printed.log")
+    codes = forked(Path(__file__), [str(policy), str(folder), loss_type, backend], 2, log, 280)
+    assert codes == [0, 0], log.read_text()[-3000:]
     native, *_ = parameters_after_a_step(policy, Path(folder, "native"), lambda i: 1, None, loss_type=loss_type)
     start = {name: value.double() for name, value in AutoModelForCausalLM.from_pretrained(policy).named_parameters()}
     steps = {name: native[name] - value for name, value in start.items()}

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.forked import ALL, forked
+
 HERE = Path(__file__).parent
 
 # The distributed type that accelerate must report, by back end.
@@ -79,15 +81,25 @@ def stated(trainer):
     }
 
 
-def launch(script, processes, settings, timeout=280, check=True, torchrun=False):
-    """Run a script of this folder in `processes` processes, with `settings` as JSON; returns the finished launcher."""
+def launch(script, processes, settings, timeout=280, check=True, imported=ALL):
+    """Run a script of this folder in `processes` processes, with `settings` as JSON. They are forked from a process
+    that has imported what is slow to import. Returns their exit codes and what they printed."""
+    log = Path(settings["folder"]) / "printed.log"
+    group = processes > 1 or settings["backend"].startswith("zero")  # DeepSpeed makes one of one process, too
+    codes = forked(HERE / script, [json.dumps(settings)], processes, log, timeout, group, imported)
+    assert not any(codes) or not check, f"exit codes {codes}:\n{log.read_text()[-5000:]}"
+    return codes, log.read_text()
+
+
+def launch_under_torchrun(script, processes, settings, timeout=280):
+    """As [`launch`], by torchrun, which ends the other processes when one has failed."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path])}
-    command = [sys.executable, str(HERE / script), json.dumps(settings)]
-    if processes > 1 or torchrun:  # torchrun makes a group of one process, too, which only DeepSpeed needs
-        command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0 or not check, done.stderr[-5000:]
-    return done
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    done = subprocess.run(
+        [*command, str(HERE / script), json.dumps(settings)],
+        env=variables, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    return [done.returncode], done.stderr
 
 
 def leave(folder, seen):

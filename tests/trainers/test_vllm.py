@@ -4,6 +4,7 @@ of every update. What the real one does is for machines with a GPU."""
 import pytest
 
 from support.distributed_backends import TYPES, launch, read
+from support.forked import BEFORE_TRL
 from support.vllm_stand_in import Server
 
 # Under ZeRO-3 only where its gathers and the pushing of weights could get in each other's way.
@@ -22,7 +23,7 @@ def seen(request, tiny_policy, tmp_path_factory):
             "policy": str(tiny_policy), "folder": str(folder), "weights": str(weights), "backend": request.param,
             "server": server.url, "narrow_server": narrow.url, "paths": PATHS[request.param],
         }  # fmt: skip
-        launch("vllm_runs.py", 2, settings)
+        launch("vllm_runs.py", 2, settings, imported=BEFORE_TRL)
     processes = read(folder, 2)
     for process in processes:
         for run in process.values():
@@ -63,7 +64,7 @@ def test_turns_go_on_while_the_weights_are_pushed(tiny_policy, tmp_path):
             "policy": str(tiny_policy), "folder": str(tmp_path), "weights": str(tmp_path), "backend": "ddp",
             "paths": [], "lead": server.url,
         }  # fmt: skip
-        launch("vllm_runs.py", 2, settings)
+        launch("vllm_runs.py", 2, settings, imported=BEFORE_TRL)
     assert server.updates == 4
     for process in read(tmp_path, 2):
         assert process["lead"]["ages"][0] == 0 < process["lead"]["ages"][-1]
@@ -79,7 +80,7 @@ def test_training_without_its_server_saves_and_says_the_address(tiny_policy, tmp
             "policy": str(tiny_policy), "folder": str(tmp_path), "weights": str(tmp_path), "backend": "ddp",
             "paths": [], "vanishing": servers,
         }  # fmt: skip
-        launch("vllm_runs.py", 2, settings, timeout=200)
+        launch("vllm_runs.py", 2, settings, timeout=200, imported=BEFORE_TRL)
     for process in read(tmp_path, 2):
         for when, stopped_at in (("rollouts", 1), ("rewards", 2)):
             assert process[when]["step"] == stopped_at

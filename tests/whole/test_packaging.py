@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import agentic_prompting
+from support.marks import long
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -219,7 +220,8 @@ def test_installed_into_an_empty_environment(installed, tmp_path):
     ran(installed, "-c", page, cwd=tmp_path, env=clean())
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(900)
+@long
 def test_a_table_is_filled_and_reported_without_a_clone(installed, tmp_path):
     command, config = installed.parent / "agentic-prompting", "examples/configs/eval_prorefine_table1.yaml"
     made = ran(command, "evaluate", "--config", config, "--sandbox", "--output-dir", "table", cwd=tmp_path, env=clean())

@@ -232,8 +232,9 @@ class Http:
             if type(error) is TimeoutError:  # that of the whole attempt: those of aiohttp have types of their own
                 return TimedOut(f"no complete reply within {timeout:g} s")
             if isinstance(error, aiohttp.InvalidURL):
-                raise BadRequest("the request could not be sent: base_url is not an address") from None
-            # Without the address, which these two show.
+                what = "base_url, or the proxy that the environment names, is not an address"
+                raise BadRequest(f"the request could not be sent: {what}") from None
+            # The text of a timeout shows the address; a `message` is a text without it.
             shown = "" if isinstance(error, aiohttp.ServerTimeoutError) else getattr(error, "message", error)
             reason = str(shown) or type(error).__name__
             found = Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")

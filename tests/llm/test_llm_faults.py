@@ -103,14 +103,13 @@ def test_counts_that_are_none_upset_no_sum(tokens):
 
 
 def test_a_password_in_the_address_is_not_logged(caplog):
-    """httpx logs every address, as it is, at level INFO."""
     with (
         MisbehavingServer() as server,
         caplog.at_level(logging.DEBUG),
         OpenAIChat("m", server.base_url.replace("//", "//user:planted@")) as chat,
     ):
         assert ask(chat, "x").result(10).error is None
-    assert "HTTP Request: POST http://127.0.0.1" in caplog.text and "planted" not in caplog.text
+    assert "planted" not in caplog.text
 
 
 # --- many calls at random -----------------------------------------------------------------------------------------

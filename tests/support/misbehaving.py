@@ -124,6 +124,24 @@ async def _endless(exchange: Exchange) -> None:
             await exchange.writer.drain()
 
 
+async def _endless_head(exchange: Exchange) -> None:
+    exchange.keep_alive = False
+    exchange.writer.write(b"HTTP/1.1 200 OK\r\n")
+    with contextlib.suppress(ConnectionError):
+        while not exchange.writer.transport.is_closing():
+            exchange.writer.write(b"x-more: and more\r\n" * 1000)
+            await exchange.writer.drain()
+
+
+async def _endless_chunks(exchange: Exchange) -> None:
+    exchange.keep_alive = False
+    exchange.writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        while not exchange.writer.transport.is_closing():
+            exchange.writer.write(b"1000\r\n" + b" " * 0x1000 + b"\r\n")
+            await exchange.writer.drain()
+
+
 _BOMB = gzip.compress(b" " * (40 << 20))
 
 
@@ -163,6 +181,7 @@ FAULTS = {
     "reset in the head": Fault(_half_a_head, "Unreachable"),
     "reset in the body": Fault(lambda x: _half_a_body(x, Exchange.reset), "Unreachable"),
     "closed in the body": Fault(lambda x: _half_a_body(x, Exchange.close), "Unreachable"),
+    "endless head": Fault(_endless_head, "Unreachable"),
     "no HTTP": Fault(lambda x: (x.writer.write(b"\x16\x03\x01 hello\r\n\r\n"), x.close())[0], "Unreachable"),
     "hangs": Fault(_hang, "TimedOut"),
     "slow drip": Fault(_drip, "TimedOut"),
@@ -181,6 +200,7 @@ FAULTS = {
     "an error in a 200": Fault(lambda x: x.send({"error": {"message": "no upstream", "code": 502}}), "BadReply"),
     "broken compression": Fault(lambda x: x.send(b"{}", content_encoding="gzip"), "BadReply"),
     # Final: a retry cannot help.
+    "endless chunks": Fault(_endless_chunks, "BadReply", passes=False),
     "endless body": Fault(_endless, "BadReply", passes=False),
     "compression bomb": Fault(lambda x: x.send(_BOMB, content_encoding="gzip"), "BadReply", passes=False),
     "307": Fault(lambda x: x.send(b"", 307, location="http://127.0.0.1:1/v1"), "Misconfigured", passes=False),
@@ -199,6 +219,7 @@ FAULTS = {
     # Unusual, but a reply.
     "content in parts": Fault(lambda x: x.say([{"type": "text", "text": part} for part in x.text]), None),
     "length with text": Fault(lambda x: x.say(x.text, finish_reason="length"), None),
+    "long header": Fault(lambda x: x.send(x.good(), x_policy="x" * 50_000), None),
     "wrong content type": Fault(lambda x: x.send(x.good(), content_type="text/html; charset=latin-1"), None),
     "10 MB": Fault(lambda x: x.send(x.good()[:-1] + b', "padding": "' + b"x" * 10_000_000 + b'"}'), None),
     "absurd usage": Fault(lambda x: x.send(_with_text(_usage(10**400), x.text)), None),

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from mcp import Client
 
 _MOST_PAGES = 100  # of a server's list of tools
-_LOGGERS = ("mcp.client.streamable_http", "mcp.client.stdio", "mcp.client.client", "mcp.shared.jsonrpc_dispatcher")
+_LOGGERS = (  # httpx2 logs every address, as it is, at level INFO
+    "mcp.client.streamable_http", "mcp.client.stdio", "mcp.client.client", "mcp.shared.jsonrpc_dispatcher", "httpx2",
+)  # fmt: skip
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASS")  # in the names of a command's environment variables
 
 
@@ -47,7 +49,6 @@ class MCPTools:
             import mcp  # noqa: F401
         except ImportError as error:
             raise ImportError("MCPTools needs the extra mcp: pip install 'agentic-prompting[mcp]'") from error
-        from ..llm import openai_http  # noqa: F401  # filters addresses out of the log of httpx, which mcp uses too
 
         self.server, self.timeout = server, timeout
         self._client: asyncio.Future[Client] | None = None
@@ -208,10 +209,5 @@ _masked_log = _MaskedLog()
 
 def _hide_in_log(secrets: list[str]) -> None:
     _masked_log.known.update(secrets)
-    for name in (
-        "mcp.client.streamable_http",
-        "mcp.client.stdio",
-        "mcp.client.client",
-        "mcp.shared.jsonrpc_dispatcher",
-    ):
+    for name in _LOGGERS:
         logging.getLogger(name).addFilter(_masked_log)  # adding it again changes nothing

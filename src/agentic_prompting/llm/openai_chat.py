@@ -325,7 +325,7 @@ class OpenAIChat:
             return reply
 
     def _connect(self) -> Http:
-        from .openai_http import Http  # imports httpx, at the first call only
+        from .openai_http import Http  # imports aiohttp, at the first call only
 
         key = self.find_key()
         if key is None and self.needs_key:

@@ -1,28 +1,31 @@
-"""The HTTP half of [`OpenAIChat`], on httpx: attempts, their errors, and retries.
+"""The HTTP half of [`OpenAIChat`], on aiohttp: attempts, their errors, and retries.
 
-This client decides four things that it must not leave to a server: how long a whole attempt may take (httpx's own limit
-is per read, so a server that trickles bytes never reaches it), how long an answer may be, which errors are retried and
-after which wait, and that redirects are not followed. The openai package decides them otherwise, and it checks the
-types of every message and completion, which takes a third of the processor time of a call.
+This client decides four things that it must not leave to a server: how long a whole attempt may take, how long an
+answer may be, which errors are retried and after which wait, and that redirects are not followed. The openai package
+decides them otherwise, and it checks the types of every message and completion, which takes a third of the processor
+time of a call.
 
-Importing httpx takes a tenth of a second, so this file is imported inside functions only.
+Importing aiohttp takes a tenth of a second, so this file is imported inside functions only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import email.utils
+import io
 import json
-import logging
 import os
 import random
+import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-import httpx2 as httpx
+import aiohttp
 
 from .guard import describe
 from .types import (
@@ -39,25 +42,14 @@ from .types import (
 from .wire import Call, Endpoint, read_completion, said_by, shown_url
 
 _CONNECT_SECONDS = 10.0
-_CONNECTIONS = 4  # in each pool
+_IDLE_SECONDS = 3.0  # of a connection: shorter than servers', because a request on one that they close is lost
 _MOST_BYTES = 32 << 20  # of a reply, unpacked
 _MOST_ERROR_BYTES = 64 << 10  # of an error, of which only the beginning is shown
+_MOST_BYTES_AT_ONCE = 1 << 20  # of a request; aiohttp warns of more
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a retry, if the server sends no `Retry-After`
 _LONGEST_ASKED = 120.0  # seconds at most of a server's `Retry-After`
 _FAILURES = 5  # in a row, after which an endpoint is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before an attempt at an endpoint that is down
-
-
-class _WithoutSecrets(logging.Filter):
-    """A filter for httpx's log, which at level INFO shows every address with user and password."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple):
-            record.args = tuple(shown_url(str(arg)) if isinstance(arg, httpx.URL) else arg for arg in record.args)
-        return True
-
-
-logging.getLogger(httpx.__name__).addFilter(_WithoutSecrets())
 
 
 class Breaker:
@@ -118,50 +110,21 @@ class Breaker:
             self.pause, self.pauses = _FIRST_PAUSE, self.pauses + 1
 
 
-class _Pools(httpx.AsyncBaseTransport):
-    """Many small connection pools behind one transport.
+class _Connections(aiohttp.TCPConnector):
+    """Connections that end without a word where they cannot be closed: in a forked child, which would take those of
+    its parent off the parent's event loop, and after the end of the loop."""
 
-    httpx's pool scans all of its connections whenever a request begins or ends. With pools of 32 this takes a third of
-    the processor time of a call. A request goes to the pool that was released last, whose connections are open.
-    """
+    def __init__(self, **settings: Any):
+        self._pid = os.getpid()
+        super().__init__(**settings)
 
-    def __init__(self, max_concurrency: int):
-        verify = httpx.create_ssl_context()  # shared: creating one takes longer than creating a pool
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=_CONNECTIONS)
-        number = -(-max_concurrency // _CONNECTIONS)
-        self._pools = [httpx.AsyncHTTPTransport(verify=verify, limits=limits) for _ in range(number)]
-        self._free = self._pools * _CONNECTIONS  # each as often as it may have a request in flight
+    @property
+    def closed(self) -> bool:
+        return super().closed or self._pid != os.getpid() or not self._loop.is_running()
 
-    async def handle_async_request(self, request: Any) -> Any:
-        pool = self._free.pop()
-        try:
-            response = await pool.handle_async_request(request)
-        except BaseException:
-            self._free.append(pool)
-            raise
-        response.stream = _Releasing(response.stream, lambda: self._free.append(pool))
-        return response
-
-    async def aclose(self) -> None:
-        await asyncio.gather(*(pool.aclose() for pool in self._pools))
-
-
-class _Releasing(httpx.AsyncByteStream):
-    """A body that calls a function when it is closed for the first time."""
-
-    def __init__(self, body: Any, release: Callable[[], None]):
-        self._body, self._release = body, [release]
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._body:
-            yield part
-
-    async def aclose(self) -> None:
-        try:
-            await self._body.aclose()
-        finally:
-            while self._release:
-                self._release.pop()()
+    def __del__(self, *modules: Any) -> None:
+        if not self.closed:
+            super().__del__(*modules)
 
 
 class _Answer(NamedTuple):
@@ -181,18 +144,26 @@ class Http:
 
     def __init__(self, chat: Endpoint, key: str):
         self.model, self.price, self.breaker = chat.model, chat.price, Breaker()
-        url = httpx.URL(chat.base_url)
-        self._url = url.copy_with(path=url.path.rstrip("/") + "/chat/completions")
+        url = urlsplit(chat.base_url)
+        self._url = url._replace(path=url.path.rstrip("/") + "/chat/completions").geturl()
         names = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
         headers = {header: os.environ[name] for header, name in names.items() if os.environ.get(name)}
-        headers |= {"authorization": f"Bearer {key}", "accept-encoding": "gzip", "user-agent": "agentic-prompting"}
-        self.client = httpx.AsyncClient(
-            # Mounted, not passed as the transport, which would disable the proxies of the environment variables.
-            mounts={"all://": _Pools(chat.max_concurrency)},
-            # Connecting has a shorter limit: a host that is up answers fast.
-            timeout=httpx.Timeout(chat.timeout, connect=min(chat.timeout, _CONNECT_SECONDS)),
-            follow_redirects=False,
-            headers=headers,
+        headers |= {"accept-encoding": "gzip", "content-type": "application/json", "user-agent": "agentic-prompting"}
+        if url.username is None:  # the address's own user and password take precedence
+            headers["authorization"] = f"Bearer {key}"
+        # Not `trust_env`, which reads the variables again at each request, in a thread, and a netrc file.
+        proxy = None if proxy_bypass(url.netloc.rpartition("@")[2]) else getproxies().get(url.scheme)
+        proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy
+        if proxy and not proxy.startswith(("http://", "https://")):
+            raise Misconfigured(f"the proxy for {url.scheme} in the environment is not an HTTP proxy: set NO_PROXY")
+        # Passed with each request: headers of the session are sent to a proxy too.
+        self._settings: Any = {"headers": headers, "proxy": proxy, "allow_redirects": False}
+        self.client = aiohttp.ClientSession(
+            connector=_Connections(limit=0, keepalive_timeout=_IDLE_SECONDS, ssl=_certificates()),
+            timeout=aiohttp.ClientTimeout(total=None, connect=_CONNECT_SECONDS),  # a host that is up answers fast
+            max_field_size=_MOST_ERROR_BYTES,  # a header of a gateway may be longer than aiohttp's 8 kB
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         self._interval = 60 / chat.requests_per_minute if chat.requests_per_minute else 0.0
         self._next_start = 0.0
@@ -209,7 +180,7 @@ class Http:
             await asyncio.sleep(wait)
 
     async def close(self) -> None:
-        await self.client.aclose()
+        await self.client.close()
 
     async def _attempt(self, body: dict[str, Any], call: Call) -> tuple[Reply, float | None]:
         """One attempt: its reply, and the seconds to wait before a retry; `None` if a retry cannot help."""
@@ -224,7 +195,7 @@ class Http:
                 dead = dead or (isinstance(answer, _Answer) and answer.status >= 500)
                 # With few calls in flight, too few fail to open the breaker: before a call's last retry, a refused
                 # connection opens it, if the endpoint has not answered any call meanwhile.
-                refused = isinstance(getattr(answer, "__cause__", None), httpx.ConnectError)
+                refused = isinstance(getattr(answer, "__cause__", None), aiohttp.ClientConnectorError)
                 last = call.attempts == call.max_retries > 1 and self.breaker.answered < call.started
                 self.breaker.dead(probing, certainly=refused and last) if dead else self.breaker.alive()
                 call.max_retries += refused and probing  # a probe serves all calls, so it costs no retry
@@ -248,16 +219,24 @@ class Http:
     async def _post(self, body: dict[str, Any], timeout: float) -> _Answer | LLMError:
         """The answer, whatever its status, or the error; raises [`BadRequest`] for a request that cannot be sent."""
         try:
-            async with asyncio.timeout(timeout), self.client.stream("POST", self._url, json=body) as response:
-                return _Answer(response.status_code, response.headers, *await _read(response))
-        except TimeoutError:
-            return TimedOut(f"no complete reply within {timeout:g} s")
+            sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+            data = sent if len(sent) <= _MOST_BYTES_AT_ONCE else io.BytesIO(sent)
+            async with (
+                asyncio.timeout(timeout),
+                self.client.post(self._url, data=data, **self._settings) as response,
+            ):
+                return _Answer(response.status, response.headers, *await _read(response))
         except zlib.error as error:
             return BadReply(f"the endpoint's answer cannot be decoded: {error}")
-        except httpx.TransportError as error:
-            if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
-                return TimedOut(str(error) or "no reply in time")
-            reason = str(error) or type(error).__name__
+        except (aiohttp.ClientError, OSError) as error:
+            if type(error) is TimeoutError:  # that of the whole attempt: those of aiohttp have types of their own
+                return TimedOut(f"no complete reply within {timeout:g} s")
+            if isinstance(error, aiohttp.InvalidURL):
+                what = "base_url, or the proxy that the environment names, is not an address"
+                raise BadRequest(f"the request could not be sent: {what}") from None
+            # The text of a timeout shows the address; a `message` is a text without it.
+            shown = "" if isinstance(error, aiohttp.ServerTimeoutError) else getattr(error, "message", error)
+            reason = str(shown) or type(error).__name__
             found = Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")
             found.__cause__ = error
             return found
@@ -272,18 +251,30 @@ class Http:
             await asyncio.sleep(start - now)
 
 
-async def _read(response: Any) -> tuple[bytes, bool]:
+def _certificates() -> ssl.SSLContext:
+    """Trust in the certificates that the environment names, or else in those of the system."""
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    if file or folder:
+        return ssl.create_default_context(cafile=file or None, capath=folder or None)
+    if ssl.get_default_verify_paths().cafile:
+        return ssl.create_default_context()
+    import truststore  # for macOS, Windows, and a Python that was built for another Linux
+
+    return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, bool]:
     """The decompressed body up to the largest size, and whether it was cut.
 
-    Not left to httpx, which decompresses everything that has arrived at once: up to a thousand times its size.
+    Not left to aiohttp, which has no such limit.
     """
-    most = _MOST_BYTES if response.is_success else _MOST_ERROR_BYTES
+    most = _MOST_BYTES if 200 <= response.status < 300 else _MOST_ERROR_BYTES
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip"):
         raise zlib.error(f"content-encoding {encoding!r} was not asked for")
     unpack = zlib.decompressobj(31) if encoding == "gzip" else None
     body = bytearray()
-    async for piece in response.aiter_raw():
+    async for piece in response.content.iter_any():
         body += unpack.decompress(piece, most + 1 - len(body)) if unpack else piece
         if len(body) > most:
             return bytes(body[:most]), True

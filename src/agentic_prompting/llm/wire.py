@@ -37,9 +37,7 @@ class Endpoint(Protocol):
     model: str
     base_url: str
     price: Price | None
-    max_concurrency: int
     requests_per_minute: float | None
-    timeout: float
 
 
 @dataclass

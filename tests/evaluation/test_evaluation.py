@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from itertools import combinations
 from math import comb
 from threading import Event
 
@@ -23,7 +24,9 @@ from agentic_prompting.evaluation import (
     load_run,
     mcnemar,
     paired_difference,
+    pass_at_k,
     read_answer,
+    repeats_table,
     results_table,
     save_run,
     to_markdown,
@@ -429,3 +432,65 @@ def test_form_is_scored_where_there_are_turns():
     good = "<think>t</think> <interaction_prompt>q</interaction_prompt>", "<think>t</think> <answer>a</answer>"
     record = {"answers": ["a"], "trajectory": {"turns": [{"text": text} for text in good]}}
     assert format_scores([record, {"answers": ["a"]}, {**record, "error": "x"}]) == [1.0, None, None]
+
+
+# Several runs of each question ----------------------------------------------------------------------------------------
+
+
+@given(n=st.integers(1, 9), data=st.data())
+def test_pass_at_k_is_the_share_of_all_draws_with_a_right_answer(n, data):
+    right, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    draws = list(combinations([True] * right + [False] * (n - right), k))
+    assert pass_at_k(n, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+def test_pass_at_k_is_unbiased():
+    """Its mean over many samples of n answers is 1 - (1 - p)^k, which the plug-in 1 - (1 - c/n)^k is not."""
+    drawn = np.random.default_rng(0).binomial(6, 0.3, 20_000)
+    assert np.mean([pass_at_k(6, int(right), 3) for right in drawn]) == pytest.approx(1 - 0.7**3, abs=0.01)
+
+
+@pytest.mark.parametrize(("n", "right", "k"), [(3, 4, 1), (3, -1, 1), (3, 1, 0), (3, 1, 4)])
+def test_pass_at_k_of_nonsense_is_an_error(n, right, k):
+    with pytest.raises(ValueError, match="expected 0 <= right <= n"):
+        pass_at_k(n, right, k)
+
+
+def test_several_runs_give_pass_at_k_a_majority_and_a_spread(tmp_path):
+    texts = {0: ["4", "4", "5"], 1: ["5", "6", "4"], 2: ["9", "9", "4"], 3: ["4", "4", None]}
+    asked = iter([0, 1, 2])
+
+    def by_run(questions):
+        run = next(asked)
+        return [texts[place][run] for place in range(len(questions))]
+
+    rows = [{"question": f"{i} ?", "answers": ["4"]} for i in range(4)]
+    task = EvaluationTask("four", rows, ("exact_match", "token_f1"))
+    evaluation = evaluate_agent(by_run, [task], runs=3, output=tmp_path, progress=False)
+    result = evaluation.result("system", "four")
+    found = result.repeated["exact_match"]
+    assert list(found) == ["pass@1", "pass@2", "pass@3", "majority@3", "spread"]
+    assert found["pass@1"].mean == pytest.approx(result.estimates["exact_match"].mean) == pytest.approx(6 / 12)
+    assert found["pass@2"].mean == pytest.approx((1 + 2 / 3 + 2 / 3 + 1) / 4)
+    assert (found["pass@3"].mean, found["pass@3"].n) == (1.0, 4) and found["pass@3"].low > 0.5  # Wilson's
+    # Of three answers given once each any may be taken; no answer is no vote.
+    assert found["majority@3"].mean == pytest.approx((1 + 1 / 3 + 0 + 1) / 4)
+    assert found["spread"].mean == pytest.approx(np.sqrt(1 / 3)) and list(result.repeated["token_f1"]) == ["spread"]
+    save_run(tmp_path, evaluation)
+    assert load_run(tmp_path).results == evaluation.results
+    tables = write_tables(tmp_path, evaluation)
+    assert "| majority@3 |" in tables["md"].read_text()
+    assert json.loads(tables["json"].read_text())["results"][0]["repeated"]["exact_match"]["pass@2"]["n"] == 4
+    assert [row["metric"] for row in repeats_table(evaluation)] == ["exact_match", "token_f1"]
+    assert repeats_table(evaluation)[1]["pass@2"] == "–"
+
+
+def test_a_failed_run_is_no_attempt():
+    asked = system(fail_on=lambda call: call == 1)  # one run of question 1, which the others get right
+    found = evaluate_agent(asked, [TASK], runs=2, progress=False).result("system", "sums").repeated["exact_match"]
+    assert (found["pass@1"].n, found["pass@2"].n, found["majority@2"].n, found["spread"].n) == (20, 19, 19, 19)
+
+
+def test_a_single_run_has_no_repeats():
+    evaluation = evaluate_agent(system(), [TASK], runs=1, progress=False)
+    assert evaluation.results[0].repeated == {} and repeats_table(evaluation) == []

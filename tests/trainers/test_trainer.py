@@ -307,6 +307,28 @@ def test_evaluation_repeats_itself(tiny_policy, rows, tmp_path):
         assert first[name] == second[name]
 
 
+def test_evaluation_logs_pass_at_k(tiny_policy, rows, tmp_path):
+    """By the first reward function; a rollout without a reward is no attempt."""
+    asked = rows.select(range(2))
+    grades = {asked[0]["question"]: [1.0, 0.0, 0.0, 1.0], asked[1]["question"]: [0.0, None, 0.0, 1.0]}
+
+    def graded(rollout, question, **kwargs):
+        return [grades[one][place % 4] for place, one in enumerate(question)]
+
+    def other(rollout, **kwargs):
+        return [1.0] * len(rollout)
+
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, options={"eval_dataset": asked, "reward_funcs": [graded, other]},
+        num_generations_eval=4, per_device_eval_batch_size=4,
+    )  # fmt: skip
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    found = trainer.evaluate()
+    assert found["eval_pass@1"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert found["eval_pass@2"] == pytest.approx((5 / 6 + 2 / 3) / 2)
+    assert found["eval_pass@4"] == 1.0  # of the first question alone, which has four attempts
+
+
 def test_same_seed_same_run(tiny_policy, rows, tmp_path):
     def losses(folder):
         trainer = trainer_for(tiny_policy, folder, rows)

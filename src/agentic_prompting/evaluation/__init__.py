@@ -5,6 +5,7 @@ The papers' tables, and the optimisers that they compare with, are made of these
 
 from .harness import Evaluation, EvaluationStopped, EvaluationTask, evaluate_agent, load_evaluation_task
 from .metrics import METRIC_PATH, METRICS, find_metrics, load_encoder, semantic_similarity
+from .repeats import pass_at_k
 from .scoring import (
     Estimate,
     PairedDifference,
@@ -31,6 +32,7 @@ from .tables import (
     compare_systems,
     differences_table,
     load_run,
+    repeats_table,
     results_table,
     save_run,
     to_json,
@@ -66,7 +68,9 @@ __all__ = [
     "load_run",
     "mcnemar",
     "paired_difference",
+    "pass_at_k",
     "read_answer",
+    "repeats_table",
     "results_table",
     "save_run",
     "score_records",

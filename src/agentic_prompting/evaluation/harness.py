@@ -85,6 +85,7 @@ def evaluate_agent(
         n (`int`, *optional*, defaults to `128`): Questions per task, sampled with `seed`; `None`, or a task with fewer:
             all. 128 is the paper's (Appendix E).
         runs (`int`, *optional*, defaults to `3`): How often each question is asked; with seeds `seed`, `seed + 1`, ...
+            From 2 on the results also have pass@1 to pass@`runs`, the majority's score and the spread between runs.
         seed (`int`, *optional*, defaults to `0`): Of samples and runs.
         output (`str` or `Path`, *optional*): Folder for `<system>.jsonl`, one line per answer. If it holds some
             already, only the others are asked for.

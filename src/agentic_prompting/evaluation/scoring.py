@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import comb
 from statistics import NormalDist, fmean
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 
 from ..rewards import prompt_r1_score
 from .metrics import BINARY, EvaluateScore, Score, judged
+from .repeats import repeat_values
 
 READ_WHOLE = frozenset({"integer_match", "letter_match", "word_sorting_match"})
 """Metrics that find the answer in the reply themselves."""
@@ -37,6 +38,8 @@ class Result:
         ungraded (`dict[str, int]`): By metric, answers that it could not grade.
         calls (`float`), tokens (`float`), cost_usd (`float`), seconds (`float`): Means per answered question.
         fit_calls (`int`): Calls it took to make the system.
+        repeated (`dict[str, dict[str, Estimate]]`): What several runs tell beyond the mean, by metric and then by name:
+            `pass@1` to `pass@k`, `majority@k`, `spread`; see [`repeat_values`].
     """
 
     system: str
@@ -51,6 +54,7 @@ class Result:
     cost_usd: float
     seconds: float
     fit_calls: int
+    repeated: dict[str, dict[str, Estimate]] = field(default_factory=dict)
 
 
 def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Score]) -> dict[str, list[float | None]]:
@@ -97,6 +101,7 @@ def summarise(
     given = [record for record in records if _given(record)]
     failed, one_run = len(records) - len(given), len({record["run"] for record in records}) <= 1
     values = {name: _per_question(records, of_all) for name, of_all in scores.items()}
+    repeated = {name: _repeated(records, of_all, name in BINARY) for name, of_all in scores.items()}
     return Result(
         system=system,
         task=task,
@@ -106,6 +111,7 @@ def summarise(
         failed=failed,
         ungraded={name: of_all.count(None) - failed for name, of_all in scores.items()},
         fit_calls=fit_calls,
+        repeated={name: found for name, found in repeated.items() if found},
         **{
             name: fmean(record.get(name, 0) for record in given) if given else 0.0
             for name in ("calls", "tokens", "cost_usd", "seconds")
@@ -127,6 +133,20 @@ def _estimate(name: str, values: Sequence[float], one_run: bool) -> Estimate | N
     if name in BINARY and one_run:
         return wilson_interval(round(sum(values)), len(values))
     return bootstrap_interval(values)
+
+
+def _repeated(
+    records: Sequence[Mapping[str, Any]], scores: Sequence[float | None], is_binary: bool
+) -> dict[str, Estimate]:
+    """What several runs tell, as means over the questions."""
+    found = {key: list(one.values()) for key, one in repeat_values(records, scores, is_binary).items()}
+    return {
+        key: wilson_interval(round(sum(values)), len(values))
+        if "@" in key and set(values) <= {0.0, 1.0}  # shares of questions
+        else bootstrap_interval(values)
+        for key, values in found.items()
+        if values
+    }
 
 
 def _given(record: Mapping[str, Any]) -> bool:

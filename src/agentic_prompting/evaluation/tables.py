@@ -191,6 +191,23 @@ def differences_table(comparisons: Sequence[Comparison]) -> Table:
     ]
 
 
+def repeats_table(evaluation: Evaluation) -> Table:
+    """One row per task, system and metric of several runs: pass@k, majority@k and the spread between runs, each with
+    its interval over the questions. Empty where each question was asked once."""
+    found = [(result, metric, one) for result in evaluation.results for metric, one in result.repeated.items()]
+    fullest = sorted((one for _, _, one in found), key=len, reverse=True)  # has all names, in their order
+    names = list(dict.fromkeys(name for one in fullest for name in one))
+    return [
+        {
+            "task": result.task,
+            "system": result.system,
+            "metric": metric,
+            **{name: _estimate(one.get(name)) for name in names},
+        }
+        for result, metric, one in found
+    ]
+
+
 def to_markdown(table: Table) -> str:
     """A Markdown table."""
     if not table:
@@ -227,7 +244,8 @@ def write_tables(
     results, differences = results_table(evaluation, extra), differences_table(comparisons)
     frame = pd.DataFrame(results)
     markdown = f"# {title}\n\n" if title else ""
-    markdown += to_markdown(results) + ("\n" + to_markdown(differences) if differences else "")
+    markdown += to_markdown(results)
+    markdown += "".join(f"\n{to_markdown(one)}" for one in (repeats_table(evaluation), differences) if one)
     texts = {"md": markdown, "json": to_json(evaluation, comparisons)}
     texts |= {"csv": frame.to_csv(index=False), "tex": frame.to_latex(index=False, escape=True)}
     paths = {kind: Path(folder) / f"table.{kind}" for kind in texts}

@@ -23,7 +23,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from ..evaluation import Evaluation, compare_runs, compare_systems, differences_table, results_table
+from ..evaluation import Evaluation, compare_runs, compare_systems, differences_table, repeats_table, results_table
 from ..evolution import Lineage, plot_lineage
 from ..evolution.lineage import LINES, Node
 from ..records import Record, atomic_write
@@ -267,7 +267,8 @@ def _evaluation(evaluation: Evaluation) -> Iterator[Block]:
     }
     columns["title"] = [str(record["question"])[:_TITLE] for record in records]
     columns["match"] = first_scores(evaluation)
-    tables = {"results": results_table(evaluation), "differences": differences_table(compared)}
+    tables = {"results": results_table(evaluation), "repeats": repeats_table(evaluation)}
+    tables["differences"] = differences_table(compared)
     yield "evaluation", {**tables, "intervals": _intervals([("", evaluation)]), "chunk": ANSWERS, "columns": columns}
     names = ("question", "answers", "answer", "whole", "error", "calls", "tokens", "cost_usd", "seconds")
     kept = [{name: record[name] for name in names if record.get(name) is not None} for record in records]

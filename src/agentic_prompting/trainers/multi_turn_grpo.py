@@ -33,7 +33,7 @@ from .form import agent_spec, own_prompts
 from .guarded_rewards import check_rows, guarded_reward
 from .hub import Trained, missing_in_a_line, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
-from .observer import Observer
+from .observer import Observer, eval_passes
 from .player import Player
 from .policies import PolicyUnreachable, pushed_by, tokenizer_of, trainer_backend
 from .prompts import Prompts, RowPrompts
@@ -338,7 +338,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         seen = self.observer.seen(batch, rewards, self.total_rewards)
         self.log_batch(batch.place.mode, seen.metrics)
-        self._eval_batches += not batch.place.trains
+        if not batch.place.trains:
+            self._eval_batches += 1
+            self.log_batch("eval", eval_passes(rewards[:, 0], self.num_generations_eval))
         if seen.stop:
             self._stop(seen.stop)
         unscored = (rewards.isnan().all(1) & ~seen.failed).any()  # by a judge; the same on every process

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from ..evaluation.repeats import mean_pass_at
 from ..llm.guard import traceback_of
 from ..rollout import Limits, RolloutFacts, RolloutLog, rollout_metrics, rollout_record
 from .batch import Batch
@@ -135,6 +136,20 @@ class Observer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back an [`Observer.state_dict`]."""
         self.some_failed = state["some_failed"]
+
+
+def eval_passes(scores: torch.Tensor, group: int) -> dict[str, float]:
+    """The metrics `pass@k` of an evaluation's batch, for k = 1, 2, 4, ... and the size of a group.
+
+    Args:
+        scores (`torch.Tensor`): Of all processes' rollouts, from one reward function; NaN where there is none. 1 or
+            more is a right answer.
+        group (`int`): Rollouts of a question, `num_generations_eval`. Of a single one nothing is logged.
+    """
+    groups = [one.tolist() for one in scores.split(group)]
+    sizes = sorted({2**power for power in range(group.bit_length())} | {group}) if group > 1 else []
+    passes = {f"pass@{k}": mean_pass_at(groups, k) for k in sizes}
+    return {name: value for name, value in passes.items() if value is not None}
 
 
 def _or_none(reward: float) -> float | None:

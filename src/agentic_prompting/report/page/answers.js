@@ -2,7 +2,7 @@
 
 async function showEvaluation(found) {
   const node = section("evaluation", "Evaluation", "Means with their 95 % intervals; failed answers are in no mean.");
-  node.append(el("div", { class: "charts" }, ...found.intervals.map(intervals)), printed(found.results), ...paired(found.differences));
+  node.append(el("div", { class: "charts" }, ...found.intervals.map(intervals)), printed(found.results), ...(found.repeats.length ? [printed(found.repeats)] : []), ...paired(found.differences));
   const { columns } = found;
   const [tasks, runs] = [new Set(columns.task).size, new Set(columns.run).size];
   const chunks = new Chunks("answers", found.chunk);

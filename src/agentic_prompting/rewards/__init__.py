@@ -1,6 +1,7 @@
 """Rewards: pure functions of what happened in a [`Rollout`], with TRL's reward signature."""
 
 from .cost import CostReward
+from .judges import GroupJudge, RubricJudge
 from .math import math_equal, math_match, math_reward
 from .prompt_r1 import PromptR1Reward, PromptR1Score, prompt_r1_reward, prompt_r1_score
 from .qa import (
@@ -26,8 +27,10 @@ __all__ = [
     "REASONING_SCORERS",
     "AccuracyJudge",
     "CostReward",
+    "GroupJudge",
     "PromptR1Reward",
     "PromptR1Score",
+    "RubricJudge",
     "exact_match",
     "exact_match_reward",
     "integer_match",

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from ..llm import Budget, ChatModel, Message, as_chat, charge, fill
+from ..llm import Message, as_chat, fill
+from .judges import Judge
 from .qa import accepted_answers
 
 JUDGE_ROLE = """\
@@ -103,17 +103,13 @@ def read_verdict(reply: str) -> bool | None:
     return None if said is None else said[1] == "1"
 
 
-class AccuracyJudge:
+class AccuracyJudge(Judge):
     """A language model as the judge of an answer, as the released evaluation does for word sorting.
 
     Args:
         chat ([`ChatModel`]): The judge.
         **sampling: Sent with every call; `temperature=0` by default.
     """
-
-    def __init__(self, chat: ChatModel, **sampling: Any):
-        self.chat = chat
-        self.sampling: dict[str, Any] = {"temperature": 0, **sampling}
 
     async def __call__(self, question: str, prediction: str, answers: Sequence[str]) -> float | None:
         """1.0 or 0.0; `None` if the judge failed or did not say: a missing value, not a wrong answer.
@@ -127,10 +123,6 @@ class AccuracyJudge:
         reply = await as_chat(self.chat)(messages, repeat=0, **self.sampling)
         verdict = read_verdict(reply.text) if reply.error is None else None
         return None if verdict is None else float(verdict)
-
-    def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what the judge spends into `budget`."""
-        charge(budget, **{account: self.chat})
 
 
 Scorer = Callable[[str, Sequence[str]], float]

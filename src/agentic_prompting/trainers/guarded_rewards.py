@@ -66,6 +66,24 @@ def _as_list(value: Any) -> tuple[list[Any] | None, str]:
     return rewards, kind if rewards is None else f"{kind} of {len(rewards)}"
 
 
+def check_groups(functions: Sequence[Any], args: Any, evaluates: bool) -> None:
+    """Raise `ValueError` where a reward function that compares the rollouts of a group ([`GroupJudge`]) would get a
+    group of one, or a part of a group that another process has the rest of.
+
+    Args:
+        functions (`Sequence`): The reward functions.
+        args ([`MultiTurnGRPOConfig`]): The run's.
+        evaluates (`bool`): Whether there are rows to evaluate on.
+    """
+    batches = [(args.num_generations, args.per_device_train_batch_size * args.steps_per_generation)]
+    if evaluates:
+        batches.append((args.num_generations_eval or args.num_generations, args.per_device_eval_batch_size))
+    for group, own in batches:
+        for one in functions:
+            if check := getattr(one, "check_group", None):
+                check(group if own % group == 0 else 1)
+
+
 _FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 
 

@@ -30,7 +30,7 @@ from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .form import agent_spec, own_prompts
-from .guarded_rewards import check_rows, guarded_reward
+from .guarded_rewards import check_groups, check_rows, guarded_reward
 from .hub import Trained, missing_in_a_line, only_the_model, write_card
 from .in_flight import InFlightFile, identity_of, policy_fingerprint
 from .observer import Observer, eval_passes
@@ -128,6 +128,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if added and args.reward_weights is not None:
             args = copy(args)
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
+        check_groups(functions, args, eval_dataset is not None)
         evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
         # An environment with a `reset` may add columns.
         readers = [] if environment is not None and environment.has_reset else functions
@@ -204,7 +205,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             sync=self.vllm_generation.sync_weights if self.use_vllm else None,
         )
         self.prompts = self._prompts()
-        self.on_policy = OnPolicy(self.prompts, self.player, lambda: self.num_generations)
+        self.on_policy = OnPolicy(
+            self.prompts,
+            self.player,
+            lambda: self.num_generations if self.model.training else self.num_generations_eval,
+        )
         self.source: Source = self.on_policy  # of training batches
         self.live = LiveView(
             args.report_to,

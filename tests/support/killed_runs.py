@@ -49,11 +49,12 @@ class Lives:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path]),
         }
-        self._log = open(Path(policy).parent / "killed_runs.log", "ab")  # noqa: SIM115  # for as long as the process
+        log = Path(policy).parent / "killed_runs.log"
+        self._log = open(log, "ab")  # noqa: SIM115  # for as long as the process
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
         )
-        assert self._said() == "ready"
+        assert self._said() == "ready", (self._process.wait(10), log.read_text()[-3000:])
 
     def live(self, folder: Path, url: str, seconds: float | None = None) -> int:
         """Start or resume the run in `folder`, and kill it after `seconds`. Returns its exit code."""

@@ -106,6 +106,24 @@ def test_tools_and_their_results_stay_in_the_sequence():
     assert policy.contexts()[1] == whole
 
 
+def test_broken_arguments_that_come_back_wrapped_are_the_same_call():
+    """PydanticAI sends back what it cannot read as the value of a made-up key, under the id of the call."""
+    broken = '{"a": one}'
+
+    async def agent(row, base_url, api_key):
+        messages = [*ASK]
+        (call,) = (await say(base_url, api_key, messages, tools=[ADD])).message.tool_calls
+        assert call.function.arguments.startswith(broken)
+        wrapped = {"name": "add", "arguments": json.dumps({"INVALID_JSON": call.function.arguments})}
+        messages += [{"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": wrapped}]}]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "no JSON"}]
+        return (await say(base_url, api_key, messages, tools=[ADD])).message.content
+
+    rollout, policy = play_program(agent, lambda text, _: "sorry" if "no JSON" in text else called("add", broken))
+    assert rollout.answer == "sorry" and len(rollout.sequences) == 1
+    assert "INVALID_JSON" not in policy.contexts()[1]
+
+
 def test_stop_and_max_tokens():
     async def agent(row, base_url, api_key):
         stopped = await say(base_url, api_key, stop=["</a>"])

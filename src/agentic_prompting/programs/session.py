@@ -23,7 +23,7 @@ from typing import Any
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed
 from .matching import key_of, keys_of, plain
-from .protocol import Asked, Completion, Entry, Refusal, ToolCall
+from .protocol import Asked, Completion, Entry, Refusal, ToolCall, is_json
 from .rendering import Renderer, read_turn
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class Session:
         )
         self._conversations = conversations or iter(range(2**40, 2**62))
         self._ends: dict[bytes, list[Call]] = {}
+        self._broken: dict[str, str] = {}  # by the id of a call: its arguments, if they are no JSON
         self._sampled: Counter[int] = Counter()  # by a hash of the context
         self._asked_large: Counter[int] = Counter()
         self._lost: Counter[bytes] = Counter()  # attempts by conversation that were not asked again yet
@@ -148,7 +149,8 @@ class Session:
             self._refuse_if_over()
         self._number += 1
         self.ignored |= asked.ignored
-        entries = (Entry("system", self.system), *asked.entries) if self.system else asked.entries
+        entries = tuple(map(self._as_issued, asked.entries))
+        entries = (Entry("system", self.system), *entries) if self.system else entries
         call = Call(asked, self._number, entries)
         call._keys = tuple(keys_of(asked.tools, entries))
         if is_retry:
@@ -232,6 +234,14 @@ class Session:
         self.stopped = self.stopped or "out_of_turns"
         return Refusal(400, f"This rollout is over: {why}.", "rollout_ended")
 
+    def _as_issued(self, entry: Entry) -> Entry:
+        """With those arguments of ours that are no JSON: some clients send them back as a value of their own."""
+        if not any(call.id in self._broken for call in entry.calls):
+            return entry
+        return replace(
+            entry, calls=tuple(replace(c, arguments=self._broken.get(c.id, c.arguments)) for c in entry.calls)
+        )
+
     def _find_parent(self, call: Call, entries: Sequence[Entry]) -> None:
         """Look for the reply that the call goes on from, the latest in its conversation."""
         for i in reversed(range(len(entries) - 1)):
@@ -290,6 +300,7 @@ class Session:
         call.sample, text = _cut(sample, asked.stops, form)
         call.text = self.renderer.turn_prefix + text
         call.reply = reply = read_turn(call.text, asked.tools if asked.may_call else (), asked.custom)
+        self._broken |= {one.id: one.arguments for one in reply.calls if not is_json(one.arguments)}
         call._end = key_of(call._keys[-1], reply)
         self._ends.setdefault(call._end, []).append(call)
         call.replies = tuple(self.replies)

@@ -4,6 +4,8 @@ import asyncio
 import json
 import sys
 import time
+import zlib
+from array import array
 
 import openai
 import pytest
@@ -11,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from agentic_prompting.llm import Budget, FunctionChat, Reply, ServerFailed, Usage, charge
 from agentic_prompting.programs import Program
-from agentic_prompting.rollout import Limits
+from agentic_prompting.rollout import Limits, rollout_seed
 from support.programs import ADD, byte_tokenizer, called, play_program
 
 ASK = [{"role": "user", "content": "q"}]
@@ -122,6 +124,23 @@ def test_broken_arguments_that_come_back_wrapped_are_the_same_call():
     rollout, policy = play_program(agent, lambda text, _: "sorry" if "no JSON" in text else called("add", broken))
     assert rollout.answer == "sorry" and len(rollout.sequences) == 1
     assert "INVALID_JSON" not in policy.contexts()[1]
+
+
+def test_a_call_hashes_only_its_new_tokens(monkeypatch):
+    hashed, whole = [], lambda ids: zlib.crc32(array("q", ids).tobytes())
+    monkeypatch.setattr(
+        "agentic_prompting.programs.session.array", lambda kind, ids: hashed.append(ids) or array(kind, ids)
+    )
+
+    async def agent(row, base_url, api_key):
+        messages = [{"role": "user", "content": "x" * 3000}]
+        for _ in range(4):
+            messages += [(await say(base_url, api_key, messages)).message, *ASK]
+        return "x"
+
+    _, policy = play_program(agent)
+    assert sum(map(len, hashed)) == len(policy.requests[-1].context)
+    assert [one.seed for one in policy.requests] == [rollout_seed(0, whole(one.context), 0) for one in policy.requests]
 
 
 def test_stop_and_max_tokens():

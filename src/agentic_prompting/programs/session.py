@@ -64,6 +64,7 @@ class Call:
     _keys: tuple[bytes, ...] = field(default=(), repr=False)  # of the conversation up to each of its messages
     _end: bytes = b""  # of the conversation with the reply
     _conversation: int = 0
+    _place: int = 0  # a hash of the context
 
 
 class Session:
@@ -111,13 +112,11 @@ class Session:
         self.undelivered = 0  # tokens of replies that reached nobody
         self.ignored: dict[str, Any] = {}
         # The seed of a call, by what is asked and not by when: parallel calls arrive in any order.
-        self.seed_of: Callable[[Call, int], int] = lambda call, times: rollout_seed(
-            rollout.seed, zlib.crc32(array("q", call.context).tobytes()), times
-        )
+        self.seed_of: Callable[[Call, int], int] = lambda call, times: rollout_seed(rollout.seed, call._place, times)
         self._conversations = conversations or iter(range(2**40, 2**62))
         self._ends: dict[bytes, list[Call]] = {}
         self._broken: dict[str, str] = {}  # by the id of a call: its arguments, if they are no JSON
-        self._sampled: Counter[int] = Counter()  # by a hash of the context
+        self._sampled: Counter[int] = Counter()  # by the place of a call
         self._asked_large: Counter[int] = Counter()
         self._lost: Counter[bytes] = Counter()  # attempts by conversation that were not asked again yet
         self._working: set[asyncio.Future[Any]] = set()
@@ -170,10 +169,11 @@ class Session:
         Raises:
             [`Refusal`]: The rollout has ended meanwhile.
         """
-        place = zlib.crc32(array("q", call.context).tobytes())
-        seed = self.seed_of(call, self._sampled[place])
-        self._sampled[place] += 1
         parent = call._parent
+        known, before = (len(parent.context), parent._place) if parent else (0, 0)  # what is new costs, not the history
+        call._place = zlib.crc32(array("q", call.context[known:]).tobytes(), before)
+        seed = self.seed_of(call, self._sampled[call._place])
+        self._sampled[call._place] += 1
         goes_on = parent is not None and not parent._children
         call._conversation = parent._conversation if parent and goes_on else next(self._conversations)
         if parent is not None:
@@ -288,7 +288,7 @@ class Session:
         """Take a call back: nobody has read its reply."""
         if call in self.calls:
             self.calls.remove(call)
-            self._sampled[zlib.crc32(array("q", call.context).tobytes())] -= 1
+            self._sampled[call._place] -= 1
             self.undelivered += len(call.sample.ids)
         if call._parent is not None and call in call._parent._children:
             call._parent._children.remove(call)

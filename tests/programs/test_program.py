@@ -406,7 +406,7 @@ def test_a_client_that_hangs_up_leaves_no_trace():
             await client(base_url, api_key, timeout=0.3).chat.completions.create(model="agent", messages=ASK)
         return (await say(base_url, api_key)).message.content
 
-    rollout, policy = play_program(agent, lambda text, request: str(request.seed), delay=1.0)
+    rollout, policy = play_program(agent, lambda text, request: str(request.seed), delay=1.0, max_sequences=1)
     assert len(policy.requests) == 2 and len(rollout.turns) == 1 and len(rollout.sequences) == 1
     assert policy.requests[0].seed == policy.requests[1].seed, "asked again, it is the same question"
 
@@ -417,7 +417,7 @@ def test_a_reply_that_is_asked_for_again_leaves_the_loss():
         again = (await say(base_url, api_key, extra_headers={"x-stainless-retry-count": "1"})).message
         return (await say(base_url, api_key, [*ASK, again, *ASK])).message.content
 
-    rollout, policy = play_program(agent)
+    rollout, policy = play_program(agent, max_sequences=1)
     assert len(policy.requests) == 3 and len(rollout.sequences) == 1 and len(rollout.turns) == 2
     assert rollout.counts["program/undelivered_tokens"] == len("hello") + 1
 

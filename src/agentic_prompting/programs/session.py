@@ -120,7 +120,7 @@ class Session:
         self._asked_large: Counter[int] = Counter()
         self._lost: Counter[bytes] = Counter()  # attempts by conversation that were not asked again yet
         self._working: set[asyncio.Future[Any]] = set()
-        self._number = self._too_long = 0
+        self._number = self._too_long = self._begun = 0  # calls asked, in vain one after another, beginning a sequence
 
     # --- a call ------------------------------------------------------------------------------------------------------
 
@@ -175,6 +175,7 @@ class Session:
         seed = self.seed_of(call, self._sampled[call._place])
         self._sampled[call._place] += 1
         goes_on = parent is not None and not parent._children
+        self._begun += not goes_on
         call._conversation = parent._conversation if parent and goes_on else next(self._conversations)
         if parent is not None:
             parent._children.append(call)
@@ -256,8 +257,7 @@ class Session:
             return
 
     def _check_room(self, call: Call) -> None:
-        begins = sum(one._parent is None or one._parent._children[0] is not one for one in self.calls)
-        if (call._parent is None or call._parent._children) and begins >= self.max_sequences:
+        if (call._parent is None or call._parent._children) and self._begun >= self.max_sequences:
             raise self._spent(f"its calls may make {self.max_sequences} token sequences")
         limits, length = self.limits, len(call.context)
         used = length - len(call._root.context) if call._root else 0
@@ -289,6 +289,7 @@ class Session:
         if call in self.calls:
             self.calls.remove(call)
             self._sampled[call._place] -= 1
+            self._begun -= call._parent is None or len(call._parent._children) > 1
             self.undelivered += len(call.sample.ids)
         if call._parent is not None and call in call._parent._children:
             call._parent._children.remove(call)

@@ -143,6 +143,23 @@ def test_a_call_hashes_only_its_new_tokens(monkeypatch):
     assert [one.seed for one in policy.requests] == [rollout_seed(0, whole(one.context), 0) for one in policy.requests]
 
 
+def test_calls_of_a_long_conversation_hold_it_once():
+    calls = []
+
+    async def agent(row, base_url, api_key):
+        messages = [{"role": "user", "content": "x" * 3000}]
+        for _ in range(8):
+            messages += [(await say(base_url, api_key, messages, tools=[ADD])).message, *ASK]
+        return "x"
+
+    _, policy = play_program(agent, trains=lambda call: calls.append(call) or True)
+    assert [call.context for call in calls] == [request.context for request in policy.requests]
+    lists = [one for call in calls for one in vars(call).values() if isinstance(one, list)]
+    assert sum(map(len, lists)) < 2 * len(calls[-1].context)
+    assert [len(call.asked.entries) for call in calls] == [*range(1, 16, 2)]
+    assert len({id(call.asked.entries[0]) for call in calls}) == len({id(call.asked.tools) for call in calls}) == 1
+
+
 def test_stop_and_max_tokens():
     async def agent(row, base_url, api_key):
         stopped = await say(base_url, api_key, stop=["</a>"])

@@ -27,7 +27,8 @@ help:
 	@echo "make ci       demo, test, lint, types and docs, as CI does (.ci/run)"
 	@echo "make test-min the fast tests with the lowest versions that pyproject.toml allows, in .venv-min (long, not in CI)"
 	@echo "make test-vllm  the tests with a real vLLM on the CPU, in $(VLLM), which \`make vllm\` creates (2 GB, x86-64)"
-	@echo "make test-foreign  the tests with OpenEnv and verifiers, which \`make foreign\` puts into $(FOREIGN) (1 GB)"
+	@echo "make test-foreign  the tests with OpenEnv, verifiers and frameworks of agents, which \`make foreign\` puts into"
+	@echo "              $(FOREIGN) (1.4 GB)"
 	@echo "make install  only create $(VENV) with the package in it"
 	@echo "make clean    remove $(VENV), $(VLLM), $(FOREIGN), caches and build files; runs/ stays"
 
@@ -107,17 +108,25 @@ test-vllm: vllm
 
 # Environments of others, by their own packages. Each wants other versions of what we or the other one needs.
 FOREIGN := .venv-foreign
+FOREIGN_openenv := openenv==0.10.0
+FOREIGN_verifiers := verifiers==0.4.0
+# Frameworks of agents, whose programs train here unchanged.
+FOREIGN_langgraph := langgraph==1.2.22 langchain-openai==1.7.3
+FOREIGN_openai-agents := openai-agents==0.24.0
+FOREIGN_pydantic-ai := pydantic-ai-slim[openai]==2.68.0
+FOREIGN_smolagents := smolagents[openai]==1.26.0
+FRAMEWORKS := langgraph openai-agents pydantic-ai smolagents
 
 $(FOREIGN)/%.done:
 	$(PYTHON) -m venv $(FOREIGN)/$*
-	$(FOREIGN)/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-	  $(if $(filter openenv,$*),openenv==0.10.0,verifiers==0.4.0)
+	$(FOREIGN)/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(FOREIGN_$*)
 	@touch $@
 
-foreign: $(FOREIGN)/openenv.done $(FOREIGN)/verifiers.done
+foreign: $(patsubst %,$(FOREIGN)/%.done,openenv verifiers $(FRAMEWORKS))
 
 test-foreign: $(VENV)/.test foreign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop/test_interop_foreign.py $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop/test_interop_foreign.py \
+	  tests/interop/test_interop_foreign_programs.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -276,7 +276,9 @@ def mistakes(flaky: str, refusing: str, nobody: str) -> dict[str, Mistake]:
         "reward of a missing column": Mistake(["script.py", "reward=unknown_column"], "gold", "model"),
         "wrong address": Mistake([*asked, "--environment-base-url", nobody], "connect", "model"),
         "wrong key": Mistake([*asked, "--environment-base-url", refusing], "key", "model"),
-        "no key": Mistake(["evolve", *OWN, *models, "--problems-per-step", "4"], "OPENAI_API_KEY"),
+        "no key": Mistake(
+            ["evolve", *OWN, *models, "--problems-per-step", "4", "--output-dir", "runs/keyless"], "OPENAI_API_KEY"
+        ),
         "trained without answers": Mistake(["script.py", "rename=gold"], "answers", "model"),
         "the same folder again": Mistake(["script.py", "reward=partial", "folder=runs/own"], "resume", "own script"),
         "nothing to learn": Mistake(

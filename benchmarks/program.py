@@ -10,8 +10,9 @@
 - *training*: the sandbox's policy trained by `LLMEnvironment` and by the script that does the same
   (`agent_programs.py`), with the same seeds, in turns. `same_rollouts` is the share with the same tokens; `wall_ratio`
   is of whole steps.
-- *gateway*: calls a second of one core, the policy being free; the client is another process. `long_ms` is a call with
-  80,000 characters of history, `short_ms` one with 800.
+- *gateway*: calls a second of one core, the policy being free; the client is another process. `long_ms` is a call
+  that goes on from a history of 80,000 characters, `short_ms` from one of 800; `first_ms` is one that brings 80,000 new
+  characters (most of it is the tokenizer's).
 - *chat*: `OpenAIChat`'s milliseconds of processor time a call, and the wall time of 1,024 calls at once that take five
   seconds each, over five seconds (`in_flight_ratio`; not with `--quick`).
 - *fork*: tokens of all sequences over those of one uninterrupted sequence, for a policy that writes its calls of tools
@@ -175,9 +176,12 @@ def cost_of_calls(calls: int, turns: int, characters: int) -> float:
 def measure_gateway(folder: Path, is_quick: bool) -> dict[str, Any]:
     calls = 1600 if is_quick else 4800
     costs = [cost_of_calls(calls, turns, 400) for turns in (1, 5)]
-    long, short = (cost_of_calls(160, 10, characters) for characters in (80_000, 800))
+    # As many first calls in both: they cancel.
+    ten, forty = ({size: n * cost_of_calls(16 * n, n, size) for size in (80_000, 800)} for n in (10, 40))
+    long, short = ((forty[size] - ten[size]) / 30 for size in ten)
     return {
         "calls_per_second": round(1 / max(costs)),
+        "first_ms": round(1e3 * (ten[80_000] - 9 * long), 3),
         "long_ms": round(1e3 * long, 3),
         "short_ms": round(1e3 * short, 3),
     }

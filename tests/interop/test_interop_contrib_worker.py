@@ -1,6 +1,7 @@
 """`examples/contrib/rollout_worker.py`: our episodes under TRL's `AsyncGRPOTrainer`."""
 
 import dataclasses
+import time
 from collections import defaultdict
 from itertools import islice
 
@@ -36,6 +37,10 @@ def test_a_rollout_worker_keeps_trls_protocol(tiny_policy, rows):
     worker = worker_on(tiny_policy, rows, Counts(), max_groups=2, buffer_size=8)
     worker.start()
     samples, _ = taken(worker, 12)
+    deadline = time.monotonic() + 60
+    while worker.rollout_buffer.empty():  # a sample of the old weights
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     worker.update_model_version(1)
     later, metrics = taken(worker, 12)
     worker.stop()

@@ -4,6 +4,8 @@ import asyncio
 import json
 import sys
 import time
+import zlib
+from array import array
 
 import openai
 import pytest
@@ -11,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from agentic_prompting.llm import Budget, FunctionChat, Reply, ServerFailed, Usage, charge
 from agentic_prompting.programs import Program
-from agentic_prompting.rollout import Limits
+from agentic_prompting.rollout import Limits, rollout_seed
 from support.programs import ADD, byte_tokenizer, called, play_program
 
 ASK = [{"role": "user", "content": "q"}]
@@ -104,6 +106,58 @@ def test_tools_and_their_results_stay_in_the_sequence():
     ]
     whole = byte_tokenizer().apply_chat_template(history, tools=[ADD], tokenize=False, add_generation_prompt=True)
     assert policy.contexts()[1] == whole
+
+
+def test_broken_arguments_that_come_back_wrapped_are_the_same_call():
+    """PydanticAI sends back what it cannot read as the value of a made-up key, under the id of the call."""
+    broken = '{"a": one}'
+
+    async def agent(row, base_url, api_key):
+        messages = [*ASK]
+        (call,) = (await say(base_url, api_key, messages, tools=[ADD])).message.tool_calls
+        assert call.function.arguments.startswith(broken)
+        wrapped = {"name": "add", "arguments": json.dumps({"INVALID_JSON": call.function.arguments})}
+        messages += [{"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": wrapped}]}]
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "no JSON"}]
+        return (await say(base_url, api_key, messages, tools=[ADD])).message.content
+
+    rollout, policy = play_program(agent, lambda text, _: "sorry" if "no JSON" in text else called("add", broken))
+    assert rollout.answer == "sorry" and len(rollout.sequences) == 1
+    assert "INVALID_JSON" not in policy.contexts()[1]
+
+
+def test_a_call_hashes_only_its_new_tokens(monkeypatch):
+    hashed, whole = [], lambda ids: zlib.crc32(array("q", ids).tobytes())
+    monkeypatch.setattr(
+        "agentic_prompting.programs.session.array", lambda kind, ids: hashed.append(ids) or array(kind, ids)
+    )
+
+    async def agent(row, base_url, api_key):
+        messages = [{"role": "user", "content": "x" * 3000}]
+        for _ in range(4):
+            messages += [(await say(base_url, api_key, messages)).message, *ASK]
+        return "x"
+
+    _, policy = play_program(agent)
+    assert sum(map(len, hashed)) == len(policy.requests[-1].context)
+    assert [one.seed for one in policy.requests] == [rollout_seed(0, whole(one.context), 0) for one in policy.requests]
+
+
+def test_calls_of_a_long_conversation_hold_it_once():
+    calls = []
+
+    async def agent(row, base_url, api_key):
+        messages = [{"role": "user", "content": "x" * 3000}]
+        for _ in range(8):
+            messages += [(await say(base_url, api_key, messages, tools=[ADD])).message, *ASK]
+        return "x"
+
+    _, policy = play_program(agent, trains=lambda call: calls.append(call) or True)
+    assert [call.context for call in calls] == [request.context for request in policy.requests]
+    lists = [one for call in calls for one in vars(call).values() if isinstance(one, list)]
+    assert sum(map(len, lists)) < 2 * len(calls[-1].context)
+    assert [len(call.asked.entries) for call in calls] == [*range(1, 16, 2)]
+    assert len({id(call.asked.entries[0]) for call in calls}) == len({id(call.asked.tools) for call in calls}) == 1
 
 
 def test_stop_and_max_tokens():
@@ -369,7 +423,7 @@ def test_a_client_that_hangs_up_leaves_no_trace():
             await client(base_url, api_key, timeout=0.3).chat.completions.create(model="agent", messages=ASK)
         return (await say(base_url, api_key)).message.content
 
-    rollout, policy = play_program(agent, lambda text, request: str(request.seed), delay=1.0)
+    rollout, policy = play_program(agent, lambda text, request: str(request.seed), delay=1.0, max_sequences=1)
     assert len(policy.requests) == 2 and len(rollout.turns) == 1 and len(rollout.sequences) == 1
     assert policy.requests[0].seed == policy.requests[1].seed, "asked again, it is the same question"
 
@@ -380,7 +434,7 @@ def test_a_reply_that_is_asked_for_again_leaves_the_loss():
         again = (await say(base_url, api_key, extra_headers={"x-stainless-retry-count": "1"})).message
         return (await say(base_url, api_key, [*ASK, again, *ASK])).message.content
 
-    rollout, policy = play_program(agent)
+    rollout, policy = play_program(agent, max_sequences=1)
     assert len(policy.requests) == 3 and len(rollout.sequences) == 1 and len(rollout.turns) == 2
     assert rollout.counts["program/undelivered_tokens"] == len("hello") + 1
 

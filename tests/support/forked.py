@@ -37,20 +37,14 @@ def forked(
         arguments (`list[str]`): Its `sys.argv[1:]`.
         processes (`int`): Number of processes.
         log (`Path`): The file for all that they print.
-        timeout (`float`): Seconds until they are killed.
+        timeout (`float`): Seconds until they are killed; infinity is never.
         group (`bool`): Whether they are a group; `False` for one process on its own.
         imported (`tuple`): The modules that are there already.
 
     Returns:
         `list[int]`: Their exit codes; negative: the signal that ended a process.
     """
-    if imported not in _servers or _servers[imported].poll() is not None:
-        paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-        _servers[imported] = subprocess.Popen(
-            [sys.executable, __file__, *imported], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
-        )  # fmt: skip
-    server = _servers[imported]
+    server = started(imported)
     assert server.stdin is not None and server.stdout is not None
     job = {"script": str(script), "arguments": arguments, "log": str(log), "timeout": timeout}
     server.stdin.write(json.dumps({**job, "processes": processes, "group": group}) + "\n")
@@ -59,12 +53,26 @@ def forked(
     return codes
 
 
+def started(imported: tuple[str, ...] = ALL) -> subprocess.Popen[str]:
+    """The process that forks, once it has imported everything: for whoever takes the time of a job."""
+    if imported not in _servers or _servers[imported].poll() is not None:
+        paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+        _servers[imported] = subprocess.Popen(
+            [sys.executable, __file__, *imported], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        )  # fmt: skip
+        ready = _servers[imported].stdout
+        assert ready is not None and ready.readline() == "ready\n"
+    return _servers[imported]
+
+
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what an import prints is no answer
     for name in sys.argv[1:]:
         with contextlib.suppress(ImportError):  # an extra that is not installed
             importlib.import_module(name)
+    print("ready", file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(_played(**json.loads(line))), file=answers, flush=True)
 
@@ -88,7 +96,7 @@ def _played(script: str, arguments: list[str], processes: int, log: str, timeout
                 codes[child] = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)
-        time.sleep(0.02)
+        time.sleep(0.005)
     return [codes[child] for child in children]
 
 

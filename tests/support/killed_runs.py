@@ -1,30 +1,25 @@
 """Training runs killed with SIGKILL at random moments, resumed, and compared with an undisturbed run.
 
-Used by test_under_fire.py, test_program_training.py and `benchmarks/reliability.py`. Importing torch takes longer than
-such a run, so this file as a script imports once and forks a child for each start of a run. The calling process has the
-server, counts the replies that were paid for, and kills.
+Used by test_under_fire.py, test_program_training.py and `benchmarks/reliability.py`. This file as a script is a run;
+each start of one is forked (`forked.py`). The calling process has the server and counts the replies that were paid for.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import random
-import signal
 import sqlite3
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from support.forked import forked, started
 from support.misbehaving import MisbehavingServer
 
-HERE = Path(__file__).parent
 LATENCY = 0.02
 
 
@@ -37,35 +32,6 @@ def oracle() -> Callable[[dict[str, Any]], str]:
 
 
 # --- the side that kills ------------------------------------------------------------------------------------------
-
-
-class Lives:
-    """A process that has imported everything and forks training runs."""
-
-    def __init__(self, policy: Path, steps: int, program: str = ""):
-        command = [sys.executable, str(HERE / "killed_runs.py"), str(policy), str(steps), program]
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent), *sys.path]),
-        }
-        self._log = open(Path(policy).parent / "killed_runs.log", "ab")  # noqa: SIM115  # for as long as the process
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment
-        )
-        assert self._said() == "ready"
-
-    def live(self, folder: Path, url: str, seconds: float | None = None) -> int:
-        """Start or resume the run in `folder`, and kill it after `seconds`. Returns its exit code."""
-        print(json.dumps([[str(folder), url], seconds]), file=self._process.stdin, flush=True)
-        return int(self._said())
-
-    def close(self) -> None:
-        self._process.communicate(timeout=60)
-        self._log.close()
-
-    def _said(self) -> str:
-        return self._process.stdout.readline().strip()  # type: ignore[union-attr]
 
 
 def killed_and_resumed(
@@ -87,32 +53,38 @@ def killed_and_resumed(
         kill: answered, but not yet on disk), `same_losses` and `same_weights` (as undisturbed, to the last bit),
         `uncounted` (of the replies in vain: more than the rollouts that the resumed run logged as played anew).
     """
-    rng = random.Random(seed)
-    lives = Lives(policy, steps, program)
+    rng, log = random.Random(seed), folder / "printed.log"
+
+    def live_one(folder: Path, url: str, seconds: float = float("inf")) -> int:
+        """Start or resume the run in `folder`, and kill it after `seconds`. Returns its exit code."""
+        words = [str(policy), str(folder), url, str(steps), program]
+        return forked(Path(__file__), words, 1, log, seconds, group=False)[0]
+
+    folder.mkdir(parents=True, exist_ok=True)
+    started()  # imports are no part of a run's time, from which the moments are drawn
     with MisbehavingServer(latency=LATENCY, say=oracle()) as server:
-        started = time.monotonic()
-        assert lives.live(folder / "whole", server.base_url) == 0, (
-            Path(policy).parent / "killed_runs.log"
-        ).read_text()[-3000:]
-        seconds, whole = time.monotonic() - started, _result(folder / "whole")
+        began = time.monotonic()
+        assert live_one(folder / "whole", server.base_url) == 0, log.read_text()[-3000:]
+        seconds, whole = time.monotonic() - began, _result(folder / "whole")
         seen: list[dict[str, Any]] = []
         while len(seen) < kills:
-            one = _one_kill(lives, server, folder / f"killed-{rng.random()}", rng.uniform(0, seconds), whole)
+            one = _one_kill(live_one, server, folder / f"killed-{rng.random()}", rng.uniform(0, seconds), whole)
             seen += [one] if one else []  # otherwise it had ended before the kill
-    lives.close()
     totals = {name: sum(one[name] for one in seen) for name in ("resumed", "paid_twice", "paid_in_vain", "uncounted")}
     lost = max(one["lost_in_flight"] for one in seen)
     same = {name: all(one[name] for one in seen) for name in ("same_losses", "same_weights")}
     return {"tried": kills, **totals, "lost_in_flight": lost, **same, "replies": whole["replies"]}
 
 
-def _one_kill(lives: Lives, server: MisbehavingServer, folder: Path, moment: float, whole: dict) -> dict[str, Any]:
+def _one_kill(
+    live_one: Callable[..., int], server: MisbehavingServer, folder: Path, moment: float, whole: dict[str, Any]
+) -> dict[str, Any]:
     before = server.answered.total()
-    if lives.live(folder, server.base_url, moment) == 0:
+    if live_one(folder, server.base_url, moment) == 0:
         return {}
     time.sleep(2 * LATENCY)  # replies in flight are lost
     paid, kept = server.answered.total() - before, _replies(folder)
-    resumed = lives.live(folder, server.base_url) == 0
+    resumed = live_one(folder, server.base_url) == 0
     now = _result(folder) if resumed else {"replies": 0, "losses": None, "weights": None, "anew": 0}
     in_vain = now["replies"] - whole["replies"]
     return {
@@ -196,42 +168,5 @@ def live(policy: str, folder: str, url: str, steps: int, program: str) -> None:
     (Path(folder) / "result.json").write_text(json.dumps(result))
 
 
-def give_birth(policy: str, steps: int, program: str) -> None:
-    """Fork a child for each line of the input."""
-    for module in ("agentic_prompting.llm.openai_http", "support.training"):  # the slow imports
-        importlib.import_module(module)
-
-    print("ready", flush=True)
-    for line in sys.stdin:
-        arguments, seconds = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            _live_and_die(policy, *arguments, steps, program)
-        print(_exit_code(child, seconds), flush=True)
-
-
-def _live_and_die(*arguments: Any) -> None:
-    os.dup2(2, 1)  # the calling process must not read the run's output
-    try:
-        live(*arguments)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-def _exit_code(child: int, seconds: float | None) -> int:
-    """Wait for `child` and kill it when its time is up; the parent knows that the process id is still the child's."""
-    deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            deadline = float("inf")
-        time.sleep(0.002)
-
-
 if __name__ == "__main__":
-    give_birth(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    live(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])

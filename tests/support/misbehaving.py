@@ -115,31 +115,29 @@ async def _stale(exchange: Exchange) -> None:
     exchange.close()
 
 
+async def _write_without_end(exchange: Exchange, piece: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        while not exchange.writer.transport.is_closing():
+            exchange.writer.write(piece)
+            await exchange.writer.drain()
+
+
 async def _endless(exchange: Exchange) -> None:
     exchange.keep_alive = False
     exchange.send(b"", content_length=str(10**12))
-    with contextlib.suppress(ConnectionError):
-        while not exchange.writer.transport.is_closing():
-            exchange.writer.write(b" " * 2**20)
-            await exchange.writer.drain()
+    await _write_without_end(exchange, b" " * 2**20)
 
 
 async def _endless_head(exchange: Exchange) -> None:
     exchange.keep_alive = False
     exchange.writer.write(b"HTTP/1.1 200 OK\r\n")
-    with contextlib.suppress(ConnectionError):
-        while not exchange.writer.transport.is_closing():
-            exchange.writer.write(b"x-more: and more\r\n" * 1000)
-            await exchange.writer.drain()
+    await _write_without_end(exchange, b"x-more: and more\r\n" * 1000)
 
 
 async def _endless_chunks(exchange: Exchange) -> None:
     exchange.keep_alive = False
     exchange.writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
-    with contextlib.suppress(ConnectionError):
-        while not exchange.writer.transport.is_closing():
-            exchange.writer.write(b"1000\r\n" + b" " * 0x1000 + b"\r\n")
-            await exchange.writer.drain()
+    await _write_without_end(exchange, b"1000\r\n" + b" " * 0x1000 + b"\r\n")
 
 
 _BOMB = gzip.compress(b" " * (40 << 20))

@@ -241,6 +241,14 @@ def arguments_of(given: Any) -> str:
     return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
 
 
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
     name, described = function.get("name"), function.get("description") or ""
     if not isinstance(name, str) or not name:

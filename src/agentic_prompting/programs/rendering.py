@@ -50,6 +50,7 @@ class Renderer:
         self._problems: dict[tuple[bool, bool], Misconfigured | None] = {}
         self._seams: dict[Any, bool] = {}  # by kind: whether the template writes it as in the whole conversation
         self._needs_tools: dict[Any, bool] = {}
+        self._closing = ""  # the placeholder conversation without calls and tools, which most calls need
         # Whether the template opens the thought itself, as those of thinking models do.
         begun = self._text.render([{"role": "user", "content": _USER}], **form.chat_template_kwargs)
         self.turn_prefix = "<think>\n" if begun.rstrip().endswith("<think>") else ""
@@ -110,7 +111,10 @@ class Renderer:
         """What the template writes to end the reply, and what behind it."""
         base = [Entry("user", _USER), Entry("assistant", _AGENT, calls=reply.calls)]
         try:
-            before = self._render(base, tools, generation_prompt=False)
+            if reply.calls or tools:
+                before = self._render(base, tools, generation_prompt=False)
+            else:
+                before = self._closing = self._closing or self._render(base, (), generation_prompt=False)
             after = self._render([*base, *_folded(new, leads=False)], tools)
         except Refusal:
             return None

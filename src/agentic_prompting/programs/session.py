@@ -23,7 +23,7 @@ from typing import Any
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed
 from .matching import key_of, keys_of, plain
-from .protocol import Asked, Completion, Entry, Refusal, ToolCall
+from .protocol import Asked, Completion, Entry, Refusal, ToolCall, is_json
 from .rendering import Renderer, read_turn
 
 logger = logging.getLogger(__name__)
@@ -39,9 +39,9 @@ class Call:
         asked ([`Asked`]): The request: `model`, `entries` (the whole conversation), `tools`, ...
         number (`int`): Its number in the rollout, in the order in which requests came.
         new (`tuple[Entry, ...]`): The messages since the reply that it goes on from; all of them if there is none.
-        context (`list[int]`): The ids that the policy read.
 
     Attributes:
+        context (`list[int]`): The ids that the policy read.
         reply ([`Entry`]): The policy's turn, read.
         role (`str`): `agent`, or `auxiliary` for a call beside the agent's work, such as a title.
         trains (`bool`): Whether its tokens are in the loss.
@@ -50,7 +50,6 @@ class Call:
     asked: Asked
     number: int
     new: tuple[Entry, ...] = ()
-    context: list[int] = field(default_factory=list, repr=False)
     reply: Entry = Entry("assistant")
     role: str = "agent"
     trains: bool = True
@@ -61,9 +60,24 @@ class Call:
     _parent: Call | None = None
     _root: Call | None = None
     _children: list[Call] = field(default_factory=list, repr=False)
-    _keys: tuple[bytes, ...] = field(default=(), repr=False)  # of the conversation up to each of its messages
+    # The ids behind the parent's reply. A whole context for each call would make the memory of a rollout quadratic.
+    _ids: list[int] = field(default_factory=list, repr=False)
+    _length: int = 0  # of the context
+    _key: bytes = b""  # of the conversation
     _end: bytes = b""  # of the conversation with the reply
     _conversation: int = 0
+    _place: int = 0  # a hash of the context
+
+    @property
+    def context(self) -> list[int]:
+        parts, call = [self._ids], self
+        while call._parent is not None:
+            call = call._parent
+            parts += [call.sample.ids, call._ids]
+        ids: list[int] = []
+        for part in reversed(parts):
+            ids += part
+        return ids
 
 
 class Session:
@@ -111,16 +125,15 @@ class Session:
         self.undelivered = 0  # tokens of replies that reached nobody
         self.ignored: dict[str, Any] = {}
         # The seed of a call, by what is asked and not by when: parallel calls arrive in any order.
-        self.seed_of: Callable[[Call, int], int] = lambda call, times: rollout_seed(
-            rollout.seed, zlib.crc32(array("q", call.context).tobytes()), times
-        )
+        self.seed_of: Callable[[Call, int], int] = lambda call, times: rollout_seed(rollout.seed, call._place, times)
         self._conversations = conversations or iter(range(2**40, 2**62))
         self._ends: dict[bytes, list[Call]] = {}
-        self._sampled: Counter[int] = Counter()  # by a hash of the context
+        self._broken: dict[str, str] = {}  # by the id of a call: its arguments, if they are no JSON
+        self._sampled: Counter[int] = Counter()  # by the place of a call
         self._asked_large: Counter[int] = Counter()
         self._lost: Counter[bytes] = Counter()  # attempts by conversation that were not asked again yet
         self._working: set[asyncio.Future[Any]] = set()
-        self._number = self._too_long = 0
+        self._number = self._too_long = self._begun = 0  # calls asked, in vain one after another, beginning a sequence
 
     # --- a call ------------------------------------------------------------------------------------------------------
 
@@ -148,16 +161,19 @@ class Session:
             self._refuse_if_over()
         self._number += 1
         self.ignored |= asked.ignored
-        entries = (Entry("system", self.system), *asked.entries) if self.system else asked.entries
+        entries = tuple(map(self._as_issued, asked.entries))
+        entries = (Entry("system", self.system), *entries) if self.system else entries
         call = Call(asked, self._number, entries)
-        call._keys = tuple(keys_of(asked.tools, entries))
+        keys = [*keys_of(asked.tools, entries)]
+        call._key = keys[-1]
         if is_retry:
-            self._forget_first_attempt(call._keys[-1])
-        self._find_parent(call, entries)
+            self._forget_first_attempt(call._key)
+        self._find_parent(call, entries, keys)
         if call._parent is None:
             long = sum(len(entry.text) for entry in entries) > 20_000  # of a megabyte it takes a second
             whole = self.renderer.whole_ids
-            call.context = await asyncio.to_thread(whole, entries, asked.tools) if long else whole(entries, asked.tools)
+            call._ids = await asyncio.to_thread(whole, entries, asked.tools) if long else whole(entries, asked.tools)
+            call._length = len(call._ids)
             self._refuse_if_over()
         self._check_room(call)
         return call
@@ -168,11 +184,13 @@ class Session:
         Raises:
             [`Refusal`]: The rollout has ended meanwhile.
         """
-        place = zlib.crc32(array("q", call.context).tobytes())
-        seed = self.seed_of(call, self._sampled[place])
-        self._sampled[place] += 1
         parent = call._parent
+        new, before = ([*parent.sample.ids, *call._ids], parent._place) if parent else (call._ids, 0)
+        call._place = zlib.crc32(array("q", new).tobytes(), before)  # what is new costs, not the history
+        seed = self.seed_of(call, self._sampled[call._place])
+        self._sampled[call._place] += 1
         goes_on = parent is not None and not parent._children
+        self._begun += not goes_on
         call._conversation = parent._conversation if parent and goes_on else next(self._conversations)
         if parent is not None:
             parent._children.append(call)
@@ -199,7 +217,7 @@ class Session:
         """The client did not get the reply."""
         if not call._children:  # a client that goes on from it has got it
             self._forget(call)
-            self._lost[call._keys[-1]] += 1
+            self._lost[call._key] += 1
 
     def fail(self, error: BaseException) -> None:
         """End the rollout with this error."""
@@ -232,25 +250,33 @@ class Session:
         self.stopped = self.stopped or "out_of_turns"
         return Refusal(400, f"This rollout is over: {why}.", "rollout_ended")
 
-    def _find_parent(self, call: Call, entries: Sequence[Entry]) -> None:
+    def _as_issued(self, entry: Entry) -> Entry:
+        """With those arguments of ours that are no JSON: some clients send them back as a value of their own."""
+        if not any(call.id in self._broken for call in entry.calls):
+            return entry
+        return replace(
+            entry, calls=tuple(replace(c, arguments=self._broken.get(c.id, c.arguments)) for c in entry.calls)
+        )
+
+    def _find_parent(self, call: Call, entries: Sequence[Entry], keys: Sequence[bytes]) -> None:
         """Look for the reply that the call goes on from, the latest in its conversation."""
         for i in reversed(range(len(entries) - 1)):
-            found = self._ends.get(call._keys[i])
+            found = self._ends.get(keys[i])
             if not found:
                 continue
             parent, new = _likeliest(found, entries[i]), entries[i + 1 :]
             between = self.renderer.ids_after(parent.sample.ids, parent.reply, new, entries, call.asked.tools)
             if between is not None:
                 call._parent, call._root, call.new = parent, parent._root or parent, tuple(new)
-                call.context = [*parent.context, *parent.sample.ids, *between]
+                call._ids, call._length = between, parent._length + len(parent.sample.ids) + len(between)
+                call.asked = _sharing(call.asked, parent.asked)
             return
 
     def _check_room(self, call: Call) -> None:
-        begins = sum(one._parent is None or one._parent._children[0] is not one for one in self.calls)
-        if (call._parent is None or call._parent._children) and begins >= self.max_sequences:
+        if (call._parent is None or call._parent._children) and self._begun >= self.max_sequences:
             raise self._spent(f"its calls may make {self.max_sequences} token sequences")
-        limits, length = self.limits, len(call.context)
-        used = length - len(call._root.context) if call._root else 0
+        limits, length = self.limits, call._length
+        used = length - call._root._length if call._root else 0
         room = [limits.max_tokens - used]
         if limits.max_context is not None:
             room.append(limits.max_context - length)
@@ -270,7 +296,7 @@ class Session:
         if self._lost[key]:
             self._lost[key] -= 1
             return
-        same = (one for one in reversed(self.calls) if one._keys[-1] == key and one._end and not one._children)
+        same = (one for one in reversed(self.calls) if one._key == key and one._end and not one._children)
         if (earlier := next(same, None)) is not None:
             self._forget(earlier)
 
@@ -278,7 +304,8 @@ class Session:
         """Take a call back: nobody has read its reply."""
         if call in self.calls:
             self.calls.remove(call)
-            self._sampled[zlib.crc32(array("q", call.context).tobytes())] -= 1
+            self._sampled[call._place] -= 1
+            self._begun -= call._parent is None or len(call._parent._children) > 1
             self.undelivered += len(call.sample.ids)
         if call._parent is not None and call in call._parent._children:
             call._parent._children.remove(call)
@@ -290,7 +317,8 @@ class Session:
         call.sample, text = _cut(sample, asked.stops, form)
         call.text = self.renderer.turn_prefix + text
         call.reply = reply = read_turn(call.text, asked.tools if asked.may_call else (), asked.custom)
-        call._end = key_of(call._keys[-1], reply)
+        self._broken |= {one.id: one.arguments for one in reply.calls if not is_json(one.arguments)}
+        call._end = key_of(call._key, reply)
         self._ends.setdefault(call._end, []).append(call)
         call.replies = tuple(self.replies)
         self.replies.clear()
@@ -300,7 +328,7 @@ class Session:
             pairs = zip(call.sample.ids, call.sample.logprobs, strict=True)
             logprobs = [(form.tokenizer.decode([token]), value) for token, value in pairs]
         return Completion(
-            asked.model, reply.text, reply.thought, reply.calls, finish, len(call.context), len(call.sample.ids),
+            asked.model, reply.text, reply.thought, reply.calls, finish, call._length, len(call.sample.ids),
             logprobs,
         )  # fmt: skip
 
@@ -368,9 +396,10 @@ class Session:
         begins = [call for call in self.calls if call._parent is None]
         while begins:
             call = begins.pop()
-            sequence, calls = TokenSequence(list(call.context)), list[Call]()
+            sequence, calls = TokenSequence(call.context), list[Call]()
             while True:
-                sequence.add_observed(call.context[len(sequence.prompt_ids) + len(sequence.ids) :])
+                if calls:
+                    sequence.add_observed(call._ids)
                 sequence.add_sampled(call.sample, in_loss=call.trains)
                 calls.append(call)
                 if not call._children:
@@ -383,7 +412,13 @@ class Session:
 
 
 def _by_content(call: Call) -> tuple[list[int], list[int]]:
-    return call.context, call.sample.ids
+    return call._ids, call.sample.ids
+
+
+def _sharing(asked: Asked, before: Asked) -> Asked:
+    """A request that goes on from an earlier one, with its objects in place of equal ones: each brings all again."""
+    same = tuple(old if old == new else new for old, new in zip(before.entries, asked.entries, strict=False))
+    return replace(asked, entries=same + asked.entries[len(same) :], tools=before.tools)
 
 
 def _cut(sample: Sample, stops: Sequence[str], form: Any) -> tuple[Sample, str]:

@@ -56,8 +56,8 @@ class PromptAgent:
     Args:
         model (`PreTrainedModel`): The agent. It is set to eval mode and stays on its device.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer, with a chat template.
-        environment ([`Environment`], object with a `step`, or `Callable`, *optional*): Answers the agent's requests, as
-            in training; see [`as_environment`]. Without one, an agent that asks ends as `out_of_turns`.
+        environment ([`Environment`], object with a `step`, `Callable` or `dict`, *optional*): Answers the agent's
+            requests, as in training; see [`as_environment`]. Without one, an agent that asks ends as `out_of_turns`.
         spec ([`AgentSpec`], *optional*): Template, grammar and limits. Defaults to plain questions.
         sampling ([`Sampling`], *optional*): Sampling parameters. Default to those of the `spec`, that is of training.
         max_batch_size (`int`, *optional*, defaults to `64`): The largest number of turns sampled at once.
@@ -86,9 +86,10 @@ class PromptAgent:
         greedy_answer: bool = False,
     ):
         self.environment, self.spec = environment, spec
-        if greedy_answer and self._plays_itself:
+        if greedy_answer and (self._plays_itself or spec.environments):
             raise ValueError(
-                "greedy_answer needs turns that are known to answer, and a program's are not: leave it off"
+                "greedy_answer needs turns that are known to answer; a program's are not, and neither are those of "
+                "several environments: leave it off"
             )
         readable = min(filter(None, (spec.limits.max_context, context_length(model))), default=None)
         self.limits = replace(spec.limits, max_context=readable)
@@ -118,6 +119,7 @@ class PromptAgent:
         revision: str | None = None,
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
+        name: str | None = None,
         **model_kwargs: Any,
     ) -> PromptAgent:
         """Load a trainer's output: the model (or LoRA adapter), its tokenizer and `agentic_prompting.json`.
@@ -133,6 +135,8 @@ class PromptAgent:
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
             token (`str` or `bool`, *optional*): For a private model; defaults to the token stored by huggingface_hub.
             cache_dir (`str` or `Path`, *optional*): The folder of downloads; defaults to huggingface_hub's cache.
+            name (`str`, *optional*): Of an agent that was trained in several environments, the one that it is used in;
+                `environment` is then that one. Without a name it is a dict of all of them.
             **model_kwargs: Passed to transformers' `from_pretrained` (`dtype`, `device_map`, ...).
 
         Raises:
@@ -146,7 +150,7 @@ class PromptAgent:
             model_kwargs["token"] = token  # an adapter's base model may be private as well
         environment = as_environment(environment)
         own_grammar = None if environment is None else environment.grammar
-        spec = spec if spec is not None else AgentSpec.load(folder, own_grammar)
+        spec = spec if spec is not None else AgentSpec.load(folder, own_grammar, name)
         kind: Any = AutoModelForCausalLM
         if (folder / "adapter_config.json").exists():
             from peft import AutoPeftModelForCausalLM
@@ -168,7 +172,9 @@ class PromptAgent:
     def _plays_itself(self) -> bool:
         return self._environment is not None and self._environment.play_episode is not None
 
-    def answer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
+    def answer(
+        self, question: str, seed: int = 0, refiner: ProRefiner | None = None, environment: str | None = None
+    ) -> Rollout:
         """Answer one question, and wait for it; in `async` code: `await agent.aanswer(...)`.
 
         With a `refiner` the agent's system prompt is first refined for this question; the agent then answers under the
@@ -181,6 +187,7 @@ class PromptAgent:
             seed (`int`, *optional*, defaults to `0`): The same seed gives the same rollout.
             refiner ([`ProRefiner`], *optional*): Refines the system prompt of the `spec`; for an agent trained by
                 [`ESPLTrainer`] that is the best prompt of its population.
+            environment (`str`, *optional*): The name of the environment to answer in, of an agent that has several.
 
         Returns:
             [`Rollout`]: With `.answer`, `.turns`, `.status`, `.error`, ... With a refiner, `row["refinement"]` is the
@@ -189,19 +196,21 @@ class PromptAgent:
         Raises:
             `ValueError`: There is a refiner and the agent has no system prompt, or the verifier needs answers.
         """
-        return self.answer_all([self._row(question, refiner)], seed=seed, progress=False)[0]
+        return self.answer_all([self._row(question, refiner, environment)], seed=seed, progress=False)[0]
 
-    async def aanswer(self, question: str, seed: int = 0, refiner: ProRefiner | None = None) -> Rollout:
+    async def aanswer(
+        self, question: str, seed: int = 0, refiner: ProRefiner | None = None, environment: str | None = None
+    ) -> Rollout:
         """[`PromptAgent.answer`] for `async` code. Answers that are awaited together share batches."""
-        row = await asyncio.to_thread(self._row, question, refiner)
+        row = await asyncio.to_thread(self._row, question, refiner, environment)
         (row,) = await asyncio.wrap_future(start(self._reset([row])))
         rollout = self._rollout(row, rollout_seed(seed, 0))
         played = play(rollout, self.policy, self.environment, self.chat_format, self.limits)
         await asyncio.wrap_future(start(played))
         return rollout
 
-    def _row(self, question: str, refiner: ProRefiner | None) -> dict[str, Any]:
-        row: dict[str, Any] = {"question": question}
+    def _row(self, question: str, refiner: ProRefiner | None, environment: str | None) -> dict[str, Any]:
+        row: dict[str, Any] = {"question": question, **({} if environment is None else {"environment": environment})}
         if refiner is not None:
             if not self.spec.system_prompt:
                 raise ValueError(
@@ -240,7 +249,7 @@ class PromptAgent:
         return await reset_rows(self.environment, rows)
 
     def _rollout(self, row: dict[str, Any], seed: int) -> Rollout:
-        return Rollout(self.chat_format.prompt_ids(self._messages(row)), row=row, seed=seed)
+        return Rollout(self.chat_format.of(row).prompt_ids(self._messages(row)), row=row, seed=seed)
 
     def _messages(self, row: Mapping[str, Any]) -> list[Message]:
         refined = row.get("refinement")

@@ -145,6 +145,17 @@ def load_reward(name: str) -> Callable[..., Any]:
     return _callable(_made(load_part(name, "reward", REWARDS), functions=False), name, "reward")
 
 
+def load_rewards(names: Sequence[str]) -> Any:
+    """The reward functions of those names; a single name may be of a dict of them by environment.
+
+    Raises:
+        [`UnknownPart`]: As [`load_reward`].
+    """
+    if len(names) == 1 and isinstance(part := load_part(names[0], "reward", REWARDS), Mapping):
+        return part
+    return [load_reward(name) for name in names]
+
+
 def load_score(name: str, kind: str = "score") -> Callable[..., Any]:
     """A comparison of an answer with the accepted ones: `score(answer, answers)`, from 0 to 1.
 

@@ -42,7 +42,7 @@ from ..trainers.callbacks import quiet_libraries
 from ..trainers.checkpoints import alone_in, asked_to_resume, from_first, holds_run, move_aside, occupied
 from .arguments import DataAndEnvironment, rewards
 from .findings import missing_extras, read_yaml
-from .loader import load_object, load_reward, register_selection, register_selections, text_of
+from .loader import load_object, load_rewards, register_selection, register_selections, text_of
 from .options import ReferenceModel, check_model, setting
 from .parser import help_of, parse_program
 from .script import run_script
@@ -76,7 +76,7 @@ class PromptR1Arguments(DataAndEnvironment):
         """The trainer of a model on a task of `load_task`, or of the sandbox's policy."""
         asked = self.asked(args.seed, stack, self.sandbox)
         if not self.sandbox:
-            own = None if self.reward == ["prompt_r1"] else [load_reward(name) for name in self.reward]
+            own = None if self.reward == ["prompt_r1"] else load_rewards(self.reward)
             check_first(args, model, asked.get("environment"))
             return PromptR1Trainer(reward_funcs=own, **self.front(args, model, asked)), None
         environment = asked["environment"]
@@ -118,8 +118,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
     def check(self, args: ESPLConfig) -> None:
         """Raise `ValueError` for wrong arguments before anything is loaded."""
         self.check_environment(self.in_sandbox)
-        for name in self.reward:
-            load_reward(name)
+        load_rewards(self.reward)
         if self.asks == "llm" and not self.own and not self.environment_model:
             raise ValueError("say which large LLM the policy may ask: --environment_model NAME")
         if not self.in_sandbox and args.evolves and args.reflector == "reference" and not self.reference_model:
@@ -135,7 +134,7 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
             asked, initial = self.asked(args.seed, stack), text_of(self.initial_prompt) or ""
             check_first(args, model, asked.get("environment"), reference)
             return ESPLTrainer(
-                reward_funcs=[load_reward(name) for name in self.reward],
+                reward_funcs=load_rewards(self.reward),
                 reference=reference,
                 initial_prompt=SystemPrompt(initial) if self.free_text else initial,
                 population=load_object(self.population, "population") if self.population else None,

@@ -2,11 +2,19 @@
 
 from .chat_format import ChatFormat, TextFormat
 from .engine import BatchEngine, Engine, Job, play_all, run_with_engine
-from .environment import RESET_ERROR, Environment, as_environment, reset_rows
+from .environment import RESET_ERROR, Environment, Environments, as_environment, reset_rows
 from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
 from .plain_text import PlainText
 from .play import observe, play
-from .recording import STATUSES, RolloutFacts, RolloutLog, read_rollouts, rollout_metrics, rollout_record
+from .recording import (
+    STATUSES,
+    RolloutFacts,
+    RolloutLog,
+    metrics_by_environment,
+    read_rollouts,
+    rollout_metrics,
+    rollout_record,
+)
 from .spec import (
     PROMPT_R1_TEMPLATE,
     SPEC_FILE,
@@ -43,6 +51,7 @@ __all__ = [
     "ChatFormat",
     "Engine",
     "Environment",
+    "Environments",
     "FreeText",
     "Grammar",
     "Job",
@@ -65,6 +74,7 @@ __all__ = [
     "check_template",
     "escape",
     "fill_template",
+    "metrics_by_environment",
     "observe",
     "parse_turn",
     "play",

@@ -13,7 +13,7 @@ observations follow as text, joined by the grammar's frame and line breaks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..llm import Message
@@ -37,6 +37,8 @@ class TextFormat:
 
     Attributes:
         turn_prefix (`str`): What stands in front of the agent's turn and is read as a part of it. Empty here.
+        environments (`dict[str, TextFormat]`): Of a run with several environments the format of each, by name; see
+            [`TextFormat.of`].
     """
 
     turn_prefix = ""
@@ -53,11 +55,16 @@ class TextFormat:
         if end_of_turn_ids is None:
             end_of_turn_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end_of_turn_ids = frozenset(end_of_turn_ids)
+        self.environments: dict[str, TextFormat] = {}
         self._text = PlainText(tokenizer, own_texts)
         opening, closing = self.grammar.frame
         self._before_reply, self._after_reply = self._encode(f"\n{opening}"), self._encode(f"{closing}\n")
         # A turn that has a closing tag ends there. One that has none ends with the end-of-sequence token.
         self._closing = [] if self.grammar.stops else list(end_of_turn_ids[:1])
+
+    def of(self, row: Mapping[str, Any]) -> TextFormat:
+        """The format of a row: that of its environment where a run has several."""
+        return self.environments[row["environment"]] if self.environments else self
 
     def prompt(self, messages: Sequence[Message]) -> str | list[Any]:
         """The prompt of a row as TRL and reward functions get it: the messages' texts, a blank line between them."""
@@ -100,6 +107,8 @@ class TextFormat:
     def trust(self, text: str) -> None:
         """Add to `own_texts`, for example a system prompt that the run has evolved."""
         self._text.trust(text)
+        for one in self.environments.values():
+            one.trust(text)
 
     def parse(self, ids: Sequence[int]) -> Turn:
         """Read the sampled ids of one turn. Ending tokens are dropped, every other special token stays visible."""

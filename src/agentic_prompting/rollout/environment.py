@@ -99,6 +99,83 @@ class Environment:
         return type(self)
 
 
+class Environments(Environment):
+    """Several environments in one run. A row names its own in the column `environment`.
+
+    Args:
+        environments (`Mapping[str, Any]`): By name; each as for [`as_environment`].
+
+    Raises:
+        `TypeError`: One of them is no environment, or plays whole episodes; names it.
+    """
+
+    def __init__(self, environments: Mapping[str, Any]):
+        if not environments:
+            raise TypeError("environment is an empty mapping: name at least one environment")
+        self.by_name = {name: _named(name, one) for name, one in environments.items()}
+        self.grammar = {name: one.grammar for name, one in self.by_name.items()}  # type: ignore[assignment]
+
+    def of(self, row: Mapping[str, Any]) -> Environment:
+        """The environment of a row.
+
+        Raises:
+            `ValueError`: The row names none of them.
+        """
+        if (name := row.get("environment")) not in self.by_name:
+            raise ValueError(f"a row names the environment {name!r}; there are: {', '.join(self.by_name)}")
+        return self.by_name[name]
+
+    async def step(self, rollout: Rollout) -> Any:
+        """The row's environment answers."""
+        return await call_guarded(self.of(rollout.row).step, rollout)
+
+    async def reset(self, row: dict[str, Any]) -> Any:
+        """The row's environment starts an episode."""
+        own = self.of(row)
+        return await call_guarded(own.reset, row) if own.has_reset else row
+
+    def check(self) -> None:
+        """Check each."""
+        for one in self.by_name.values():
+            one.check()
+
+    def charge_to(self, budget: Budget, account: str) -> None:
+        """Each books into an account of its own, `account/name`."""
+        for name, one in self.by_name.items():
+            one.charge_to(budget, f"{account}/{name}")
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """The states of those that have one."""
+        states = {name: one.state_dict() for name, one in self.by_name.items()}
+        return {name: state for name, state in states.items() if state is not None} or None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give each its own back."""
+        for name, own in state.items():
+            self.by_name[name].load_state_dict(own)
+
+    def close(self) -> None:
+        """Close each."""
+        for one in self.by_name.values():
+            one.close()
+
+    @property
+    def has_reset(self) -> bool:
+        return any(one.has_reset for one in self.by_name.values())
+
+
+def _named(name: Any, thing: Any) -> Environment:
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"the name of an environment must be a text, got {name!r}")
+    try:
+        one = as_environment(thing)
+    except TypeError as error:
+        raise TypeError(f"environment {name!r}: {error}") from None
+    if one is None or one.play_episode is not None or isinstance(one, Environments):
+        raise TypeError(f"environment {name!r} must have a step(rollout): a program, or none, cannot be one of several")
+    return one
+
+
 class _Function(Environment):
     """A function of the rollout as an environment."""
 
@@ -149,15 +226,17 @@ def as_environment(thing: Any) -> Environment | None:
     """An [`Environment`] made of `thing`.
 
     Args:
-        thing ([`Environment`], object with a `step`, or `Callable`, *optional*): A function is the `step`, plain or
-            `async`: it gets the [`Rollout`] and returns an [`Observation`], its text, or `None` if the episode is over.
-            `None` stays `None`.
+        thing ([`Environment`], object with a `step`, `Callable` or `Mapping`, *optional*): A function is the `step`,
+            plain or `async`: it gets the [`Rollout`] and returns an [`Observation`], its text, or `None` if the episode
+            is over. A mapping has several by name: [`Environments`]. `None` stays `None`.
 
     Raises:
         `TypeError`: There is no `step(rollout)` to call; the message says what to pass instead.
     """
     if thing is None:
         return None
+    if isinstance(thing, Mapping):
+        return Environments(thing)
     if inspect.isclass(thing):
         raise TypeError(f"environment is the class {thing.__name__}: pass an object of it, {thing.__name__}(...)")
     step = thing if inspect.isroutine(thing) else getattr(thing, "step", None)
@@ -182,12 +261,12 @@ async def reset_rows(environment: Environment | None, rows: Sequence[dict[str, A
     """The rows of a batch of episodes, after the environment's `reset` of each, all at once. Never raises.
 
     If a `reset` fails, its row has the [`LLMError`] under `RESET_ERROR`, and `play` ends its rollout as `failed`
-    before the first turn. All rows then have the same columns, `None` where one has nothing, since rewards get columns.
+    before the first turn. All rows have the same columns, `None` where one has nothing, since rewards get columns.
     """
     if environment is None or not environment.has_reset:
         return list(rows)
     begun = await asyncio.gather(*(_reset(environment, row) for row in rows))
-    if not any(RESET_ERROR in row for row in begun):
+    if all(row.keys() == begun[0].keys() for row in begun):
         return begun
     columns = dict.fromkeys(name for row in begun for name in row)
     return [{**columns, **row} for row in begun]

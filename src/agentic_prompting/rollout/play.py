@@ -47,6 +47,7 @@ async def play(
         return rollout.fail(Observation(error=error))
     if environment is not None and environment.play_episode is not None:
         return await environment.play_episode(rollout, policy, chat_format, limits)
+    chat_format, limits = chat_format.of(rollout.row), limits.of(rollout.row)
     conversation = next(_conversations)
     while (remaining := limits.remaining_tokens(rollout)) > 0:
         seed = turn_seed(rollout.seed, len(rollout.turns))

@@ -33,7 +33,7 @@ MAX_WAITING = 2**26
 """Compressed bytes that wait in memory while the disk is full; beyond this the oldest batches are dropped."""
 
 _CHUNK = 2**20
-_ROW_KEYS = ("id", "question", "answers", "task")
+_ROW_KEYS = ("id", "question", "answers", "task", "environment")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class RolloutFacts:
     retries: int
     tokens: int
     cost_usd: float
+    environment: str | None = None  # its name, where rows name one
     counts: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -76,6 +77,7 @@ class RolloutFacts:
             retries=sum(max(reply.attempts - 1, 0) for reply in replies),
             tokens=sum(reply.usage.tokens for reply in replies),
             cost_usd=sum(reply.usage.cost_usd for reply in replies),
+            environment=rollout.row.get("environment"),
             counts=rollout.counts,
         )
 
@@ -103,11 +105,33 @@ def rollout_metrics(facts: Sequence[RolloutFacts]) -> dict[str, float]:
     }
 
 
+def metrics_by_environment(facts: Sequence[RolloutFacts], rewards: Sequence[float]) -> dict[str, float]:
+    """The metrics of a batch for each of several environments, as `environments/NAME/...`: `share` of the rollouts,
+    mean `reward` (of those that have one) and `turns`, shares of `answered` and `failed`.
+
+    Args:
+        facts (`Sequence[RolloutFacts]`): Of the batch; each names its environment.
+        rewards (`Sequence[float]`): Theirs; NaN where there is none.
+    """
+    metrics: dict[str, float] = {}
+    for name in sorted({str(fact.environment) for fact in facts}):
+        own = [(fact, reward) for fact, reward in zip(facts, rewards, strict=True) if fact.environment == name]
+        known = [reward for _, reward in own if reward == reward]
+        found: dict[str, Any] = {
+            "share": len(own) / len(facts),
+            "turns": np.mean([fact.turns for fact, _ in own]),
+            **{status: np.mean([fact.status == status for fact, _ in own]) for status in ("answered", "failed")},
+            **({"reward": np.mean(known)} if known else {}),
+        }
+        metrics |= {f"environments/{name}/{what}": float(value) for what, value in found.items()}
+    return metrics
+
+
 def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     """A rollout as data for JSON.
 
-    Keys: `id`, `question`, `answers`, `task` (those that the row has), `status`, `error`, `answer`, `turns`
-    (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`,
+    Keys: `id`, `question`, `answers`, `task`, `environment` (those that the row has), `status`, `error`, `answer`,
+    `turns` (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`,
     `shared`), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or
     an earlier run paid for), `seed`, and the keys of `extra`. Of a program's episode also `sequences` (each `role`,
     `prompt`, `tokens`, `in_loss`), its turns being in their order, and `counts`.

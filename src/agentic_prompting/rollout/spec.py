@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,11 @@ class AgentSpec:
         prompt_format (`str`, *optional*, defaults to `"chat"`): The form of prompts: `"chat"`, messages for the chat
             template, or `"text"`, text that is tokenised as it is (TRL's standard format; see [`TextFormat`]). A
             trainer sets it by its data: `"text"` where each row has a `prompt` that is a string.
+        environments (`dict[str, dict]`, *optional*): Of a run with several environments, for each name those of
+            `prompt_template`, `grammar` and `chat_template_kwargs` that are its own; see [`AgentSpec.of`].
 
     Raises:
-        `ValueError`: If the template has no `{question}`, or `prompt_format` is neither of the two.
+        `ValueError`: If a template has no `{question}`, or `prompt_format` is neither of the two.
     """
 
     prompt_template: str = "{question}"
@@ -127,20 +129,41 @@ class AgentSpec:
     join_system_prompt: bool = False
     sampling: dict[str, Any] = field(default_factory=dict)
     prompt_format: str = "chat"
+    environments: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self):
-        check_template(self.prompt_template)
+        for one in [self, *self.each()]:
+            check_template(one.prompt_template)
         if self.prompt_format not in ("chat", "text"):
             raise ValueError(f"prompt_format must be chat or text, got {self.prompt_format!r}")
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        return self.grammar.stops if self.stop_at_tags else ()
+        """Where a turn ends. Of several environments the texts of all: the engine does not know which one a turn is
+        for."""
+        stops = [stop for one in self.each() or [self] for stop in one.grammar.stops]
+        return tuple(dict.fromkeys(stops)) if self.stop_at_tags else ()
 
     @property
     def own_texts(self) -> tuple[str, ...]:
         """The texts of a prompt that are the agent's own, in which tags are an example and no forgery."""
         return tuple(filter(None, [self.system_prompt, *self.prompt_template.split("{question}")]))
+
+    def of(self, row: Mapping[str, Any]) -> AgentSpec:
+        """The form for a row: that of its environment where the agent has several.
+
+        Raises:
+            `ValueError`: The row's `environment` is none of them.
+        """
+        if not self.environments:
+            return self
+        if (name := row.get("environment")) not in self.environments:
+            raise ValueError(f"a row names the environment {name!r}; there are: {', '.join(self.environments)}")
+        return replace(self, environments={}, **self.environments[name])
+
+    def each(self) -> list[AgentSpec]:
+        """The form in each of several environments, in their order; empty where there is one."""
+        return [self.of({"environment": name}) for name in self.environments]
 
     def tokens(self, tokenizer: Any, end_of_turn_ids: Sequence[int] | None = None) -> TextFormat:
         """How prompts, turns and observations of this agent become tokens: a [`ChatFormat`], or a [`TextFormat`].
@@ -148,37 +171,47 @@ class AgentSpec:
         Raises:
             `ValueError`: If prompts are conversations and the tokenizer's chat template cannot render them.
         """
+        form: TextFormat
         if self.prompt_format == "text":
-            return TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
-        return ChatFormat(tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts)
+            form = TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
+        else:
+            form = ChatFormat(tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts)
+        each = zip(self.environments, self.each(), strict=True)
+        form.environments = {name: one.tokens(tokenizer, end_of_turn_ids) for name, one in each}
+        return form
 
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
         """The conversation a row begins with: its own `prompt` where it has one, else the filled-in template. A text is
         one user message; [`TextFormat.prompt`] makes text of it again."""
-        prompt: str | Sequence[Message] = row.get("prompt") or fill_template(self.prompt_template, row["question"])
+        template = self.of(row).prompt_template
+        prompt: str | Sequence[Message] = row.get("prompt") or fill_template(template, row["question"])
         messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return with_system(self.system_prompt, messages, join=self.join_system_prompt)
 
     def save(self, folder: str | Path) -> None:
         """Write `agentic_prompting.json` into `folder`, all or nothing."""
-        # A grammar of the user's own is saved by its name only.
-        made_of = asdict(self.grammar) if isinstance(self.grammar, TagGrammar | FreeText) else {}
-        grammar = {"kind": type(self.grammar).__name__, **made_of}
-        saved = {"format": _FORMAT, **asdict(self), "grammar": grammar}
+        saved = {"format": _FORMAT, **asdict(self), "grammar": _saved_grammar(self.grammar)}
+        saved["environments"] = {
+            name: {**own, "grammar": _saved_grammar(own.get("grammar", self.grammar))}
+            for name, own in self.environments.items()
+        }
         atomic_write(Path(folder) / SPEC_FILE, json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
-    def load(cls, folder: str | Path, grammar: Grammar | None = None) -> AgentSpec:
+    def load(
+        cls, folder: str | Path, grammar: Grammar | Mapping[str, Grammar | None] | None = None, name: str | None = None
+    ) -> AgentSpec:
         """Read the file that [`AgentSpec.save`] wrote.
 
         Args:
             folder (`str` or `Path`): Where it is.
-            grammar ([`Grammar`], *optional*): The grammar itself, where the file can only name it: one that belongs to
-                an environment, or the user's own.
+            grammar ([`Grammar`] or `Mapping`, *optional*): The grammar itself, where the file can only name it: one
+                that belongs to an environment, or the user's own. Of several environments those by name.
+            name (`str`, *optional*): Read the form of this environment alone, if the agent has several.
 
         Raises:
             `FileNotFoundError`: If there is none: the folder does not hold an agent trained with this library.
-            `ValueError`: If it was written by a newer version, or is damaged; names the file.
+            `ValueError`: If it was written by a newer version, or is damaged, or lacks the environment; names the file.
         """
         path = Path(folder) / SPEC_FILE
         if not path.exists():
@@ -187,30 +220,51 @@ class AgentSpec:
                 "Pass an AgentSpec yourself to use a model that was not."
             )
         try:
-            return cls._read(json.loads(path.read_text(encoding="utf-8")), path, grammar)
+            return cls._read(json.loads(path.read_text(encoding="utf-8")), path, grammar, name)
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             if str(error).startswith(str(path)):  # one of those below
                 raise
             raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}); save the agent again") from None
 
     @classmethod
-    def _read(cls, saved: Any, path: Path, grammar: Grammar | None) -> AgentSpec:
+    def _read(cls, saved: Any, path: Path, grammar: Any, name: str | None) -> AgentSpec:
         if saved.pop("format") > _FORMAT:
             raise ValueError(f"{path} was written by a newer agentic-prompting; upgrade to read it")
-        kind = saved["grammar"].pop("kind")
-        if kind in _GRAMMARS:  # JSON has lists only; a grammar's fields are tuples
-            fields = saved["grammar"].items()
-            grammar = _GRAMMARS[kind](**{key: tuple(v) if isinstance(v, list) else v for key, v in fields})
-        elif type(grammar).__name__ != kind:
-            raise ValueError(f"{path}: the agent was trained with the grammar {kind!r}; pass it as grammar=")
-        saved["grammar"], saved["limits"] = grammar, Limits(**saved["limits"])
-        spec = cls(**saved)
+        of_each = grammar if isinstance(grammar, Mapping) else {}
+        several = saved.pop("environments", {})
+        if several and name is not None:
+            if name not in several:
+                raise ValueError(f"{path}: the agent was trained without the environment {name!r}")
+            saved, several = saved | several[name], {}
+        for own, one in several.items():
+            one["grammar"] = _loaded_grammar(one["grammar"], of_each.get(own), path)
+        if several:  # the outer one is the first one's
+            saved["grammar"] = next(iter(several.values()))["grammar"]
+        else:
+            saved["grammar"] = _loaded_grammar(saved["grammar"], grammar, path)
+        saved["limits"] = Limits(**saved["limits"])
+        spec = cls(**saved, environments=several)
         texts = {"prompt_template": spec.prompt_template, "system_prompt": spec.system_prompt or ""}
         objects = {"chat_template_kwargs": spec.chat_template_kwargs, "sampling": spec.sampling}
         for fields, form in ((texts, str), (objects, dict)):
             if wrong := [name for name, value in fields.items() if not isinstance(value, form)]:
                 raise TypeError(f"{wrong[0]} is no {'text' if form is str else 'object'}")
         return spec
+
+
+def _saved_grammar(grammar: Grammar) -> dict[str, Any]:
+    """As JSON; a grammar of the user's own by its name only."""
+    made_of = asdict(grammar) if isinstance(grammar, TagGrammar | FreeText) else {}
+    return {"kind": type(grammar).__name__, **made_of}
+
+
+def _loaded_grammar(saved: dict[str, Any], given: Any, path: Path) -> Grammar:
+    kind = saved.pop("kind")
+    if kind in _GRAMMARS:  # JSON has lists only; a grammar's fields are tuples
+        return _GRAMMARS[kind](**{key: tuple(v) if isinstance(v, list) else v for key, v in saved.items()})
+    if type(given).__name__ != kind:
+        raise ValueError(f"{path}: the agent was trained with the grammar {kind!r}; pass it as grammar=")
+    return given
 
 
 def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: TextFormat) -> Rollout:
@@ -228,6 +282,7 @@ def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: T
     turns, observations = trace["turns"], trace["observations"]
     if len(turns) != len(observations) + 1:
         raise ValueError(f"a trace needs one observation fewer than turns, got {len(observations)} and {len(turns)}")
+    chat_format = chat_format.of(trace)
     rollout = Rollout(chat_format.prompt_ids(spec.messages(trace)), row=dict(trace))
     for text, observation in zip(turns, [*observations, None], strict=True):
         sample = Sample(chat_format.turn_ids(text))

@@ -6,8 +6,8 @@ A [`Rollout`] keeps token ids, mask and log-probabilities in step by constructio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ..llm import LLMError, Reply
@@ -239,20 +239,34 @@ class Limits:
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn (Table 6).
         max_tokens (`int`, *optional*, defaults to `8192`): Tokens after the prompt, observations included (Table 6).
         max_context (`int`, *optional*): Tokens of prompt and response together; the model's own limit.
+        environments (`Mapping`, *optional*): Of several environments, by name, those that differ:
+            `{"shop": {"max_turns": 3}}`.
 
     Raises:
-        `ValueError`: If a limit is below 1.
+        `ValueError`: If a limit is below 1, or an environment has one of an unknown name.
     """
 
     max_turns: int = 5
     max_turn_tokens: int = 1024
     max_tokens: int = 8192
     max_context: int | None = None
+    environments: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def __post_init__(self):
         for name, value in vars(self).items():
-            if value is not None and value < 1:
+            if name != "environments" and value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        known = [name for name in vars(self) if name != "environments"]
+        for name, own in self.environments.items():
+            if unknown := [limit for limit in own if limit not in known]:
+                raise ValueError(f"environment {name!r} has no limit {unknown[0]!r}: the limits are {', '.join(known)}")
+            self.of({"environment": name})
+
+    def of(self, row: Mapping[str, Any]) -> Limits:
+        """Those of a row's environment."""
+        if not self.environments:
+            return self
+        return replace(self, environments={}, **self.environments.get(row["environment"], {}))
 
     def remaining_tokens(self, rollout: Rollout, extra: int = 0) -> int:
         """Tokens that the next turn may have, after `extra` more tokens of observation."""

@@ -22,7 +22,7 @@ from accelerate.state import AcceleratorState
 from huggingface_hub import constants
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from ..rollout import SPEC_FILE, AgentSpec, ChatFormat, Rollout, rollout_from_trace
+from ..rollout import SPEC_FILE, AgentSpec, Rollout, rollout_from_trace
 from ..trainers import warm_start
 from .policy import ARCHITECTURE, build_policy, copying_exercises, keep_freed_memory, nonsense, save_policy
 from .world import World
@@ -71,7 +71,7 @@ class Recipe:
     def rollouts(self, traces: int, exercises: int) -> tuple[list[Rollout], list[Rollout]]:
         """Copying exercises, and conversations to imitate."""
         rng = random.Random(self.drawn_by)
-        chat_format = ChatFormat(self.tokenizer, self.spec.grammar, own_texts=self.spec.own_texts)
+        chat_format = self.spec.tokens(self.tokenizer)
         imitated, plain = (
             [rollout_from_trace(trace, self.spec, chat_format) for trace in some] for some in self.traces(traces, rng)
         )

@@ -90,6 +90,11 @@ class AgentAnswers:
             raise ValueError(
                 "max_cost_usd of a request cannot be held to with a program: leave it out, or use a budget"
             )
+        if self.agent.spec.environments:
+            raise ValueError(
+                "a request does not say which of the agent's environments it is for: load the agent for one of them, "
+                "PromptAgent.from_pretrained(folder, environment, name=...)"
+            )
 
     async def __call__(
         self, messages: Sequence[Message], seed: int, max_tokens: int | None, greedy: bool = False

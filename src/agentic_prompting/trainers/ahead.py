@@ -185,7 +185,7 @@ class Ahead:
         seed, batch = self.rows.seed, f"{self.rows.seed}.lead.{number // self.rows.groups_per_batch}"
         rendered = self.player.reset([{**row, "prompt": self.player.prompt(messages)} for messages in prompts])
         rollouts = [
-            Rollout(self.player.prompt_ids(one["prompt"]), one, rollout_seed(seed, "group", number, i), batch, number)
+            Rollout(self.player.prompt_ids(one), one, rollout_seed(seed, "group", number, i), batch, number)
             for i, one in enumerate(rendered)
         ]
         episodes = [self._episode(number, i, kept.get("episodes", {}).get(i, {})) for i in indices]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from trl import GRPOConfig
 
@@ -63,6 +64,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
             smaller value gives a turn less of what later turns earn. Only with `credit="turn"` or `"state"`.
         credit_state_weight (`float`, *optional*, defaults to `1.0`): Of the comparison within a state; a larger value
             lets it count more beside the whole rollout's. Only with `credit="state"`.
+        environment_ratio (`dict`, *optional*): With several environments, the share of the training rows that each
+            has: `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to get there; none is left out. By default each row
+            comes once an epoch.
+        environment_limits (`dict`, *optional*): With several environments, those of `max_turns`, `max_turn_tokens` and
+            `max_tokens` (the completion's) that are an environment's own: `{"shop": {"max_turns": 3}}`.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
         overwrite (`bool`, *optional*, defaults to `False`): If `output_dir` holds another run, move that to a folder
@@ -73,6 +79,12 @@ class MultiTurnGRPOConfig(GRPOConfig):
     Raises:
         `ValueError`: If a limit is below 1, a share is outside [0, 1], or a value would be ignored.
     """
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        *GRPOConfig._VALID_DICT_FIELDS,
+        "environment_ratio",
+        "environment_limits",
+    ]
 
     max_turns: int = _setting(5, "Turns of the agent, the answering one included.")
     max_turn_tokens: int = _setting(1024, "Tokens of one turn.")
@@ -89,6 +101,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
     credit: str = _setting("rollout", "What a turn's tokens learn from: rollout, turn or state.")
     credit_discount: float = _setting(1.0, "What a reward counts one turn earlier; with credit turn or state.")
     credit_state_weight: float = _setting(1.0, "Weight of the comparison within a state; with credit=state.")
+    environment_ratio: dict[str, float] | str | None = _setting(
+        None, "Several environments: the share of rows of each."
+    )
+    environment_limits: dict[str, dict[str, int]] | str | None = _setting(None, "Several environments: own limits.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     overwrite: bool = _setting(False, "Move another run in output_dir to a folder beside it, and begin anew.")
     rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
@@ -115,6 +131,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
             group = self.num_generations_eval or self.num_generations
             setattr(self, own.name, math.ceil(chosen / group) * group)
         super().__post_init__()
+        self.limits()  # those of environments, which TRL has read if they were given as JSON
+        for name in ("environment_ratio", "environment_limits"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} must be an object by environment, got {getattr(self, name)!r}")
         if self.async_lead:
             self._check_lead()
 
@@ -170,7 +190,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
     def limits(self, readable: int | None = None) -> Limits:
         """The rollout limits these arguments describe; `readable` is what the model can read, in tokens."""
         whole = 2**31 if self.max_completion_length is None else self.max_completion_length
-        limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context)  # raises for 0
+        own = self.environment_limits if isinstance(self.environment_limits, Mapping) else {}
+        limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context, own)  # raises for 0
         return replace(limits, max_context=min(filter(None, (self.max_context, readable)), default=None))
 
 

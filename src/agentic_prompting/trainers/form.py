@@ -16,7 +16,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from ..rollout import SPEC_FILE, AgentSpec, Environment, Grammar
+from ..rollout import SPEC_FILE, AgentSpec, Environment, Environments, Grammar
 from .config import MultiTurnGRPOConfig
 from .policies import sampling_of
 
@@ -27,11 +27,12 @@ def agent_spec(
     model: Any,
     environment: Environment | None,
     args: MultiTurnGRPOConfig,
-    prompt_template: str | None,
+    prompt_template: str | Mapping[str, str] | None,
     system_prompt: str | None,
-    grammar: Grammar | None,
+    grammar: Grammar | Mapping[str, Grammar] | None,
     default_grammar: Callable[[Any], Grammar],
     default_template: Callable[[Any, Grammar], str],
+    name: str | None = None,
 ) -> tuple[AgentSpec, str]:
     """How the agent is asked, but for its limits; and where its template comes from, for messages.
 
@@ -39,16 +40,32 @@ def agent_spec(
         model (`str`, `Path` or `PreTrainedModel`): As in [`saved_form`].
         environment ([`Environment`], *optional*): Its grammar wins over the saved one.
         args ([`MultiTurnGRPOConfig`]): Training arguments.
-        prompt_template (`str`, *optional*): The trainer's argument, which wins, as the two that follow.
+        prompt_template (`str` or `Mapping`, *optional*): The trainer's argument, which wins, as the two that follow;
+            with several environments all have it, or each that a mapping names has its own.
         system_prompt (`str`, *optional*): The trainer's argument.
-        grammar ([`Grammar`], *optional*): The trainer's argument.
+        grammar ([`Grammar`] or `Mapping`, *optional*): The trainer's argument, as `prompt_template`.
         default_grammar (`Callable`): Makes the grammar for an environment where there is no other.
         default_template (`Callable`): Makes the template for an environment and a grammar.
+        name (`str`, *optional*): Of the environment, where it is one of several.
     """
+    if isinstance(environment, Environments):
+        forms = {
+            one: agent_spec(
+                model, own, args, _of(prompt_template, one), system_prompt, _of(grammar, one), default_grammar,
+                default_template, one,
+            )
+            for one, own in environment.by_name.items()
+        }  # fmt: skip
+        first, origin = next(iter(forms.values()))
+        own = ("prompt_template", "grammar", "chat_template_kwargs")
+        return replace(
+            first, environments={one: {k: getattr(form, k) for k in own} for one, (form, _) in forms.items()}
+        ), origin
+    assert not isinstance(prompt_template, Mapping) and not isinstance(grammar, Mapping)
     brought: Mapping[str, Any] = {}
     if environment is not None:
         grammar, brought = grammar or environment.grammar, environment.chat_template_kwargs
-    if (saved := saved_form(model, grammar, prompt_template, args)) is not None:
+    if (saved := saved_form(model, grammar, prompt_template, args, name)) is not None:
         form, origin = saved
     else:
         grammar = grammar or default_grammar(environment)
@@ -65,13 +82,17 @@ def agent_spec(
     return spec, origin if prompt_template is None else "prompt_template="
 
 
+def _of(given: Any, name: str) -> Any:
+    return given.get(name) if isinstance(given, Mapping) else given
+
+
 def own_prompts(dataset: Any) -> bool:
     """Whether the rows bring their prompts, which are used as they are."""
     return "prompt" in (getattr(dataset, "column_names", None) or ())
 
 
 def saved_form(
-    model: Any, grammar: Grammar | None, template: str | None, args: MultiTurnGRPOConfig
+    model: Any, grammar: Grammar | None, template: str | None, args: MultiTurnGRPOConfig, name: str | None = None
 ) -> tuple[AgentSpec, str] | None:
     """The spec that a model was saved with, and its file; `None` if there is none, or it is of another grammar. The
     first process logs in one line what is used.
@@ -81,12 +102,13 @@ def saved_form(
         grammar ([`Grammar`], *optional*): The one that the trainer or its environment asks for.
         template (`str`, *optional*): The trainer's `prompt_template`, which wins.
         args ([`MultiTurnGRPOConfig`]): Training arguments.
+        name (`str`, *optional*): Of the environment, where it is one of several.
     """
     if (file := _saved_file(model, args)) is None:
         return None
     saved, said = None, ""
     try:
-        saved = AgentSpec.load(file.parent, grammar)
+        saved = AgentSpec.load(file.parent, grammar, name)
         if grammar not in (None, saved.grammar):
             saved, said = None, f"{file} is of another grammar than the one asked for: its prompt template is not used"
         elif template is None:

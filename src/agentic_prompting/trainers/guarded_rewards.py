@@ -40,14 +40,7 @@ def guarded_reward(function: Any, by_turn: Callable[[list[Any]], None] = lambda 
         return [None] * len(columns["completions"])
 
     def checked(value: Any, **columns: Any) -> list[Any]:
-        n = len(columns["completions"])
-        rewards, returned = _as_list(value)
-        if rewards is None or len(rewards) != n:
-            raise ValueError(
-                f"the reward function {place_of(function)} must return a list of {n} numbers (or None), one for each "
-                f"completion; it returned {returned}"
-            )
-        rewards = [list(one) if isinstance(one, tuple) else one for one in rewards]
+        rewards = one_for_each(value, len(columns["completions"]), function)
         if not any(isinstance(one, list) for one in rewards):
             return rewards
         for row, (one, rollout) in enumerate(zip(rewards, columns["rollout"], strict=True)):
@@ -62,6 +55,21 @@ def guarded_reward(function: Any, by_turn: Callable[[list[Any]], None] = lambda 
     reward: Callable[..., Any] = guarded(function, no_rewards, checked)
     name = reward.__name__
     return reward
+
+
+def one_for_each(value: Any, n: int, function: Any) -> list[Any]:
+    """What a reward function returned for `n` completions as a list of numbers, `None`, or lists of them.
+
+    Raises:
+        `ValueError`: It is something else; names the function.
+    """
+    rewards, returned = _as_list(value)
+    if rewards is None or len(rewards) != n:
+        raise ValueError(
+            f"the reward function {place_of(function)} must return a list of {n} numbers (or None), one for each "
+            f"completion; it returned {returned}"
+        )
+    return [list(one) if isinstance(one, tuple) else one for one in rewards]
 
 
 def _as_list(value: Any) -> tuple[list[Any] | None, str]:
@@ -101,14 +109,15 @@ def check_groups(functions: Sequence[Any], args: Any, evaluates: bool) -> None:
 _FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 
 
-def check_rows(dataset: Any, functions: Sequence[Any], template: str | None) -> None:
+def check_rows(dataset: Any, functions: Sequence[Any], template: Any) -> None:
     """Raise `ValueError` unless rows have a question to fill the template with, or a prompt of their own, and what the
     reward functions read; or where the template would be ignored."""
     first = "prompt" if own_prompts(dataset) else "question"
     validate_dataset(dataset, columns=(first,))
     for function in functions:
-        check_columns(function, next(iter(dataset)))
-        validate_dataset(dataset, columns=needed_columns(function))
+        own = getattr(function, "own_rows", lambda rows: rows)(dataset)  # of a reward of one environment
+        check_columns(function, next(iter(own)))
+        validate_dataset(own, columns=needed_columns(function))
     if template is not None and first == "prompt":
         raise ValueError(
             "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from importlib.metadata import version
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,7 +31,7 @@ from transformers import trainer as transformers_trainer
 from ..llm import OpenAIChat, ScriptedChat
 from ..records import atomic_write, only_a_folder
 from ..rewards import PromptR1Reward
-from ..rollout import SPEC_FILE, AgentSpec
+from ..rollout import SPEC_FILE, AgentSpec, Environments
 from .config import MultiTurnGRPOConfig
 
 logger = logging.getLogger(__name__)
@@ -156,7 +157,7 @@ class Trained:
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods it was trained by; both where Prompt-R1's agent learnt under an evolving prompt."""
-        rewarded = any(isinstance(reward, PromptR1Reward) for reward in self.reward_funcs)
+        rewarded = any(isinstance(unwrap(reward), PromptR1Reward) for reward in self.reward_funcs)
         if self.method == "E-SPL":
             return ("Prompt-R1", "E-SPL") if rewarded else ("E-SPL",)
         return ("Prompt-R1",) if self.method == "Prompt-R1" else ()
@@ -265,7 +266,7 @@ def fenced(text: str) -> str:
 def _facts(trained: Trained, methods: Sequence[str], base: str | None, sandbox: str | None) -> list[tuple[str, str]]:
     environment, reference = trained.environment, trained.reference
     inner = getattr(environment, "chat", None)
-    talks_to = "none" if environment is None else asked(inner) if inner is not None else type(environment).__name__
+    talks_to = "none" if environment is None else asked(inner) if inner is not None else _name_of(environment)
     facts = {
         "method": " and ".join(methods) or "multi-turn GRPO",
         "base model": base or "a local folder",
@@ -325,6 +326,8 @@ def _example_of(environment: Any) -> tuple[str, str]:
 
 def _name_of(environment: Any) -> str:
     """The name of a user's environment: its class, or the function itself."""
+    if isinstance(environment, Environments):
+        return _line(", ".join(f"{name} ({_name_of(one)})" for name, one in environment.by_name.items()))
     return _line(getattr(environment.described_by, "__name__", "environment"))
 
 

@@ -233,7 +233,9 @@ def identity_of(
         rollouts_per_row (`int`): Rollouts of a group.
         args ([`MultiTurnGRPOConfig`]): The run's.
     """
-    chat = getattr(environment, "chat", None)
+    parts = list(getattr(environment, "by_name", {"": environment}).values()) if environment is not None else []
+    chats = [getattr(one, "chat", None) for one in parts]
+    grammars = [one.grammar for one in spec.each() or [spec]]
     return {
         "seed": args.seed,
         "num_generations": args.num_generations,
@@ -241,10 +243,10 @@ def identity_of(
         "generation_batch_size": args.generation_batch_size,
         "processes": args.world_size,
         "limits": asdict(limits),
-        "grammar": f"{type(spec.grammar).__name__} {spec.grammar}",
+        "grammar": ", ".join(f"{type(one).__name__} {one}" for one in grammars),
         "sampling": dict(spec.sampling),
-        "environment": None if environment is None else environment.described_by.__qualname__,
-        "model": None if chat is None else str(getattr(chat, "model", type(chat).__qualname__)),
+        "environment": ", ".join(one.described_by.__qualname__ for one in parts),
+        "model": ", ".join(str(getattr(one, "model", type(one).__qualname__)) for one in chats if one is not None),
     }
 
 

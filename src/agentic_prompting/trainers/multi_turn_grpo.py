@@ -40,6 +40,7 @@ from .policies import PolicyUnreachable, pushed_by, tokenizer_of, trainer_backen
 from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
 from .sequences import PER_ROLLOUT, check_settings, loss_in_slices, padded_rows, spread
+from .several import checked_rows, rewards_of
 from .source import OnPolicy, Source
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
 from .trl_batch import (
@@ -69,19 +70,21 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             or text, which is tokenised without one (TRL's standard format). Images are refused.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
-        environment ([`Environment`] or `Callable`): Answers the agent's requests, for example [`LLMEnvironment`]; or a
-            function of the rollout that does; or a [`Program`], an agent that keeps its own loop. If it has
-            `state_dict()` (plain data) and `load_state_dict(state)`, checkpoints keep its state, one per process.
-            `None`: a request ends the rollout.
+        environment ([`Environment`], `Callable` or `dict`): Answers the agent's requests, for example
+            [`LLMEnvironment`]; or a function of the rollout that does; or a [`Program`], an agent that keeps its own
+            loop. If it has `state_dict()` (plain data) and `load_state_dict(state)`, checkpoints keep its state, one
+            per process. `None`: a request ends the rollout. A dict has several by name, and the rows a column
+            `environment` with the name of theirs; `reward_funcs`, `prompt_template` and `grammar` may then be dicts,
+            too.
         tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
         environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
             its `get_reward`, if it has one, is a reward function beside the others.
-        prompt_template (`str`, *optional*): The agent's user message. Defaults to the one that the model was saved
-            with (`agentic_prompting.json` in its folder); else it says how to ask the environment, in the words of
-            its `prompt_template` or its docstring; see [`template_for`].
+        prompt_template (`str` or `dict`, *optional*): The agent's user message. Defaults to the one that the model was
+            saved with (`agentic_prompting.json` in its folder); else it says how to ask the environment, in the words
+            of its `prompt_template` or its docstring; see [`template_for`].
         system_prompt (`str`, *optional*): The agent's system message. Defaults to the one saved with the model, if any.
-        grammar ([`Grammar`], *optional*): What turns look like. Defaults to the environment's `grammar` where it has
-            one, else to that saved with the model, else to Prompt-R1's tags.
+        grammar ([`Grammar`] or `dict`, *optional*): What turns look like. Defaults to the environment's `grammar` where
+            it has one, else to that saved with the model, else to Prompt-R1's tags.
         **kwargs: Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
 
     Raises:
@@ -111,9 +114,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         environment: Any = ...,
         tools: Sequence[Any] | None = None,
         environment_factory: Callable[[], Any] | None = None,
-        prompt_template: str | None = None,
+        prompt_template: str | Mapping[str, str] | None = None,
         system_prompt: str | None = None,
-        grammar: Grammar | None = None,
+        grammar: Grammar | Mapping[str, Grammar] | None = None,
         **kwargs: Any,
     ):
         args = self._checked(args)
@@ -124,7 +127,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 "step(rollout) instead, or use trl.GRPOTrainer"
             )
         environment, added = environment_of(environment, tools, environment_factory)
-        functions = self._rewards(reward_funcs, args, environment)
+        functions = self._rewards(rewards_of(reward_funcs, environment), args, environment)
         functions = [] if functions is None else functions
         functions = [*functions, *added] if isinstance(functions, (list, tuple)) else [functions, *added]
         if added and args.reward_weights is not None:
@@ -132,6 +135,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
         check_groups(functions, args, eval_dataset is not None)
         evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
+        train_dataset = checked_rows(environment, args, train_dataset, evaluated)
         # An environment with a `reset` may add columns.
         readers = [] if environment is not None and environment.has_reset else functions
         for dataset in [train_dataset, *(one for one in evaluated if one is not None)]:
@@ -225,8 +229,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             asked = "the rows' own `prompt`"
         failures = FailureWatch(args.failure_window, args.max_failed_share, asked)
         self.observer = Observer(
-            log, failures, run, self.reward_func_names, self.limits, args.process_index, self.live.show
-        )
+            log, failures, run, self.reward_func_names, self.limits, args.process_index, self.live.show,
+            several=bool(self.spec.environments),
+        )  # fmt: skip
         self.keepers["observer"] = self.observer
         if environment is not None:
             self.keepers["environment"] = environment

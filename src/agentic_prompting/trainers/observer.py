@@ -13,7 +13,14 @@ from accelerate.utils import gather_object
 
 from ..evaluation.repeats import mean_pass_at
 from ..llm.guard import traceback_of
-from ..rollout import Limits, RolloutFacts, RolloutLog, rollout_metrics, rollout_record
+from ..rollout import (
+    Limits,
+    RolloutFacts,
+    RolloutLog,
+    metrics_by_environment,
+    rollout_metrics,
+    rollout_record,
+)
 from .batch import Batch
 from .stopping import FailureWatch
 from .trl_batch import LOGP_BOUND
@@ -49,6 +56,8 @@ class Observer:
         limits ([`Limits`]): For the warning about rollouts that are cut off.
         process (`int`): This process's number. The first one warns.
         show (`Callable`, *optional*): Gets mode, rollouts and rewards of each batch; see [`LiveView.show`].
+        several (`bool`, *optional*, defaults to `False`): Whether there are several environments, each with metrics of
+            its own.
 
     Attributes:
         some_failed (`bool`): Whether any rollout of the last training batch failed, on any process.
@@ -63,9 +72,10 @@ class Observer:
         limits: Limits,
         process: int,
         show: Callable[..., None] = lambda mode, rollouts, rewards: None,
+        several: bool = False,
     ):
         self.log, self.failures, self.run, self.reward_names = log, failures, run, reward_names
-        self.limits, self.process, self.show = limits, process, show
+        self.limits, self.process, self.show, self.several = limits, process, show, several
         self.some_failed, self._warned_of_logps = False, False
         self._errors = log.folder / f"errors-{process:05d}.txt"
         self._tracebacks: set[str] = set()  # written, without the exceptions' own texts
@@ -88,10 +98,12 @@ class Observer:
                 self.failures.warn_of_form(facts, self.limits)
         first = self.process * len(batch.rollouts)
         own = slice(first, first + len(batch.rollouts))
-        self._record(batch, rewards[own].tolist(), total(rewards)[own].tolist())
+        totals = total(rewards)
+        self._record(batch, rewards[own].tolist(), totals[own].tolist())
         more = f"; its traceback is in {self._errors}" if self._tracebacks else ""
         why = self.failures.why_stop(facts, self.process == 0, more, batch.place.trains)
-        return Seen(rollout_metrics(facts), failed, why)
+        by_name = metrics_by_environment(facts, totals.tolist()) if self.several else {}
+        return Seen(rollout_metrics(facts) | by_name, failed, why)
 
     def warn_of_logps(self, difference: float) -> None:
         """Warn once if the mean `sampling/logp_difference` is above [`LOGP_BOUND`]."""

@@ -48,5 +48,5 @@ class OnPolicy:
         return Batch(place, rendered, metadata, rollouts)
 
     def _rollout(self, index: int, row: dict[str, Any], place: Place) -> Rollout:
-        ids, group = self.player.prompt_ids(row["prompt"]), index // self.group_size()
+        ids, group = self.player.prompt_ids(row), index // self.group_size()
         return Rollout(ids, row=dict(row), seed=place.rollout_seed(index), batch=place.share_key, group=group)

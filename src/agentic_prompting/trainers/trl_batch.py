@@ -62,7 +62,7 @@ def completions_of(rollouts: Sequence[Rollout], given: Sequence[Any], form: Text
     """The completions of a batch for reward functions: those that TRL has `given`, but for conversations of several
     turns, which TRL takes for one message."""
     both = zip(rollouts, given, strict=True)
-    return [one if isinstance(one, str) or len(r.turns) < 2 else completion_of(r, form) for r, one in both]
+    return [one if isinstance(one, str) or len(r.turns) < 2 else completion_of(r, form.of(r.row)) for r, one in both]
 
 
 def tool_calls(text: str, grammar: Grammar) -> list[dict[str, Any]]:

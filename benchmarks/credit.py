@@ -63,12 +63,12 @@ def next_door(rollout: Any) -> str:
     return NEXT_DOOR.format(rollout.row["doors"][number]) if number < DOORS else NO_DOOR
 
 
-def door_rewards(rollout: Any, keys: Mapping[str, str]) -> list[float | None]:
-    """1 for a right word, 0 for anything else; the answer, after the last door, is not judged."""
+def door_rewards(rollout: Any, keys: Mapping[str, str]) -> list[float]:
+    """1 for a right word at a door, and for an answer after the last one; 0 for anything else."""
     words = [(turn.request or "").strip() for turn in rollout.turns]
     return [
-        float(words[place] == keys[rollout.row["doors"][place]]) if place < DOORS else None
-        for place in range(len(words))
+        float(words[place] == keys[rollout.row["doors"][place]] if place < DOORS else turn.kind == "answer")
+        for place, turn in enumerate(rollout.turns)
     ]
 
 
@@ -106,7 +106,7 @@ def prepare_doors(folder: Path, seed: int) -> Any:
 # --- the demo's world -------------------------------------------------------------------------------------------------
 
 
-def country_rewards(rollout: Any) -> list[float | None]:
+def country_rewards(rollout: Any) -> list[float]:
     """.5 over the number of needed facts for the first request of each; the right answer in the last turn is 1."""
     from agentic_prompting import exact_match
     from agentic_prompting.sandbox import parse_question
@@ -114,7 +114,7 @@ def country_rewards(rollout: Any) -> list[float | None]:
     question = parse_question(rollout.row["question"])
     assert question is not None
     needed = {text for text, _ in question.path}
-    rewards: list[float | None] = []
+    rewards: list[float] = []
     for turn in rollout.turns:
         asked = parse_question(turn.request or "")
         is_needed = asked is not None and asked.text in needed
@@ -128,7 +128,7 @@ def country_rewards(rollout: Any) -> list[float | None]:
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def world_of(world: str, seed: int, folder: Path) -> tuple[Any, Any, Callable[[Any], list[float | None]], Success]:
+def world_of(world: str, seed: int, folder: Path) -> tuple[Any, Any, Callable[[Any], list[float]], Success]:
     """A world's sandbox, environment, rewards by turn, and what a success is."""
     from agentic_prompting import LLMEnvironment, exact_match
     from agentic_prompting.sandbox import Oracle
@@ -139,7 +139,7 @@ def world_of(world: str, seed: int, folder: Path) -> tuple[Any, Any, Callable[[A
         solved = lambda one: bool(exact_match(one.answer or "", one.row["answers"]))  # noqa: E731
         return sandbox, LLMEnvironment(Oracle(seed=seed)), country_rewards, solved
     keys = draw_keys(seed)
-    opened = lambda one: one.status == "answered" and sum(map(bool, door_rewards(one, keys))) == DOORS  # noqa: E731
+    opened = lambda one: sum(door_rewards(one, keys)) == DOORS + 1  # noqa: E731
     return prepare_doors(folder, seed), next_door, lambda one: door_rewards(one, keys), opened
 
 
@@ -153,7 +153,7 @@ def measure(world: str, rule: str, seed: int, folder: Path, most_steps: int) -> 
     success: list[float] = []
     wrong: list[int] = []  # wrong turns of each failing rollout of the first step
 
-    def reward(rollout: Any, **columns: Any) -> list[list[float | None]]:
+    def reward(rollout: Any, **columns: Any) -> list[list[float]]:
         solved, rewards = [succeeds(one) for one in rollout], [by_turn(one) for one in rollout]
         if not success:
             wrong.extend(one.count(0.0) for one, is_right in zip(rewards, solved, strict=True) if not is_right)

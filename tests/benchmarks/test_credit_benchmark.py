@@ -20,7 +20,7 @@ def test_a_door_is_judged_by_its_word():
     keys = credit.draw_keys(901)
     (row,) = credit.draw_rows(1, random.Random(0))
     right = [credit.ASK.format(keys[colour]) for colour in row["doors"]]
-    assert credit.door_rewards(episode(row, *right, credit.END), keys) == [1.0] * 4 + [None]
+    assert credit.door_rewards(episode(row, *right, credit.END), keys) == [1.0] * 5
     assert credit.door_rewards(episode(row, right[0], credit.ASK.format("x"), credit.END), keys) == [1.0, 0.0, 0.0]
     assert credit.next_door(episode(row, *right[:1])) == credit.NEXT_DOOR.format(row["doors"][1])
     assert credit.next_door(episode(row, *right)) == credit.NO_DOOR

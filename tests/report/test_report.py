@@ -17,6 +17,7 @@ from agentic_prompting.evolution.lineage import lanes
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
 from agentic_prompting.report.page import pack, sample_evenly, word_diff
 from agentic_prompting.report.summary import current_records, reward_parts
+from agentic_prompting.rollout import RolloutLog
 from support.browser import evolved, record, write_run
 from support.pages import block
 
@@ -41,6 +42,21 @@ def test_the_curves_are_means_over_what_is_known():
     assert (first["environment/cost_usd"], last["environment/cost_usd"]) == (1.0, 3.0)
     assert "exact_match" not in last and last["step"] == 3
     assert [entry["reward"] for entry in history_of(records, "eval")] == [9.0]
+
+
+def test_several_environments_have_curves_of_their_own(tmp_path):
+    records = [
+        one(environment="shop", rewards={"a": 1.0}),
+        one(environment="oracle", rewards={"a": 0.0}, answer="Lagos"),
+        one(environment="oracle", rewards={"a": None}, status="failed", answer=None),
+    ]
+    (entry,) = history_of(records)
+    assert (entry["reward in shop"], entry["reward in oracle"]) == (1.0, 0.0)
+    assert (entry["exact_match in shop"], entry["exact_match in oracle"]) == (1.0, 0.0)
+    RolloutLog(tmp_path / "rollouts").write(records)
+    panels = block(write_report(tmp_path, pictures=False).read_text(), "history")["panels"]
+    assert {"reward in oracle": "oracle", "reward in shop": "shop"} in [panel["keys"] for panel in panels]
+    assert not any(" in " in key for key in history_of([one(environment="shop")])[0]), "one environment is all"
 
 
 def test_what_a_later_run_did_over_is_left_out():

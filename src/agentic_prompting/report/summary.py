@@ -323,8 +323,8 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
 
     Returns:
         `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; and
-        `environment/cost_usd`, the dollars spent from the first step to this one, if any. Keys
-        without values are left out.
+        `environment/cost_usd`, the dollars spent from the first step to this one, if any; with several environments
+        the means of each, `reward in NAME`. Keys without values are left out.
     """
     steps: dict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -337,10 +337,17 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
         if spent:  # where the price is not known, or nothing costs anything, there is no curve
             entry["environment/cost_usd"] = spent
         for name, score in (("reward", total_reward), ("exact_match", exact_match_of_record)):
-            values = [value for value in map(score, found) if value is not None]
-            if values:
-                entry[name] = sum(values) / len(values)
+            for key, own in {name: found, **{f"{name} in {one}": of for one, of in _by_environment(found)}}.items():
+                if values := [value for value in map(score, own) if value is not None]:
+                    entry[key] = sum(values) / len(values)
         statuses = [record["status"] for record in found]
         entry |= {f"rollout/{status}": statuses.count(status) / len(found) for status in STATUSES}
         history.append(entry)
     return history
+
+
+def _by_environment(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
+    """The records of each environment; nothing where they name none, or one."""
+    names = sorted({name for record in records if isinstance(name := record.get("environment"), str)})
+    several = names if len(names) > 1 else []
+    return [(name, [record for record in records if record.get("environment") == name]) for name in several]

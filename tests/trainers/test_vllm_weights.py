@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +20,7 @@ from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Config, Promp
 from agentic_prompting.llm import gather
 from agentic_prompting.llm.loop import run as wait_for
 from agentic_prompting.local import Sampling
+from agentic_prompting.programs import Program
 from agentic_prompting.rollout import SampleRequest
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.results import exact_match_of
@@ -158,6 +160,28 @@ class Kills(Rounds):
             server.kill()
             await asyncio.to_thread(self.then, server)
         return await super().step(rollout)
+
+
+def test_a_program_trains_through_it(train):
+    """Two calls a rollout, the second with what came before it, and one whose history is rewritten: two sequences."""
+    client = DefaultAsyncHttpxClient()
+
+    async def talks(row, base_url, api_key):
+        agent = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=client)
+        messages = list(row["prompt"])
+        for _ in range(2):
+            reply = await agent.chat.completions.create(model="agent", messages=messages)
+            said = reply.choices[0].message
+            messages += [said.model_dump(exclude_none=True), {"role": "user", "content": "Nairobi"}]
+        await agent.chat.completions.create(model="agent", messages=messages[-1:])
+        return "done"
+
+    trainer = train(Program(talks))
+    trainer.train()
+    assert_on_policy(trainer, steps=3)
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(entry["program/calls"] == 3 and entry["program/sequences"] == 2 for entry in log)
+    assert all(entry["rollout/failed"] == 0 for entry in log)
 
 
 def test_a_server_that_comes_back_gets_the_adapter_again(train, servers):

@@ -133,6 +133,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if added and args.reward_weights is not None:
             args = copy(args)
             args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
+        plays_itself = environment is not None and environment.play_episode is not None
+        if plays_itself and args.use_vllm and args.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default
+            args = copy(args)
+            args.vllm_importance_sampling_mode = "token_truncate"  # a program's rollout may have several sequences
         check_groups(functions, args, eval_dataset is not None)
         evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
         train_dataset = checked_rows(environment, args, train_dataset, evaluated)

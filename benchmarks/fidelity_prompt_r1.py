@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
@@ -49,6 +49,9 @@ def turn(thought: str | None, tag: str | None, text: str = "") -> str:
 
 class Letters:
     """A chat format whose tokens are characters, so that token ids can be read."""
+
+    def of(self, row: Mapping[str, Any]) -> Letters:
+        return self
 
     def parse(self, ids: Sequence[int]) -> Turn:
         return parse_turn("".join(map(chr, ids)))

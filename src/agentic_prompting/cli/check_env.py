@@ -152,6 +152,9 @@ class _ScriptedAgent:
         }
         return json.dumps({"name": tool["name"], "arguments": arguments}, ensure_ascii=False)
 
+    def of(self, row: Mapping[str, Any]) -> Any:
+        return self
+
     def parse(self, ids: Sequence[int]) -> Turn:
         return self.grammar.parse("".join(map(chr, ids)))
 

@@ -227,7 +227,10 @@ class Program(Environment):
         new = {f"{name}={value!r}"[:80] for name, value in session.ignored.items() if name not in self._said}
         self._said |= session.ignored.keys()
         if new:
-            logger.warning("the program asked for %s: the policy samples as it is trained to", ", ".join(sorted(new)))
+            logger.warning(
+                "the program asked for %s, which makes no difference here: the policy samples as it is trained to, and "
+                "no vendor runs tools", ", ".join(sorted(new)),
+            )  # fmt: skip
 
     def _write(self, rollout: Rollout, session: Session, returned: Any, error: LLMError | None) -> Rollout:
         """The calls of a session as its rollout."""

@@ -2,13 +2,16 @@
 
 from .chat import ChatCompletions
 from .google import Google
+from .harness import HARNESSES, Harness, harness
 from .messages import Messages
 from .program import TRUTH, Program
 from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, error_body
 from .responses import Responses
 from .session import Call
+from .workspace import OverLimit, Workspace
 
 __all__ = [
+    "HARNESSES",
     "TRUTH",
     "Asked",
     "Call",
@@ -17,10 +20,14 @@ __all__ = [
     "Dialect",
     "Entry",
     "Google",
+    "Harness",
     "Messages",
+    "OverLimit",
     "Program",
     "Refusal",
     "Responses",
     "ToolCall",
+    "Workspace",
     "error_body",
+    "harness",
 ]

@@ -10,7 +10,10 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import secrets
+import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -29,6 +32,15 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), Messages(), Goo
 
 _LARGEST_BODY = 2**26
 _PAST_KEYS = 2**14
+_CONNECTIONS = 128  # of a rollout that has a network of its own
+_OPEN_FILES = 2**16
+
+
+class _Closed(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.abort()
 
 
 class Gateway:
@@ -44,6 +56,7 @@ class Gateway:
         self.host, self.port, self.public_url = host, port, public_url
         self._sessions: dict[str, Session] = {}
         self._past: dict[str, str] = {}
+        self._own: dict[str, set[Any]] = {}  # by key: the connections of a rollout that has a network of its own
         self._started: tuple[int, asyncio.Task[str]] | None = None
         self._runner: web.AppRunner | None = None
 
@@ -55,8 +68,25 @@ class Gateway:
         self._sessions[key] = session
         return f"{base}/{key}/v1", key
 
+    async def listen_on(self, listener: socket.socket, key: str) -> asyncio.Server:
+        """Serve the network of one rollout: with its own key alone, and so many connections at once."""
+        assert self._runner is not None and self._runner.server is not None
+        make, own = self._runner.server, self._own.setdefault(key, set())
+
+        def connect() -> asyncio.BaseProtocol:
+            own.difference_update([one for one in own if one.transport is None and one not in fresh])
+            if len(own) >= _CONNECTIONS:
+                return _Closed()
+            own.add(made := make())
+            fresh.append(made)
+            return made
+
+        fresh: deque[Any] = deque(maxlen=1)  # not connected yet
+        return await asyncio.get_running_loop().create_server(connect, sock=listener)
+
     def close_key(self, key: str) -> None:
         """Answer no call with this key any more."""
+        self._own.pop(key, None)
         self._past[key] = self._sessions.pop(key).over
         while len(self._past) > _PAST_KEYS:
             del self._past[next(iter(self._past))]
@@ -80,6 +110,8 @@ class Gateway:
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port, backlog=1024).start()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 64 rollouts with many connections each
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
         port = self._runner.addresses[0][1]
         return (self.public_url or f"http://{self.host}:{port}").rstrip("/")
 
@@ -90,7 +122,7 @@ class Gateway:
         if key in self._past:
             what = f"This rollout is over ({self._past[key]}): no call is answered any more."
             raise Refusal(400, what, "rollout_ended")
-        if key not in self._sessions:
+        if key not in self._sessions or request.protocol not in self._own.get(key, (request.protocol,)):
             raise Refusal(401, "No such rollout: use the base_url and api_key that the program got.", "invalid_api_key")
         return self._sessions[key]
 

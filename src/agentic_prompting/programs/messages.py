@@ -85,6 +85,7 @@ class Messages(Dialect):
         yield _named("ping")
         arguments = iter(said.calls)
         for index, block in enumerate(blocks):
+            empty: dict[str, Any]
             if block["type"] == "thinking":
                 empty = {"thinking": "", "signature": ""}
                 deltas = [{"type": f"{kind}_delta", kind: block[kind]} for kind in ("thinking", "signature")]

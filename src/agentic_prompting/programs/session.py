@@ -270,10 +270,10 @@ class Session:
     def _as_issued(self, entry: Entry) -> Entry:
         """With those arguments of ours that are no JSON: some clients send them back as a value of their own. They are
         known by the handle of the reply, also where a client drops the ids of calls, or by those ids."""
-        ours = self._by_handle.get(entry.handle, entry)
-        is_same = [one.name for one in ours.calls] == [one.name for one in entry.calls]
-        if is_same and any(one.id in self._broken for one in ours.calls):
-            return replace(entry, calls=ours.calls)
+        ours = self._by_handle.get(entry.handle, Entry("assistant")).calls
+        is_same = [one.name for one in ours] == [one.name for one in entry.calls]
+        if is_same and any(one.id in self._broken for one in ours):
+            return replace(entry, calls=ours)
         if not any(call.id in self._broken for call in entry.calls):
             return entry
         return replace(

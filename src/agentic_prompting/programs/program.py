@@ -35,6 +35,7 @@ from .harness import Harness
 from .protocol import Entry
 from .rendering import Renderer
 from .session import Call, Session
+from .witness import differences, turns_in
 from .workspace import OverLimit, Place, Workspace, tell
 
 logger = logging.getLogger(__name__)
@@ -271,6 +272,15 @@ class Program(Environment):
             error = ServerFailed("the program made no call that was answered: does it use the base_url that it got?")
         self._tell_ignored(session)
         self._write(rollout, session, returned, error)
+        if self.harness is not None and self.harness.trace and place is not None:
+            files = sorted(place.home.glob(self.harness.trace))
+            found = differences(session.calls, await asyncio.to_thread(turns_in, files))
+            rollout.counts["program/witness_differences"] = len(found)
+            if found and "witness" not in self._said:
+                self._said.add("witness")
+                logger.warning(
+                    "%s has recorded other calls than we have: %s", self.harness.name, "; ".join(found)[:800]
+                )
 
     async def _run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
         assert callable(self.agent)

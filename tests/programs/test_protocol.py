@@ -6,7 +6,17 @@ import json
 import pytest
 from openai import AsyncOpenAI
 
-from agentic_prompting.programs import Asked, ChatCompletions, Completion, Entry, Refusal, Responses, ToolCall
+from agentic_prompting.programs import (
+    Asked,
+    ChatCompletions,
+    Completion,
+    Entry,
+    Google,
+    Messages,
+    Refusal,
+    Responses,
+    ToolCall,
+)
 from agentic_prompting.programs.matching import keys_of
 from agentic_prompting.programs.rendering import read_turn
 from support.programs import ADD, called, play_program
@@ -22,6 +32,16 @@ def chat(message):
 
 def responses(*items):
     return Responses().read({"model": "agent", "input": [{"role": "user", "content": "q"}, *items]}).entries
+
+
+def messages(*blocks):
+    said = {"role": "assistant", "content": list(blocks)}
+    return Messages().read({"model": "agent", "messages": [{"role": "user", "content": "q"}, said]}).entries
+
+
+def google(*parts):
+    contents = [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": list(parts)}]
+    return Google().read({"contents": contents}, "/v1beta/models/agent:generateContent").entries
 
 
 def function(arguments, id="call_1", **more):
@@ -52,6 +72,19 @@ SAME_CALL = {
     "items without the thought": responses(
         {"type": "function_call", "id": "fc_x", "call_id": "c", "name": "write", "arguments": ISSUED.arguments},
     ),
+    "blocks": messages(
+        {"type": "thinking", "thinking": "I think.", "signature": "handle-1"},
+        {"type": "text", "text": "I write now."},
+        {"type": "tool_use", "id": "call_1", "name": "write", "input": json.loads(ISSUED.arguments)},
+    ),
+    "parts": google(
+        {"text": "I think.", "thought": True}, {"text": "I write now."},
+        {"functionCall": {"id": "call_1", "name": "write", "args": json.loads(ISSUED.arguments)},
+         "thoughtSignature": "aGFuZGxl"},
+    ),
+    "parts without the thought and the id": google(
+        {"functionCall": {"name": "write", "args": json.loads(ISSUED.arguments)}, "thought_signature": "aGFuZGxl"},
+    ),
 }  # fmt: skip
 SAME_TEXT = {
     "verbatim": chat({"role": "assistant", "content": "It is  done."}),
@@ -61,6 +94,11 @@ SAME_TEXT = {
         {"role": "assistant", "content": [{"type": "output_text", "text": "<think>\nI think.\n</think>\n\n"}]},
         {"role": "assistant", "content": [{"type": "output_text", "text": "It is done."}]},
     ),
+    "a block": messages({"type": "text", "text": "It is done.", "cache_control": {"type": "ephemeral"}}),
+    "a text": Messages().read(
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "It is done."}]}
+    ).entries,
+    "parts of Google": google({"text": "hm", "thought": True}, {"text": "It is "}, {"text": "done."}),
 }  # fmt: skip
 
 

@@ -99,6 +99,35 @@ def test_templates_that_lose_tools_are_refused_by_name(name):
     assert "chat template" in str(Renderer(byte_format(name)).problem(with_tools=True))
 
 
+PARTS = (
+    "{% for m in messages %}{% if not (DROPPED) %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "dropped, named",
+    [
+        ("m.role == 'system'", "system messages"),
+        ("m.role == 'tool'", "results of tools"),
+        ("m.role == 'assistant' and messages[loop.index0 - 1].role == 'tool'", "earlier replies"),
+        ("m.role == 'user' and loop.index0 > 3", "later user messages"),
+    ],
+)
+def test_a_part_that_a_template_drops_is_named(dropped, named):
+    assert Renderer(with_template(PARTS.replace("DROPPED", "false"))).problem(with_tools=True) is None
+    problem = str(Renderer(with_template(PARTS.replace("DROPPED", dropped))).problem(with_tools=True))
+    assert f"the chat template drops {named}" in problem
+
+
+def test_system_messages_are_folded_in_front_and_are_the_users_later():
+    form, notes = byte_format(), [Entry("system", "one"), Entry("system", "two"), ASKED, ANSWERED]
+    text = form.tokenizer.decode(Renderer(form).whole_ids([*notes, Entry("system", "three")], ()))
+    assert text.startswith("<|im_start|>system\none\n\ntwo<|im_end|>") and "<|im_start|>user\nthree<|im_end|>" in text
+    assert text.count("<|im_start|>system") == 1
+
+
 def test_templates_that_are_fine():
     for name in TEMPLATES:
         assert Renderer(byte_format(name)).problem(with_tools=True) is None

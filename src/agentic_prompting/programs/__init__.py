@@ -1,12 +1,17 @@
 """Agents that keep their own loop: [`Program`], the address that they call, and the token sequences of their calls."""
 
 from .chat import ChatCompletions
+from .google import Google
+from .harness import HARNESSES, Harness, harness
+from .messages import Messages
 from .program import TRUTH, Program
 from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, error_body
 from .responses import Responses
 from .session import Call
+from .workspace import OverLimit, Workspace
 
 __all__ = [
+    "HARNESSES",
     "TRUTH",
     "Asked",
     "Call",
@@ -14,9 +19,15 @@ __all__ = [
     "Completion",
     "Dialect",
     "Entry",
+    "Google",
+    "Harness",
+    "Messages",
+    "OverLimit",
     "Program",
     "Refusal",
     "Responses",
     "ToolCall",
+    "Workspace",
     "error_body",
+    "harness",
 ]

@@ -9,8 +9,8 @@ from typing import Any
 from .protocol import (
     Asked,
     Completion,
+    Dialect,
     Entry,
-    Refusal,
     ToolCall,
     arguments_of,
     as_dict,
@@ -18,7 +18,9 @@ from .protocol import (
     check_form,
     check_offered,
     event,
+    hosted,
     limit_of,
+    list_of,
     logprob_of,
     role_of,
     text_of,
@@ -26,28 +28,27 @@ from .protocol import (
 )  # fmt: skip
 
 
-class ChatCompletions:
+class ChatCompletions(Dialect):
     """OpenAI's chat completions."""
 
     path = "/chat/completions"
 
-    def read(self, body: Any) -> Asked:
-        messages = body.get("messages") if isinstance(body, dict) else None
-        if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-            raise Refusal(400, "`messages` must be a list of messages.", "invalid_value", "messages")
+    def read(self, body: Any, path: str = "") -> Asked:
+        messages = list_of(body, "messages")
         check_form(body.get("response_format"), "response_format")
         check_offered(body, not body.get("top_logprobs"), "top_logprobs")
         check_offered(body, not body.get("functions"), "functions")
         given = [as_dict(one) for one in body.get("tools") or ()]
-        tools = tuple(
-            tool_of(as_dict(one.get("function"))) for one in given if one.get("type", "function") == "function"
-        )
+        of_functions = [one for one in given if one.get("type", "function") == "function"]
+        tools = tuple(tool_of(as_dict(one.get("function"))) for one in of_functions)
+        left_out = [hosted(one.get("type")) for one in given if one not in of_functions]
         return asked_of(
             body,
             [self._entry(one) for one in messages],
             tools,
             limit_of(body, "max_tokens", "max_completion_tokens"),
             with_usage=bool(as_dict(body.get("stream_options")).get("include_usage")),
+            left_out=left_out,
         )
 
     @staticmethod
@@ -93,9 +94,6 @@ class ChatCompletions:
         if asked.with_usage:
             yield event({**head, "choices": [], "usage": self._usage(said)})
         yield b"data: [DONE]\n\n"
-
-    def failed(self, refusal: Refusal, asked: Asked) -> Iterator[bytes]:
-        yield event(refusal.body)
 
     @staticmethod
     def _head(said: Completion, kind: str) -> dict[str, Any]:

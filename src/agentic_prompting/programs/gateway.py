@@ -10,22 +10,37 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import secrets
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
 from .chat import ChatCompletions
-from .protocol import Completion, Dialect, Refusal, error_body
+from .google import Google
+from .messages import Messages
+from .protocol import Asked, Completion, Dialect, Refusal
 from .responses import Responses
 from .session import Session
 
 logger = logging.getLogger(__name__)
 
-DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses())
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), Messages(), Google())
 
 _LARGEST_BODY = 2**26
 _PAST_KEYS = 2**14
+_CONNECTIONS = 128  # of a rollout that has a network of its own
+_OPEN_FILES = 2**16
+
+
+class _Closed(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.abort()
 
 
 class Gateway:
@@ -41,6 +56,7 @@ class Gateway:
         self.host, self.port, self.public_url = host, port, public_url
         self._sessions: dict[str, Session] = {}
         self._past: dict[str, str] = {}
+        self._own: dict[str, set[Any]] = {}  # by key: the connections of a rollout that has a network of its own
         self._started: tuple[int, asyncio.Task[str]] | None = None
         self._runner: web.AppRunner | None = None
 
@@ -52,8 +68,25 @@ class Gateway:
         self._sessions[key] = session
         return f"{base}/{key}/v1", key
 
+    async def listen_on(self, listener: socket.socket, key: str) -> asyncio.Server:
+        """Serve the network of one rollout: with its own key alone, and so many connections at once."""
+        assert self._runner is not None and self._runner.server is not None
+        make, own = self._runner.server, self._own.setdefault(key, set())
+
+        def connect() -> asyncio.BaseProtocol:
+            own.difference_update([one for one in own if one.transport is None and one not in fresh])
+            if len(own) >= _CONNECTIONS:
+                return _Closed()
+            own.add(made := make())
+            fresh.append(made)
+            return made
+
+        fresh: deque[Any] = deque(maxlen=1)  # not connected yet
+        return await asyncio.get_running_loop().create_server(connect, sock=listener)
+
     def close_key(self, key: str) -> None:
         """Answer no call with this key any more."""
+        self._own.pop(key, None)
         self._past[key] = self._sessions.pop(key).over
         while len(self._past) > _PAST_KEYS:
             del self._past[next(iter(self._past))]
@@ -66,24 +99,30 @@ class Gateway:
 
     async def _start(self) -> str:
         app = web.Application(client_max_size=_LARGEST_BODY)
-        for prefix in ("/{key}/v1", "/v1"):  # the key in the address, or in a header alone
+        version = "/{version:v1(?:beta)?}"
+        for prefix in ("/{key}" + version, version):  # the key in the address, or in a header alone
             for dialect in DIALECTS:
-                app.router.add_post(prefix + dialect.path, self._handler(dialect))
+                app.router.add_post(prefix + dialect.path, self._handler(dialect, self._answer))
+                if dialect.count_path:
+                    app.router.add_post(prefix + dialect.count_path, self._handler(dialect, self._count))
             app.router.add_get(f"{prefix}/models", self._models)
         # A handler is cancelled when its client hangs up: the policy then samples no further.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port, backlog=1024).start()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 64 rollouts with many connections each
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
         port = self._runner.addresses[0][1]
         return (self.public_url or f"http://{self.host}:{port}").rstrip("/")
 
     def _session(self, request: web.Request) -> Session:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        key = request.match_info.get("key") or bearer or request.headers.get("x-api-key", "")
+        named = (request.headers.get(name) for name in ("x-api-key", "x-goog-api-key"))
+        key = request.match_info.get("key") or bearer or next(filter(None, named), request.query.get("key", ""))
         if key in self._past:
             what = f"This rollout is over ({self._past[key]}): no call is answered any more."
             raise Refusal(400, what, "rollout_ended")
-        if key not in self._sessions:
+        if key not in self._sessions or request.protocol not in self._own.get(key, (request.protocol,)):
             raise Refusal(401, "No such rollout: use the base_url and api_key that the program got.", "invalid_api_key")
         return self._sessions[key]
 
@@ -92,28 +131,32 @@ class Gateway:
             session = self._session(request)
         except Refusal as refusal:
             return web.json_response(refusal.body, status=refusal.status)
-        data = [
-            {"id": name, "object": "model", "created": 0, "owned_by": "agentic-prompting"}
-            for name in (session.model, *session.llms)
-        ]
-        return web.json_response({"object": "list", "data": data})
+        names = (session.model, *session.llms)
+        own = {"object": "model", "type": "model", "created": 0, "owned_by": "agentic-prompting"}
+        data = [{"id": name, "display_name": name, **own} for name in names]
+        google = [{"name": f"models/{name}", "displayName": name} for name in names]
+        return web.json_response({"object": "list", "data": data, "has_more": False, "models": google})
 
-    def _handler(self, dialect: Dialect) -> Any:
+    def _handler(self, dialect: Dialect, answer: Callable[..., Awaitable[web.StreamResponse]]) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                return await self._answer(request, dialect)
-            except Refusal as refusal:
-                return web.json_response(refusal.body, status=refusal.status)
+                return await answer(request, dialect)
+            except Refusal as error:
+                refusal = error
             except (RecursionError, TypeError, AttributeError, KeyError) as error:
                 # A body of another shape than any client sends: its own fault, and no reason to ask again.
                 logger.warning("a request of a program cannot be read", exc_info=True)
-                what = f"The request cannot be read ({type(error).__name__})."
-                return web.json_response(error_body(400, what, "invalid_value"), status=400)
+                refusal = Refusal(400, f"The request cannot be read ({type(error).__name__}).", "invalid_value")
+            return web.json_response(dialect.error(refusal), status=refusal.status)
 
         return handle
 
-    async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    async def _count(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
         session = self._session(request)
+        tokens = await session.count(await self._read(request, dialect))
+        return web.json_response(dialect.counted(tokens))
+
+    async def _read(self, request: web.Request, dialect: Dialect) -> Asked:
         try:
             raw = await request.read()
             body = json.loads(raw)
@@ -122,7 +165,11 @@ class Gateway:
                 body = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         except (ValueError, RecursionError):
             raise Refusal(400, "The body is no JSON.", "invalid_json") from None
-        asked = dialect.read(body)
+        return dialect.read(body, request.path_qs)
+
+    async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        session = self._session(request)
+        asked = await self._read(request, dialect)
         call = await session.ask(asked, is_retry=request.headers.get("x-stainless-retry-count", "0") != "0")
         response: web.StreamResponse | None = None
         if asked.stream:  # the headers at once, then silence: some clients hang up without, others at a comment

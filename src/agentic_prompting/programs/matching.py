@@ -28,7 +28,7 @@ def key_of(before: bytes, entry: Entry) -> bytes:
     if entry.role != "assistant":
         said = f"{entry.role}\0{entry.text.strip()}"
     elif entry.calls:  # some clients drop the text beside calls
-        said = json.dumps([[call.name, _canonical(call.arguments)] for call in entry.calls])
+        said = json.dumps([[call.name, canonical(call.arguments)] for call in entry.calls])
     else:
         said = plain(entry.text)
     return hashlib.blake2b(before + entry.role.encode() + said.encode("utf-8", "replace"), digest_size=16).digest()
@@ -39,7 +39,7 @@ def plain(text: str) -> str:
     return " ".join(_THOUGHT.sub("", text).split()) if "<think>" in text else " ".join(text.split())
 
 
-def _canonical(arguments: str) -> str:
+def canonical(arguments: str) -> str:
     """Arguments by their values, however a client has written them again; 1.0 is 1, as JavaScript has one number."""
     try:
         value = json.loads(arguments or "{}", parse_float=lambda text: _whole(float(text)))

@@ -17,21 +17,26 @@ import itertools
 import logging
 import os
 import shlex
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, LLMError, ServerFailed, TimedOut
-from ..llm.guard import call_guarded_on, failure_of
+from ..llm import ChatModel, LLMError, ServerFailed, TimedOut, fill
+from ..llm.guard import call_guarded, call_guarded_on, failure_of
 from ..llm.loop import on_background_thread, start
 from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
 from .command import CommandFailed, run_command
 from .gateway import Gateway
+from .harness import Harness
 from .protocol import Entry
 from .rendering import Renderer
 from .session import Call, Session
+from .witness import differences, turns_in
+from .workspace import OverLimit, Place, Workspace, tell
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +45,19 @@ TRUTH = ("answer", "answers", "solution", "target", "label", "reference")
 
 _THREADS = 1024  # plain functions at once
 _STOP_SECONDS = 2.0
+_WINDOW = 131_072  # tokens that a harness is told, where neither model nor settings have a limit
 
 
 class Program(Environment):
     """An agent program as an environment: it calls `base_url` as it would call OpenAI, and the policy answers.
 
     Args:
-        agent (`Callable`, `list[str]` or `str`): A function of `(row, base_url, api_key)`, plain or `async`, which also
-            gets `system_prompt` if it has such a parameter. It returns its answer, its reward, or a dict with `answer`,
-            `reward` and what else rewards read. Or a command: `OPENAI_BASE_URL` and `OPENAI_API_KEY` are in its
-            environment, `{question}` in an argument is that column of the row, `AGENTIC_PROMPTING_ROW` names a JSON
-            file with the row, and the last line of its output is what it returns.
+        agent (`Callable`, `list[str]`, `str` or [`Harness`]): A function of `(row, base_url, api_key)`, plain or
+            `async`, which also gets `system_prompt` if it has such a parameter. It returns its answer, its reward, or a
+            dict with `answer`, `reward` and what else rewards read. Or a command: `OPENAI_BASE_URL` and
+            `OPENAI_API_KEY` are in its environment (Anthropic's and Google's variables, too), `{question}` in an
+            argument is that column of the row, `AGENTIC_PROMPTING_ROW` names a file of JSON with it, and the last line
+            of its output is what it returns. Or the settings of a command-line agent, as [`harness`] gives them.
         llms (`dict[str, ChatModel]`, *optional*): Large LLMs that the program calls at the same address, by the name of
             the model. They count towards the job's budget. If one fails, the rollout fails.
         mistakes (`tuple`, *optional*): Exceptions (and exit codes of a command) for which the policy is to blame, such
@@ -61,6 +68,10 @@ class Program(Environment):
         max_sequences (`int`, *optional*, defaults to `16`): Token sequences in an episode.
         timeout (`float`, *optional*, defaults to `600.0`): Seconds of an episode.
         hidden (`Sequence[str]`, *optional*): Columns of the row that a command does not see.
+        workspace ([`Workspace`], *optional*): Where a command runs: a fresh home and work folder for each rollout. A
+            harness always has one; another command by default runs in this process's folder.
+        reward (`Callable`, *optional*): `reward(rollout, folder)` of each episode of a command that did not fail, while
+            its work folder is still there; the reward that the program returns. Plain or `async`.
         host (`str`, *optional*, defaults to `"127.0.0.1"`): The address that the gateway listens on.
         port (`int`, *optional*, defaults to `0`): Its port; 0 takes a free one.
         public_url (`str`, *optional*): How programs that run elsewhere reach the gateway: `http://trainer:8000`.
@@ -94,7 +105,7 @@ class Program(Environment):
 
     def __init__(
         self,
-        agent: Callable[..., Any] | Sequence[str] | str,
+        agent: Callable[..., Any] | Sequence[str] | str | Harness,
         llms: Mapping[str, ChatModel] | None = None,
         mistakes: Sequence[type[BaseException] | int] = (),
         trains: Callable[[Call], bool] | None = None,
@@ -102,25 +113,34 @@ class Program(Environment):
         max_sequences: int = 16,
         timeout: float = 600.0,
         hidden: Sequence[str] = TRUTH,
+        workspace: Workspace | None = None,
+        reward: Callable[..., Any] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         public_url: str | None = None,
     ):
+        self.harness = agent if isinstance(agent, Harness) else None
+        self.workspace = workspace or (Workspace() if self.harness else None)
         self.agent: Callable[..., Any] | list[str]
         if callable(agent):
             self.agent = agent
             _check_signature(agent)
         else:
-            self.agent = shlex.split(agent) if isinstance(agent, str) else list(agent)
+            words = agent.command if isinstance(agent, Harness) else agent
+            self.agent = shlex.split(words) if isinstance(words, str) else list(words)
             if not self.agent or not all(isinstance(part, str) for part in self.agent):
                 raise TypeError("agent must be a function of (row, base_url, api_key), or a command: a list of texts")
+        if (workspace or reward) and callable(agent):
+            raise ValueError("workspace and reward are a command's: a function returns its reward itself")
+        if reward and not self.workspace:
+            raise ValueError("reward reads the work folder of a rollout: give the command a workspace, Workspace()")
         if min(max_calls, max_sequences, timeout) <= 0:
             raise ValueError("max_calls, max_sequences and timeout must be positive")
         if self.model in (llms or {}):
             raise ValueError(f"{self.model!r} is the policy's own name: give the large LLM another one")
         self.models, self.mistakes, self.trains = dict(llms or {}), tuple(mistakes), trains
         self.max_calls, self.max_sequences, self.timeout = max_calls, max_sequences, timeout
-        self.hidden = tuple(hidden)
+        self.hidden, self._score = tuple(hidden), reward
         self._gateway = Gateway(host, port, public_url)
         self._renderers: dict[int, Renderer] = {}
         self._conversations = itertools.count(2**40)  # far from those of `play`
@@ -134,7 +154,11 @@ class Program(Environment):
         return self.agent if inspect.isroutine(self.agent) else type(self)
 
     def check(self) -> None:
-        """Raise the [`LLMError`] that a first call of a large LLM would get."""
+        """Raise the [`LLMError`] that a first call of a large LLM would get, or that of a harness that is not there."""
+        if self.harness is not None:
+            self.harness.check()
+        if self.workspace is not None:
+            tell(self.workspace.network)
         for chat in self.models.values():
             if (check := getattr(chat, "check", None)) is not None:
                 check()
@@ -174,18 +198,49 @@ class Program(Environment):
             raise ValueError(
                 "a program's calls are conversations: give the tokenizer a chat template, and rows no text `prompt`"
             )
+        place: Place | None = None
+        try:
+            if self.workspace is not None:
+                place = await asyncio.to_thread(self.workspace.open, rollout.row)
+            await self._play(rollout, policy, chat_format, limits, place)
+            if place is not None and self._score is not None and rollout.error is None:
+                await self._add_reward(rollout, place, self._score)
+            return rollout
+        except ServerFailed as error:  # the row's files, or the reward
+            return rollout.fail(Observation(error=error))
+        finally:
+            if place is not None:
+                await asyncio.shield(asyncio.to_thread(place.close, rollout.error is not None))
+
+    async def _add_reward(self, rollout: Rollout, place: Place, score: Callable[..., Any]) -> None:
+        await asyncio.to_thread(place.add_tests, rollout.row)
+        try:
+            reward = await call_guarded(score, rollout, place.work)
+        except Exception as error:
+            raise failure_of(ServerFailed, "the reward function", error) from error
+        if reward is None:
+            raise ServerFailed("the reward function could not score the episode: it returned None")
+        rollout.returned = {**(rollout.returned or {}), "reward": float(reward)}
+
+    async def _play(
+        self, rollout: Rollout, policy: Policy, chat_format: ChatFormat, limits: Limits, place: Place | None
+    ) -> None:
         renderer = self._renderers.get(id(chat_format)) or Renderer(chat_format)
         self._renderers[id(chat_format)] = renderer
         first, *_ = rollout.row.get("prompt") or [{}]
         system = first["content"] if isinstance(first, Mapping) and first.get("role") == "system" else None
-        takes_system = callable(self.agent) and _takes_system(self.agent)
+        by_file = self.harness is not None and self.harness.prompt_file is not None
+        takes_system = _takes_system(self.agent) if callable(self.agent) else by_file
         session = Session(
             rollout, policy, renderer, limits, self.models, self.max_calls, self.max_sequences,
             None if takes_system else system, self.model, self._conversations,
         )  # fmt: skip
         base_url, key = await self._gateway.open(session)
-        options = {"system_prompt": system} if takes_system else {}
-        work = asyncio.ensure_future(self._run(rollout.row, base_url, key, options))
+        if callable(self.agent):
+            options = {"system_prompt": system} if takes_system else {}
+            work = asyncio.ensure_future(self._run(rollout.row, base_url, key, options))
+        else:
+            work = asyncio.ensure_future(self._run_command(rollout.row, base_url, key, limits, place, system))
         error: LLMError | None = None
         returned: Any = None
         try:
@@ -197,7 +252,11 @@ class Program(Environment):
                 raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
             returned = _as_returned(work.result())
         except LLMError as failure:
-            error = None if self._is_mistake(failure) or _is_stopped(session, failure) else failure
+            is_own = isinstance(failure, OverLimit) or _is_stopped(session, failure)
+            error = None if is_own or self._is_mistake(failure) else failure
+            if isinstance(failure, OverLimit):
+                session.stopped = session.stopped or "malformed"
+                logger.info("a rollout was ended: %s", failure)
         except Exception as failure:
             if session.broken.done():  # the policy itself
                 raise
@@ -207,16 +266,58 @@ class Program(Environment):
             session.close("the program has ended" if error is None else "it has failed")
             self._gateway.close_key(key)
             work.cancel()
+            if not callable(self.agent):  # until its processes have ended
+                await asyncio.wait({work})
         if error is None and not session.calls:
             error = ServerFailed("the program made no call that was answered: does it use the base_url that it got?")
         self._tell_ignored(session)
-        return self._write(rollout, session, returned, error)
+        self._write(rollout, session, returned, error)
+        if self.harness is not None and self.harness.trace and place is not None:
+            files = sorted(place.home.glob(self.harness.trace))
+            found = differences(session.calls, await asyncio.to_thread(turns_in, files))
+            rollout.counts["program/witness_differences"] = len(found)
+            if found and "witness" not in self._said:
+                self._said.add("witness")
+                logger.warning(
+                    "%s has recorded other calls than we have: %s", self.harness.name, "; ".join(found)[:800]
+                )
 
     async def _run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
-        if not callable(self.agent):
-            return await run_command(self.agent, row, self.hidden, base_url, key)
+        assert callable(self.agent)
         call = call_guarded_on(_threads(os.getpid()), self.agent, dict(row), base_url, key, **options)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, _programs_loop(os.getpid())))
+
+    async def _run_command(
+        self, row: Mapping[str, Any], base_url: str, key: str, limits: Limits, place: Place | None, system: str | None
+    ) -> Any:
+        assert isinstance(self.agent, list)
+        hidden, server = {*self.hidden}, None
+        if place is not None:
+            hidden |= {place.space.tests, place.space.files}
+            base_url = place.base_url(key) or base_url
+        shown = {name: value for name, value in row.items() if name not in hidden}
+        window = limits.max_context or _WINDOW
+        address = {
+            "base_url": base_url, "address": base_url.removesuffix("/v1"), "api_key": key, "model": self.model,
+            "window": window, "output": min(limits.max_turn_tokens, window),
+        }  # fmt: skip
+        if self.harness is not None:
+            api, url = self.harness.dialects[self.harness.dialect]
+            address |= {"api": api, "url": fill(url, **address)}
+
+        async def started() -> None:
+            nonlocal server
+            if place is not None and place.listener is not None:
+                server = await self._gateway.listen_on(place.listener, key)
+
+        with tempfile.TemporaryDirectory(prefix="agentic-prompting-", ignore_cleanup_errors=True) as folder:
+            try:
+                return await run_command(
+                    self.agent, shown, address, Path(folder), place, self.harness, system, started
+                )  # fmt: skip
+            finally:
+                if server is not None:
+                    server.close()
 
     def _is_mistake(self, failure: Exception) -> bool:
         codes = [one for one in self.mistakes if isinstance(one, int)]
@@ -227,7 +328,10 @@ class Program(Environment):
         new = {f"{name}={value!r}"[:80] for name, value in session.ignored.items() if name not in self._said}
         self._said |= session.ignored.keys()
         if new:
-            logger.warning("the program asked for %s: the policy samples as it is trained to", ", ".join(sorted(new)))
+            logger.warning(
+                "the program asked for %s, which makes no difference here: the policy samples as it is trained to, and "
+                "no vendor runs tools", ", ".join(sorted(new)),
+            )  # fmt: skip
 
     def _write(self, rollout: Rollout, session: Session, returned: Any, error: LLMError | None) -> Rollout:
         """The calls of a session as its rollout."""

@@ -1,4 +1,5 @@
-"""The inner form of a model call, in front of which each dialect is one class (`chat.py`, `responses.py`).
+"""The inner form of a model call, in front of which each dialect is one class (`chat.py`, `responses.py`,
+`messages.py`, `google.py`).
 
 A [`Dialect`] reads a request ([`Asked`]) and writes a [`Completion`], as one JSON body or as server-sent events. Code
 behind it does not know which dialect a client speaks. Here are also the parts that all dialects read in the same way,
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import json
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -20,6 +22,10 @@ _ROLES: dict[Any, Role] = {
     "function": "tool",
 }  # fmt: skip
 _TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
+_HOSTED = (
+    "web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "mcp",
+    "tool_search",
+)  # fmt: skip
 _SAMPLING = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
 
 
@@ -72,12 +78,14 @@ class Entry:
         text (`str`, *optional*, defaults to `""`): What it says, without a thought that came in a field of its own.
         thought (`str`, *optional*, defaults to `""`): That thought.
         calls (`tuple[ToolCall, ...]`, *optional*): The tools that an assistant's message calls.
+        handle (`str`, *optional*, defaults to `""`): The id of the reply, where its dialect has a field for that.
     """
 
     role: Role
     text: str = ""
     thought: str = ""
     calls: tuple[ToolCall, ...] = ()
+    handle: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -142,33 +150,59 @@ class Completion:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
 
 
-class Dialect(Protocol):
-    """A format of requests and replies."""
+class Dialect(ABC):
+    """A format of requests and replies.
+
+    Attributes:
+        path (`str`): The path of its requests, below `/v1`.
+        count_path (`str`): The path at which it counts the tokens of a request; empty if it has none.
+    """
 
     path: str
+    count_path: str = ""
 
-    def read(self, body: Any) -> Asked:
-        """The request. Raises [`Refusal`]."""
-        ...
+    @abstractmethod
+    def read(self, body: Any, path: str = "") -> Asked:
+        """The request. Raises [`Refusal`].
 
+        Args:
+            body (`Any`): The JSON of its body.
+            path (`str`, *optional*): The path and query that it came to.
+        """
+
+    @abstractmethod
     def body(self, said: Completion) -> dict[str, Any]:
         """The reply as one JSON object."""
-        ...
 
+    @abstractmethod
     def events(self, said: Completion, asked: Asked) -> Iterator[bytes]:
         """The reply as server-sent events, all that clients of this dialect wait for."""
-        ...
 
     def failed(self, refusal: Refusal, asked: Asked) -> Iterator[bytes]:
         """The end of a stream whose headers are out, and whose reply does not come."""
-        ...
+        yield event(self.error(refusal))
+
+    def error(self, refusal: Refusal) -> dict[str, Any]:
+        """The body of an error."""
+        return refusal.body
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """The reply to a request at `count_path`."""
+        raise NotImplementedError
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def asked_of(body: Any, entries: Sequence[Entry], tools: Any, limit: int | None, with_usage: bool = False) -> Asked:
-    """What both dialects call the same."""
+def asked_of(
+    body: Any,
+    entries: Sequence[Entry],
+    tools: Any,
+    limit: int | None,
+    with_usage: bool = False,
+    left_out: Sequence[str] = (),
+) -> Asked:
+    """What the dialects call the same. `left_out` are the tools that are not offered to the policy."""
     check_offered(body, body.get("n") in (None, 1), "n")
     stops = body.get("stop") or ()
     stops = (stops,) if isinstance(stops, str) else stops
@@ -176,7 +210,8 @@ def asked_of(body: Any, entries: Sequence[Entry], tools: Any, limit: int | None,
         raise Refusal(400, "`stop` must be a text or a list of texts.", "invalid_value", "stop")
     choice = body.get("tool_choice")
     ignored = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    ignored |= {"tool_choice": choice} if choice not in (None, "auto", "none") else {}
+    ignored |= {"tool_choice": choice} if choice not in (None, {}, "auto", "none") else {}
+    ignored |= {"tools": ", ".join(left_out)} if left_out else {}
     return Asked(
         model=str(body.get("model") or ""),
         entries=tuple(entries),
@@ -231,7 +266,7 @@ def text_of(content: Any) -> str:
     for part in content if isinstance(content, list) else [content]:
         if not isinstance(part, dict) or part.get("type", "text") not in _TEXT_PARTS:
             raise Refusal(
-                400, "A message holds something other than text, which the policy cannot read.", "invalid_value"
+                400, f"A message holds {as_dict(part).get('type')!r}, and the policy reads text alone.", "invalid_value"
             )
         texts.append(str(part.get("text") or part.get("refusal") or ""))
     return "".join(texts)
@@ -241,12 +276,40 @@ def arguments_of(given: Any) -> str:
     return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
 
 
+def object_of(arguments: str) -> dict[str, Any]:
+    """Arguments where a dialect takes an object only: an empty one if the policy wrote none."""
+    try:
+        return as_dict(json.loads(arguments or "{}"))
+    except (ValueError, RecursionError):
+        return {}
+
+
 def is_json(text: str) -> bool:
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def list_of(body: Any, name: str) -> list[dict[str, Any]]:
+    """The messages of a request."""
+    given = as_dict(body).get(name)
+    if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
+        raise Refusal(400, f"`{name}` must be a list of messages.", "invalid_value", name)
+    return given
+
+
+def hosted(kind: Any) -> str:
+    """The type of a tool that its vendor would run. No vendor is here, so it is not offered to the policy.
+
+    Raises:
+        [`Refusal`]: The client itself runs tools of that type, and the request does not say how they are called.
+    """
+    if not str(kind).startswith(_HOSTED):
+        what = f"Tools of the type {kind!r} are not supported here: give the agent a function in its place."
+        raise Refusal(400, what, "unsupported_value", "tools")
+    return str(kind)
 
 
 def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from .protocol import Entry, Refusal, ToolCall
 
 logger = logging.getLogger(__name__)
 
-_USER, _AGENT, _SYSTEM, _RESULT = "QUSERQ", "QAGENTQ", "QSYSTEMQ", "QRESULTQ"  # words that no template rewrites
+# Words that no template rewrites.
+_USER, _AGENT, _SYSTEM, _RESULT, _MORE = "QUSERQ", "QAGENTQ", "QSYSTEMQ", "QRESULTQ", "QMOREQ"
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _TAGGED = re.compile(r"<function=([^>]+)>(.*?)(?:</function>|$)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
@@ -140,15 +141,16 @@ class Renderer:
     def _find_problem(self, with_tools: bool, with_system: bool) -> Misconfigured | None:
         """Render one message of each kind and look for it."""
         calls = (_PROBE,) if with_tools else ()
-        probe = [Entry("user", _USER), Entry("assistant", "" if calls else _AGENT, calls=calls)]
-        probe = [*[Entry("system", _SYSTEM)] * with_system, *probe, Entry("tool" if calls else "user", _RESULT)]
+        probe = [*[Entry("system", _SYSTEM)] * with_system, Entry("user", _USER)]
+        probe += [Entry("assistant", calls=calls), Entry("tool", _RESULT)] if calls else []
+        probe += [Entry("assistant", _AGENT), Entry("user", _MORE)]
         try:
             rendered = self._render(probe, [_PROBE_TOOL] if calls else ())
         except Refusal as error:
             return Misconfigured(error.message)
-        parts = {_USER: "user messages", _RESULT: "results of tools" if calls else "user messages"}
+        parts = {_USER: "user messages", _AGENT: "earlier replies", _MORE: "later user messages"}
         parts |= {_SYSTEM: "system messages"} if with_system else {}
-        parts |= {_WORD: "tool calls"} if calls else {_AGENT: "earlier replies"}
+        parts |= {_WORD: "tool calls", _RESULT: "results of tools"} if calls else {}
         if missing := [what for word, what in parts.items() if word not in rendered]:
             return Misconfigured(f"the chat template drops {' and '.join(missing)}: an agent would lose them unseen")
         behind = rendered.rpartition(_USER)[2]  # some templates show an example in front

@@ -11,6 +11,7 @@ from typing import Any
 from .protocol import (
     Asked,
     Completion,
+    Dialect,
     Entry,
     Refusal,
     ToolCall,
@@ -20,6 +21,7 @@ from .protocol import (
     check_form,
     check_offered,
     event,
+    hosted,
     limit_of,
     logprob_of,
     role_of,
@@ -28,12 +30,12 @@ from .protocol import (
 )  # fmt: skip
 
 
-class Responses:
+class Responses(Dialect):
     """OpenAI's Responses."""
 
     path = "/responses"
 
-    def read(self, body: Any) -> Asked:
+    def read(self, body: Any, path: str = "") -> Asked:
         given = body.get("input") if isinstance(body, dict) else None
         if not isinstance(given, str | list) or not given:
             raise Refusal(400, "`input` must be a text or a list of items.", "invalid_value", "input")
@@ -45,8 +47,10 @@ class Responses:
         entries = [Entry("system", text_of(instructions))] if instructions else []
         entries += [Entry("user", given)] if isinstance(given, str) else _entries(given)
         logprobs = "message.output_text.logprobs" in (body.get("include") or ())
-        tools = list(_response_tools(body.get("tools") or ()))
-        asked = asked_of({**body, "logprobs": logprobs}, entries, tools, limit_of(body, "max_output_tokens"))
+        left_out: list[str] = []
+        tools = list(_response_tools(body.get("tools") or (), left_out))
+        limit = limit_of(body, "max_output_tokens")
+        asked = asked_of({**body, "logprobs": logprobs}, entries, tools, limit, left_out=left_out)
         return replace(asked, custom=frozenset(tool["function"]["name"] for tool in tools if tool.pop("custom", False)))
 
     def body(self, said: Completion) -> dict[str, Any]:
@@ -110,7 +114,7 @@ class Responses:
         }  # fmt: skip
 
 
-def _response_tools(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
+def _response_tools(tools: Sequence[Any], left_out: list[str]) -> Iterator[dict[str, Any]]:
     """Functions and custom tools, those inside of namespaces as well. Tools that OpenAI itself runs are left out."""
     for tool in map(as_dict, tools):
         if tool.get("type") == "function":
@@ -119,7 +123,10 @@ def _response_tools(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
             text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
             yield {**tool_of({**tool, "parameters": text}), "custom": True}
         elif tool.get("type") == "namespace":
-            yield from _response_tools(tool.get("tools") or ())
+            left_out.append(f"namespace {tool.get('name')}, without its name")
+            yield from _response_tools(tool.get("tools") or (), left_out)
+        else:
+            left_out.append(hosted(tool.get("type")))
 
 
 def _entries(items: Sequence[Any]) -> list[Entry]:
@@ -137,12 +144,12 @@ def _entries(items: Sequence[Any]) -> list[Entry]:
             entries.append(Entry("tool", text_of(output) if isinstance(output, str | list) else json.dumps(output)))
         elif kind == "reasoning":
             thought = text_of(item.get("content")) or text_of(item.get("summary"))
-            entries.append(Entry("assistant", thought=thought))
+            entries.append(Entry("assistant", thought=thought, handle=str(item.get("encrypted_content") or "")))
         elif kind == "message":
             if open_reply is None or open_reply.calls:
                 open_reply = Entry("assistant")
                 entries.append(open_reply)
-            entries[-1] = Entry("assistant", open_reply.text + text_of(item.get("content")), open_reply.thought)
+            entries[-1] = replace(open_reply, text=open_reply.text + text_of(item.get("content")))
         elif kind in ("function_call", "custom_tool_call"):
             custom = kind == "custom_tool_call"
             arguments = json.dumps({"input": item.get("input")}) if custom else arguments_of(item.get("arguments"))
@@ -150,7 +157,7 @@ def _entries(items: Sequence[Any]) -> list[Entry]:
             if open_reply is None:
                 open_reply = Entry("assistant")
                 entries.append(open_reply)
-            entries[-1] = Entry("assistant", open_reply.text, open_reply.thought, (*open_reply.calls, call))
+            entries[-1] = replace(open_reply, calls=(*open_reply.calls, call))
         else:
             raise Refusal(400, f"`input` holds an item {kind!r}, which is not supported here.", "unsupported_value")
     return entries

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import zlib
 from array import array
 from collections import Counter
@@ -23,7 +24,7 @@ from typing import Any
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed
 from .matching import key_of, keys_of, plain
-from .protocol import Asked, Completion, Entry, Refusal, ToolCall, is_json
+from .protocol import Asked, Completion, Entry, Refusal, is_json
 from .rendering import Renderer, read_turn
 
 logger = logging.getLogger(__name__)
@@ -128,6 +129,7 @@ class Session:
         self.seed_of: Callable[[Call, int], int] = lambda call, times: rollout_seed(rollout.seed, call._place, times)
         self._conversations = conversations or iter(range(2**40, 2**62))
         self._ends: dict[bytes, list[Call]] = {}
+        self._by_handle: dict[str, Entry] = {}
         self._broken: dict[str, str] = {}  # by the id of a call: its arguments, if they are no JSON
         self._sampled: Counter[int] = Counter()  # by the place of a call
         self._asked_large: Counter[int] = Counter()
@@ -161,8 +163,7 @@ class Session:
             self._refuse_if_over()
         self._number += 1
         self.ignored |= asked.ignored
-        entries = tuple(map(self._as_issued, asked.entries))
-        entries = (Entry("system", self.system), *entries) if self.system else entries
+        entries = self._conversation_of(asked)
         call = Call(asked, self._number, entries)
         keys = [*keys_of(asked.tools, entries)]
         call._key = keys[-1]
@@ -170,13 +171,20 @@ class Session:
             self._forget_first_attempt(call._key)
         self._find_parent(call, entries, keys)
         if call._parent is None:
-            long = sum(len(entry.text) for entry in entries) > 20_000  # of a megabyte it takes a second
-            whole = self.renderer.whole_ids
-            call._ids = await asyncio.to_thread(whole, entries, asked.tools) if long else whole(entries, asked.tools)
+            call._ids = await self._whole_ids(entries, asked.tools)
             call._length = len(call._ids)
             self._refuse_if_over()
         self._check_room(call)
         return call
+
+    async def count(self, asked: Asked) -> int:
+        """How many tokens a request has, without an answer by the policy.
+
+        Raises:
+            [`Refusal`]: The rollout is over, or the template cannot render it.
+        """
+        self._refuse_if_over()
+        return len(await self._whole_ids(self._conversation_of(asked), asked.tools))
 
     async def reply(self, call: Call) -> Completion:
         """The policy's reply. `delivered` or `lost` has to follow.
@@ -250,8 +258,22 @@ class Session:
         self.stopped = self.stopped or "out_of_turns"
         return Refusal(400, f"This rollout is over: {why}.", "rollout_ended")
 
+    def _conversation_of(self, asked: Asked) -> tuple[Entry, ...]:
+        entries = tuple(map(self._as_issued, asked.entries))
+        return (Entry("system", self.system), *entries) if self.system else entries
+
+    async def _whole_ids(self, entries: Sequence[Entry], tools: Sequence[Any]) -> list[int]:
+        long = sum(len(entry.text) for entry in entries) > 20_000  # of a megabyte it takes a second
+        whole = self.renderer.whole_ids
+        return await asyncio.to_thread(whole, entries, tools) if long else whole(entries, tools)
+
     def _as_issued(self, entry: Entry) -> Entry:
-        """With those arguments of ours that are no JSON: some clients send them back as a value of their own."""
+        """With those arguments of ours that are no JSON: some clients send them back as a value of their own. They are
+        known by the handle of the reply, also where a client drops the ids of calls, or by those ids."""
+        ours = self._by_handle.get(entry.handle, Entry("assistant")).calls
+        is_same = [one.name for one in ours] == [one.name for one in entry.calls]
+        if is_same and any(one.id in self._broken for one in ours):
+            return replace(entry, calls=ours)
         if not any(call.id in self._broken for call in entry.calls):
             return entry
         return replace(
@@ -285,7 +307,9 @@ class Session:
             self.stopped = self.stopped or "truncated"
             if self._too_long >= _PATIENCE:
                 raise Refusal(400, "This rollout is over: it has no room left.", "rollout_ended")
-            what = f"This model's maximum context length is {length + min(room)} tokens. Your messages have {length}."
+            most = length + min(room)  # in the words of all vendors, by which their clients know this error
+            what = f"This model's maximum context length is {most} tokens. Your messages have {length}: "
+            what += f"prompt is too long: {length} tokens > {most} maximum; it exceeds the maximum number of tokens."
             raise Refusal(400, what, "context_length_exceeded", "messages")
         self._too_long = 0
         call._max_tokens = min(*room, limits.max_turn_tokens, call.asked.max_tokens or limits.max_turn_tokens)
@@ -316,7 +340,8 @@ class Session:
         asked, form = call.asked, self.renderer.form
         call.sample, text = _cut(sample, asked.stops, form)
         call.text = self.renderer.turn_prefix + text
-        call.reply = reply = read_turn(call.text, asked.tools if asked.may_call else (), asked.custom)
+        turn = read_turn(call.text, asked.tools if asked.may_call else (), asked.custom)
+        call.reply = reply = replace(turn, handle=secrets.token_hex(12))
         self._broken |= {one.id: one.arguments for one in reply.calls if not is_json(one.arguments)}
         call._end = key_of(call._key, reply)
         self._ends.setdefault(call._end, []).append(call)
@@ -327,9 +352,10 @@ class Session:
         if asked.logprobs and call.sample.logprobs is not None:
             pairs = zip(call.sample.ids, call.sample.logprobs, strict=True)
             logprobs = [(form.tokenizer.decode([token]), value) for token, value in pairs]
+        self._by_handle[reply.handle] = reply
         return Completion(
             asked.model, reply.text, reply.thought, reply.calls, finish, call._length, len(call.sample.ids),
-            logprobs,
+            logprobs, id=reply.handle,
         )  # fmt: skip
 
     async def _ask_large(self, asked: Asked) -> Completion:
@@ -436,12 +462,12 @@ def _cut(sample: Sample, stops: Sequence[str], form: Any) -> tuple[Sample, str]:
 
 
 def _likeliest(found: Sequence[Call], entry: Entry) -> Call:
-    """Which of several equal replies a conversation holds: the one whose ids came back, else one that nothing goes on
-    from yet, else the first."""
-    ids = {call.id for call in entry.calls}
+    """Which of several equal replies a conversation holds: the one whose handle or ids came back, else one that nothing
+    goes on from yet, else the first."""
+    ids = {entry.handle, *(call.id for call in entry.calls)}
 
     def rank(call: Call) -> tuple[bool, bool]:
-        same: set[ToolCall] = {one for one in call.reply.calls if one.id in ids}
+        same = ids & {call.reply.handle, *(one.id for one in call.reply.calls)}
         return not same, bool(call._children)
 
     return min(found, key=rank)

@@ -1,0 +1,97 @@
+"""An independent witness: the harness's own record of its session, compared with the calls that we captured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .matching import canonical, plain
+from .protocol import Entry, ToolCall, arguments_of, as_dict, is_json, text_of
+from .session import Call
+
+_Key = tuple[Any, ...]
+
+
+def turns_in(files: Sequence[Path]) -> list[Entry]:
+    """The model's turns in records of sessions: JSON, or a JSON object in each line, in any of the dialects' shapes."""
+    turns: dict[Any, Entry] = {}
+    for file in files:
+        for number, record in enumerate(_records(file)):
+            for i, turn in enumerate(_turns_of(record)):
+                # A record that is written again, when its calls have results, has the id of the first.
+                turns[file, record.get("id") if record.get("type") == "gemini" else number, i] = turn
+    return [turn for turn in turns.values() if turn.text or turn.calls]
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    text = file.read_text(encoding="utf-8", errors="replace")
+    with suppress(ValueError):
+        yield from map(as_dict, as_dict(json.loads(text)).get("messages") or ())
+        return
+    for line in text.splitlines():
+        with suppress(ValueError):  # the last one may be cut
+            yield as_dict(json.loads(line))
+
+
+def _turns_of(record: dict[str, Any]) -> Iterator[Entry]:
+    said = as_dict(record.get("message") or record.get("payload") or record)
+    if record.get("type") == "gemini":
+        yield _turn([{"text": text_of(record.get("content"))}, *(record.get("toolCalls") or ())])
+    elif isinstance(said.get("output"), list):  # a response, as a whole
+        yield _turn([part for item in said["output"] for part in _parts_of(item)])
+    elif said.get("role") in ("assistant", "model") or said.get("type") in ("function_call", "custom_tool_call"):
+        yield _turn(_parts_of(said))
+
+
+def _parts_of(said: dict[str, Any]) -> list[Any]:
+    """Texts and calls of a message or an item."""
+    if said.get("type") in ("function_call", "custom_tool_call"):
+        return [said]
+    content = said.get("content") or said.get("parts") or ()
+    parts = [{"text": content}] if isinstance(content, str) else list(content)
+    return parts + [as_dict(one.get("function")) for one in said.get("tool_calls") or ()]
+
+
+def _turn(parts: Sequence[Any]) -> Entry:
+    text, calls = "", list[ToolCall]()
+    for part in map(as_dict, parts):
+        call = as_dict(part.get("functionCall") or part)
+        if "name" in call:
+            given = next((call[name] for name in ("arguments", "args", "input") if name in call), None)
+            custom = call.get("type") == "custom_tool_call"
+            calls.append(ToolCall("", str(call["name"]), arguments_of({"input": given} if custom else given)))
+        elif not part.get("thought") and part.get("type") not in ("thinking", "reasoning"):
+            text += str(part.get("text") or "")
+    return Entry("assistant", text, calls=tuple(calls))
+
+
+def differences(calls: Sequence[Call], turns: Sequence[Entry]) -> list[str]:
+    """What only one of both has, in words; empty if they agree.
+
+    Calls without tools may be absent from a record (titles, summaries). What a client made of broken arguments is not
+    compared. Replies that call several tools may be recorded as several turns.
+    """
+    theirs = Counter(key for turn in turns for key in _keys(turn))
+    asked = Counter(key for call in calls if call.asked.tools for key in _keys(call.reply))
+    beside = Counter(key for call in calls if not call.asked.tools for key in _keys(call.reply))
+    beside += Counter((plain(call.reply.text),) for call in calls if call.reply.calls)
+    only_ours, only_theirs = asked - theirs, theirs - asked - beside
+    for key in list(only_ours):  # broken arguments: by name alone
+        other = next((one for one in only_theirs if key[0] == one[0] and only_theirs[one]), None)
+        if len(key) == 2 and not is_json(key[1]):
+            only_ours[key] = 0
+            if other is not None:
+                only_theirs[other] -= 1
+    told = [f"only we have {key!r}" for key in only_ours.elements()]
+    return told + [f"only the harness has {key!r}" for key in only_theirs.elements()]
+
+
+def _keys(turn: Entry) -> list[_Key]:
+    """A turn by its calls; by its text only where it has none, as some clients drop that beside calls."""
+    if turn.calls:
+        return [(call.name, canonical(call.arguments)) for call in turn.calls]
+    return [(text,)] if (text := plain(turn.text)) else []

@@ -1,0 +1,100 @@
+"""A harness's own record against our calls: every shape that was seen, and what counts as a difference."""
+
+import json
+
+import pytest
+
+from agentic_prompting.programs import Asked, Call, Entry, ToolCall
+from agentic_prompting.programs.witness import differences, turns_in
+from support.programs import ADD
+
+ARGS = {"path": "a.txt", "size": 1}
+TEXT = json.dumps(ARGS, separators=(",", ":"))
+CALLED = Entry("assistant", calls=(ToolCall("call_1", "write", '{"size": 1.0, "path": "a.txt"}'),))
+SAID = Entry("assistant", "It is done.")
+
+
+def items(*payloads):
+    return [{"type": "response_item", "payload": payload} for payload in payloads]
+
+
+RECORDS = {
+    "codex": [
+        {"type": "session_meta", "payload": {"id": "x", "base_instructions": {"text": "You code."}}},
+        *items(
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "do"}]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I write now."}]},
+            {"type": "function_call", "name": "write", "arguments": TEXT, "call_id": "call_1"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "ok"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is done."}]},
+        ),
+    ],
+    "pi": [
+        {"type": "message", "message": {"role": "user", "content": [{"type": "text", "text": "do"}]}},
+        {"type": "message", "message": {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "I write now."},
+            {"type": "toolCall", "id": "call_1", "name": "write", "arguments": ARGS}]}},
+        {"type": "message", "message": {"role": "toolResult", "content": [{"type": "text", "text": "ok"}]}},
+        {"type": "message", "message": {"role": "assistant", "content": [{"type": "text", "text": "It is  done."}]}},
+    ],
+    "qwen-code": [
+        {"type": "assistant", "message": {"role": "model", "parts": [
+            {"text": "hm", "thought": True}, {"functionCall": {"id": "call_1", "name": "write", "args": ARGS}}]}},
+        {"type": "tool_result", "message": {"role": "user", "parts": [{"functionResponse": {"name": "write"}}]}},
+        {"type": "assistant", "message": {"role": "model", "parts": [{"text": "It is done."}]}},
+    ],
+    "gemini-cli": [
+        {"$set": {"messages": [{"type": "user", "content": [{"text": "do"}]}]}},
+        {"id": "a", "type": "gemini", "content": ""},
+        {"id": "a", "type": "gemini", "content": "", "toolCalls": [{"id": "write__1", "name": "write", "args": ARGS}]},
+        {"id": "b", "type": "gemini", "content": "It is done."},
+    ],
+    "mini by chat": {"info": {}, "messages": [
+        {"role": "system", "content": "You code."},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "write", "arguments": TEXT}}]},
+        {"role": "tool", "content": "ok"},
+        {"role": "assistant", "content": "It is done."},
+    ]},
+    "mini by responses": {"messages": [
+        {"object": "response", "output": [
+            {"type": "reasoning", "summary": []}, {"type": "function_call", "name": "write", "arguments": TEXT}]},
+        {"type": "function_call_output", "output": "ok"},
+        {"object": "response", "output": [
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "It is done."}]}]},
+    ]},
+}  # fmt: skip
+
+
+def recorded(tmp_path, record):
+    file = tmp_path / "record"
+    lines = [json.dumps(record, indent=1)] if isinstance(record, dict) else [*map(json.dumps, record), '{"cut']
+    file.write_text("\n".join(lines))
+    return turns_in([file])
+
+
+def call(reply, tools=(ADD,)):
+    made = Call(Asked("agent", (), tools), 1)
+    made.reply = reply
+    return made
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_hold_what_we_have(tmp_path, name):
+    turns = recorded(tmp_path, RECORDS[name])
+    ours = Entry("assistant", "I write now.", calls=CALLED.calls)
+    assert differences([call(ours), call(SAID)], turns) == []
+    missed = differences([call(ours)], turns)
+    assert missed == ["only the harness has ('It is done.',)"]
+    lost = differences([call(ours), call(SAID), call(CALLED)], turns)
+    assert lost == ["""only we have ('write', '{"path": "a.txt", "size": 1}')"""]
+
+
+def test_titles_and_broken_arguments_are_no_difference(tmp_path):
+    title, broken = Entry("assistant", "A title"), Entry("assistant", calls=(ToolCall("c", "write", '{"path": '),))
+    turns = recorded(tmp_path, RECORDS["pi"])
+    assert differences([call(broken), call(SAID), call(title, ())], turns) == []
+    assert differences([call(CALLED), call(SAID), call(broken)], turns) == [], "a client may drop what it cannot read"
+    other = Entry("assistant", calls=(ToolCall("c", "read", '{"path": '),))
+    assert len(differences([call(other), call(SAID)], turns)) == 1

@@ -1,0 +1,332 @@
+"""Work folders of commands: what they hold, what a command can reach, and that nothing of it is left."""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from agentic_prompting.llm.loop import run
+from agentic_prompting.programs import Program, Workspace, workspace as module
+from agentic_prompting.rollout import Rollout
+from support.programs import LIMITS, Scripted, byte_format, play_program
+
+needs_namespaces = pytest.mark.skipif(bool(module.missing()), reason=f"no namespaces here: {module.missing()}")
+ASK = """
+import json, os, sys, urllib.request
+def ask(base=os.environ["OPENAI_BASE_URL"], key=os.environ["OPENAI_API_KEY"], text="q"):
+    body = json.dumps({"model": "agent", "messages": [{"role": "user", "content": text}]}).encode()
+    request = urllib.request.Request(base + "/chat/completions", body, {"Authorization": "Bearer " + key})
+    return json.load(urllib.request.urlopen(request, timeout=20))["choices"][0]["message"]["content"]
+"""
+
+
+def script(tmp_path, text):
+    """A command that calls the policy: `ask()`, then what the test adds."""
+    path = tmp_path / "agent.py"
+    path.write_text(ASK + textwrap.dedent(text))
+    return [sys.executable, str(path)]
+
+
+def left_over():
+    own = module._own_folder(os.getpid())
+    return [path for path in own.iterdir() if path.name != "lock"]
+
+
+@needs_namespaces
+def test_what_a_command_sees_and_what_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    text = """
+    import pathlib, socket
+    def fails(do):
+        try:
+            do()
+        except OSError as error:
+            return type(error).__name__
+    seen = dict(cwd=os.getcwd(), home=os.environ["HOME"], stdin=sys.stdin.read(), secret="HF_TOKEN" in os.environ)
+    seen["row"] = json.load(open(os.environ["AGENTIC_PROMPTING_ROW"]))
+    seen["files"] = {str(p): p.read_text() for p in pathlib.Path().rglob("*") if p.is_file()}
+    seen["others"] = [p for p in os.listdir("/proc") if p.isdigit() and int(p) > 2]
+    seen["write"] = fails(lambda: open(pathlib.Path(__file__).with_name("x"), "w"))
+    seen["reach"] = fails(lambda: socket.create_connection(("1.1.1.1", 53), timeout=5))
+    seen["host"] = fails(lambda: socket.create_connection(("127.0.0.1", PORT), timeout=5))
+    pathlib.Path("/tmp/own").write_text("x")
+    ask()
+    print(json.dumps({"answer": "x", "seen": seen}))
+    """
+    with open(tmp_path / "port", "w"), __import__("socket").create_server(("127.0.0.1", 0)) as server:
+        command = script(tmp_path, text.replace("PORT", str(server.getsockname()[1])))
+        row = {"question": "q", "answer": "SECRET", "files": {"a.txt": "A", "b/c.txt": "C", "none": None}, "tests": {}}
+        rollouts, _ = play_program(command, row=row, n=2, workspace=Workspace())
+    for one in rollouts:
+        assert one.answer == "x", one.error
+        seen = one.returned["seen"]
+        assert (seen["cwd"], seen["home"]) == ("/tmp/agent/work", "/tmp/agent/home"), "the same in each rollout"
+        assert seen["files"] == {"a.txt": "A", "b/c.txt": "C"} and seen["row"] == {"question": "q"}
+        assert seen["stdin"] == "" and not seen["secret"] and seen["others"] == []
+        assert all(seen[name] for name in ("write", "reach", "host")), seen
+    assert not left_over() and not Path("/tmp/own").exists()
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_the_tests_of_a_row_come_with_the_reward(tmp_path, monkeypatch, namespaces):
+    """In place of what the agent has put there: a link out of the folder, and a pipe that would block the reward."""
+    if namespaces and module.missing():
+        pytest.skip(module.missing())
+    if not namespaces:
+        monkeypatch.setattr(module, "missing", lambda network=False: "not allowed")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    text = f"""
+    assert not os.path.exists("test_a.py")
+    os.symlink({str(outside)!r}, "tests"), os.mkfifo("pipe"), open("hello.txt", "w").write("hi")
+    os.symlink("hello.txt", "inside")
+    ask()
+    print("done")
+    """
+    seen = []
+
+    async def reward(rollout, folder):
+        assert rollout.answer == "done"
+        seen.append(sorted(str(path.relative_to(folder)) for path in folder.rglob("*")))
+        return (folder / "inside").read_text() == "hi"
+
+    program = Program(script(tmp_path, text), workspace=Workspace(), reward=reward)
+    rollout, _ = play_program(program, row={"question": "q", "tests": {"tests/test_a.py": "assert 1"}})
+    assert seen == [["hello.txt", "inside", "tests", "tests/test_a.py"]] and not list(outside.iterdir())
+    assert Program.reward([rollout]) == [1.0] and not left_over()
+
+
+def test_a_folder_and_a_git_bundle_fill_the_work_folder(tmp_path):
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "a.txt").write_text("A")
+    git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@x"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    subprocess.run([*git, "bundle", "create", "-q", str(tmp_path / "a.bundle"), "HEAD"], check=True)
+    for files in (source, tmp_path / "a.bundle"):
+        place = Workspace().open({"files": str(files)})
+        assert (place.work / "deep" / "a.txt").read_text() == "A"
+        place.close()
+    assert not left_over()
+
+
+@pytest.mark.parametrize("files", ["/no/such/folder", {"../x": "y"}, {"/etc/x": "y"}, 7])
+def test_a_row_with_wrong_files_fails_its_rollout(files):
+    rollout, policy = play_program(["true"], row={"question": "q", "files": files}, workspace=Workspace())
+    assert rollout.status == "failed" and "the row" in str(rollout.error) and not policy.requests and not left_over()
+
+
+def test_folders_of_failed_rollouts_are_kept_on_request(tmp_path):
+    kept = tmp_path / "kept"
+    command = script(tmp_path, "open('trace', 'w').write('x'); ask(); sys.exit(3)")
+    rollout, _ = play_program(command, workspace=Workspace(keep_failed=str(kept)))
+    (found,) = kept.rglob("trace")
+    assert rollout.status == "failed" and found.read_text() == "x" and not left_over()
+
+
+def broken(rollout, folder):
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("reward, says", [(broken, "ZeroDivisionError"), (lambda rollout, folder: None, "None")])
+def test_a_reward_that_fails_fails_the_rollout(tmp_path, reward, says):
+    rollout, _ = play_program(script(tmp_path, "ask(); print('x')"), workspace=Workspace(), reward=reward)
+    assert rollout.status == "failed" and says in str(rollout.error)
+
+
+def test_an_episode_without_an_answer_has_a_reward_by_its_folder(tmp_path):
+    command = script(tmp_path, "ask(); open('a', 'w').close()")
+    rollout, _ = play_program(command, workspace=Workspace(), reward=lambda rollout, folder: (folder / "a").exists())
+    assert rollout.status == "malformed" and Program.reward([rollout]) == [1.0]
+
+
+def test_reward_and_workspace_are_a_commands():
+    async def agent(row, base_url, api_key): ...
+
+    with pytest.raises(ValueError, match="a function returns its reward itself"):
+        Program(agent, workspace=Workspace())
+    with pytest.raises(ValueError, match="give the command a workspace"):
+        Program(["true"], reward=broken)
+
+
+# --- faults: nothing of them reaches another rollout ------------------------------------------------------------------
+
+
+def running(mark):
+    return [entry.name for entry in Path("/proc").glob("[0-9]*") if mark in _words(entry)]
+
+
+def _words(entry):
+    try:
+        return (entry / "cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@needs_namespaces
+def test_children_that_ignore_every_signal_end_with_the_rollout(tmp_path):
+    text = """
+    import signal, subprocess, time
+    for name in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(name, signal.SIG_IGN)
+    for _ in range(3):
+        subprocess.Popen(["sleep", "3217"], start_new_session=True)
+    ask()
+    print("x", flush=True)
+    if {}: time.sleep(1000)
+    """
+    rollout, _ = play_program(script(tmp_path, text.format(0)), workspace=Workspace())
+    assert rollout.answer == "x" and not running("sleep\x003217"), "at once: the namespace has ended before the reward"
+    rollout, _ = play_program(script(tmp_path, text.format(1)), workspace=Workspace(), timeout=3.0)
+    assert rollout.status == "failed" and not running("sleep\x003217") and not left_over()
+
+
+@pytest.mark.parametrize(
+    "space, text, says",
+    [
+        (Workspace(max_bytes=2**20), "[open(str(i), 'wb').write(bytes(2**19)) for i in range(9)]", "disk"),
+        (Workspace(max_processes=9), "import subprocess as s; [s.Popen(['sleep', '99']) for _ in range(20)]", "proc"),
+        (Workspace(max_memory=2**26), "x = bytearray(2**27)", "memory"),
+    ],
+)  # fmt: skip
+def test_a_command_that_uses_too_much_is_ended_and_learns(tmp_path, caplog, space, text, says):
+    command = script(tmp_path, f"ask()\n{text}\nimport time; time.sleep(60)")
+    with caplog.at_level(logging.INFO):
+        started = time.monotonic()
+        rollout, _ = play_program(command, workspace=space)
+    assert rollout.status == "malformed" and rollout.counts["program/limits_reached"] == 1
+    assert says in caplog.text and time.monotonic() - started < 30 and not left_over()
+
+
+@needs_namespaces
+def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path):
+    """The second rollout knows the key of the first and calls with it, and opens more connections than it may."""
+    text = """
+    import socket, time, urllib.error
+    base = os.environ["OPENAI_BASE_URL"]
+    if json.load(open(os.environ["AGENTIC_PROMPTING_ROW"]))["question"] == "first":
+        ask()
+        while not os.path.exists(GO):
+            time.sleep(0.1)
+        print(ask(text="again"))
+    else:
+        time.sleep(1)
+        host = ("127.0.0.1", 8000)
+        held = []
+        for _ in range(1000):
+            try:
+                held.append(socket.create_connection(host, timeout=5))
+            except OSError:
+                break
+        held.clear()
+        try:
+            ask(base="http://127.0.0.1:8000/v1", key=KEY)
+        except urllib.error.HTTPError as error:
+            refused = error.code
+        ask(text="own")
+        print(json.dumps({"answer": "x", "refused": refused}))
+    """
+    known, go = tmp_path / "key", tmp_path / "go"
+    command = script(tmp_path, text.replace("KEY", f"open({str(known)!r}).read()").replace("GO", repr(str(go))))
+    program, policy = Program(command, workspace=Workspace()), Scripted(lambda *_: "hello", byte_format())
+    first, second = (Rollout([1], row={"question": name}, seed=i) for i, name in enumerate(("first", "second")))
+
+    async def both():
+        playing = asyncio.ensure_future(program.play_episode(first, policy, policy.form, LIMITS))
+        while not program._gateway._sessions:
+            await asyncio.sleep(0.01)
+        known.write_text(next(iter(program._gateway._sessions)))
+        await program.play_episode(second, policy, policy.form, LIMITS)
+        go.touch()
+        await playing
+
+    run(both())
+    assert first.answer == "hello" and len(first.turns) == 2, first.error
+    assert second.returned == {"answer": "x", "refused": 401} and len(second.turns) == 1, second.error
+
+
+@needs_namespaces
+def test_many_at_once(tmp_path):
+    rollouts, _ = play_program(script(tmp_path, "print(ask())"), workspace=Workspace(), n=16)
+    assert [one.answer for one in rollouts] == ["hello"] * 16 and not left_over()
+
+
+# --- the end of the trainer -------------------------------------------------------------------------------------------
+
+TRAINER = """
+import sys, os
+from agentic_prompting.programs import Program, Workspace
+from agentic_prompting.programs import workspace as module
+from support.programs import play_program
+if sys.argv[2] == "plain":
+    module.missing = lambda network=False: "not allowed"
+play_program([sys.executable, sys.argv[1]], workspace=Workspace(), n=2)
+"""
+
+
+@pytest.mark.parametrize("how", ["namespaces", "plain"])
+def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, how):
+    if how == "namespaces" and module.missing():
+        pytest.skip(module.missing())
+    mark = f"sleep\x00{4000 + os.getpid() % 1000}.{how == 'plain':d}"
+    began = tmp_path / "began"
+    text = f"""
+    import subprocess, time
+    ask()
+    subprocess.Popen(["sleep", {mark.split(chr(0))[1]!r}], start_new_session=True)
+    time.sleep(1000)
+    """
+    command = script(tmp_path, text)
+    paths = os.pathsep.join([str(Path(module.__file__).parents[2]), str(Path(__file__).parents[1])])
+    own = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, command[1], how], env=own)
+    deadline = time.monotonic() + 60
+    while len(running(mark)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    began.touch()
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    base = tmp_path / f"agentic-prompting-{os.getuid()}"
+    assert len(list(base.iterdir())) == 1
+    next_start = "from agentic_prompting.programs.workspace import Workspace; Workspace().open({}).close()"
+    subprocess.run([sys.executable, "-c", next_start], env=own, check=True)
+    assert not list(base.iterdir())
+    deadline = time.monotonic() + 5
+    while running(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not running(mark)
+
+
+def test_what_the_system_does_not_allow_is_said(monkeypatch, caplog):
+    monkeypatch.setattr(module, "missing", lambda network=False: "unshare: Operation not permitted")
+    module.tell.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        Program(["true"], workspace=Workspace()).check()
+    assert "unshare: Operation not permitted" in caplog.text and "keys of other rollouts" in caplog.text
+    module.tell.cache_clear()
+
+
+def test_a_program_that_is_not_there_is_named():
+    rollout, _ = play_program(["no-such-program"], workspace=Workspace())
+    assert rollout.status == "failed" and "no-such-program" in str(rollout.error)
+
+
+def test_environments_of_other_vendors_name_the_address(tmp_path):
+    text = (
+        "ask(); print(json.dumps({'answer': 'x', **{n: v for n, v in os.environ.items() if n[-3:] in ('URL', 'KEY')}}))"
+    )
+    rollout, _ = play_program(script(tmp_path, text))
+    found = rollout.returned
+    assert found["ANTHROPIC_BASE_URL"] + "/v1" == found["GOOGLE_GEMINI_BASE_URL"] + "/v1" == found["OPENAI_BASE_URL"]
+    assert found["ANTHROPIC_API_KEY"] == found["GEMINI_API_KEY"] == found["OPENAI_API_KEY"]
+    assert json.dumps(found)

@@ -140,6 +140,9 @@ class Generation:
     def join(self, job: Job, outcomes: Sequence[Outcome]) -> list[SystemPrompt | None]:
         """Let the children of a job join the population, each with the rating of its parents after the job's batch.
 
+        A child that says what a prompt of the population says joins nowhere: played beside that prompt it would have a
+        rating of its own for the same text, and take a place in the window. The reason of its outcome becomes `known`.
+
         Args:
             job ([`Job`]): A pending one. It is pending no longer.
             outcomes (`Sequence[Outcome]`): What the reflector made of it.
@@ -148,9 +151,14 @@ class Generation:
             `list[SystemPrompt | None]`: Per outcome the child with its id, or `None`.
         """
         self.pending = [other for other in self.pending if other is not job]
-        return [self._joined(outcome.child, job) if outcome.child else None for outcome in outcomes]
+        return [self._joined(outcome, job) for outcome in outcomes]
 
-    def _joined(self, child: SystemPrompt, job: Job) -> SystemPrompt:
+    def _joined(self, outcome: Outcome, job: Job) -> SystemPrompt | None:
+        if (child := outcome.child) is None:
+            return None
+        if self.population.knows(child):
+            outcome.finish("known")
+            return None
         # A population of the user's own may have been drawn from before this run: its later children are no older.
         child = replace(child, born_at=max(self.batches, self.population.turns))
         return self.population.add(child, self.population.child_rating(child, job.ratings))

@@ -21,7 +21,7 @@ from .settings import ESPLSettings
 from .system_prompt import Draft, Edit, EditReport, SystemPrompt
 from .templates import shorten
 
-Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged"]
+Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged", "known"]
 Summaries = Sequence[tuple[float, str]]
 """Reward and summary of each attempt at one problem."""
 
@@ -77,7 +77,8 @@ class Outcome:
         operator (`str`): `mutation`, `crossover` or `correction`.
         child ([`SystemPrompt`], *optional*): With parents and operator, without id: for [`Population.add`].
         reason (`str`): `child`; `no_evidence` and `too_few_winners`: no problem was worth reflecting on, and no
-            call was made; `call_failed`, `unreadable`, `unchanged`: the operator failed.
+            call was made; `call_failed`, `unreadable`, `unchanged`, `known`: the operator failed. `known`: the child
+            says what a prompt of the population says; set when it would join.
         counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that fit), `applied` (of
             the final plan), `refused/<why>` of both, `unread/<why>`.
         usage ([`Usage`]): The usage of all calls.
@@ -96,13 +97,14 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether the operator made calls and returned no child."""
-        return self.reason in ("call_failed", "unreadable", "unchanged")
+        return self.reason in ("call_failed", "unreadable", "unchanged", "known")
 
     def metrics(self) -> dict[str, float]:
         """The outcome in numbers, for logs."""
         return {
             f"evolution/{self.operator}_children": float(self.child is not None),
             f"evolution/{self.operator}_failed": float(self.failed),
+            "evolution/unchanged": float(self.reason in ("unchanged", "known")),
             "evolution/calls": float(self.counts["calls"]),
             "evolution/failed_calls": float(self.counts["failed_calls"]),
             "evolution/cost_usd": self.usage.cost_usd,
@@ -172,7 +174,7 @@ class _Work:
     def born(self, draft: Draft) -> Outcome:
         """The outcome of a finished draft: a child, or `unchanged`."""
         child = draft.finish()
-        if child.text == self.prompt.text:
+        if child.key == self.prompt.key:
             return self.outcome.finish("unchanged")
         parents = self.outcome.trace.parents
         return self.outcome.finish("child", replace(child, operator=self.outcome.operator, parents=parents))

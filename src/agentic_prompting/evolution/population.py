@@ -165,6 +165,10 @@ class Population:
         self.members.append(Member(born, rating or self.child_rating(child)))
         return born
 
+    def knows(self, prompt: SystemPrompt) -> bool:
+        """Whether a member says the same, in or out of the window; see [`SystemPrompt.key`]."""
+        return any(member.prompt.key == prompt.key for member in self.members)
+
     def child_rating(self, child: SystemPrompt, parents: Mapping[int, Rating] | None = None) -> Rating:
         """The first rating of a child (Appendix B): [`mutation_rating`] of one parent, [`crossover_rating`] of several;
         a fresh rating without parents.

@@ -15,6 +15,7 @@ from .lineage import (
     read_journal,
     read_lineage,
 )
+from .one_call import revise
 from .operators import Outcome, correct, crossover, mutate
 from .paired import PairedRatings
 from .parsing import parse_edits
@@ -88,6 +89,7 @@ __all__ = [
     "rate",
     "read_journal",
     "read_lineage",
+    "revise",
     "scores_of",
     "select",
     "selection_rule",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..llm import ChatModel, gather
+from .one_call import revise
 from .operators import Outcome, crossover, mutate
 from .population import Population
 from .ratings import Rating
@@ -208,7 +209,8 @@ async def propose_children(
     Args:
         job ([`Job`]): What to reflect on.
     """
-    operators: list[Coroutine[Any, Any, Outcome]] = [mutate(reference, job.best, settings, **sampling)]
+    mutation = revise if settings is not None and settings.reflection == "one_call" else mutate
+    operators: list[Coroutine[Any, Any, Outcome]] = [mutation(reference, job.best, settings, **sampling)]
     if job.crossing is not None:
         operators.append(crossover(reference, job.crossing, settings, **sampling))
     return await gather(operators)

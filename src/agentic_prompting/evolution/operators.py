@@ -8,7 +8,7 @@ the [`Outcome`].
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
@@ -116,8 +116,11 @@ class Outcome:
         return self
 
 
-class _Work:
-    """One operator on one prompt: calls the reference LLM, reads and applies its edits, records all in `outcome`."""
+class Work:
+    """One operator on one prompt: calls the reference LLM, reads and applies its edits, records all in `outcome`.
+
+    The arguments are those of the operators. An operator awaits [`Work.ask`] and returns what [`Work.finish`] does.
+    """
 
     def __init__(
         self, outcome: Outcome, prompt: SystemPrompt, reference: ChatModel, settings: ESPLSettings, sampling: Any
@@ -134,7 +137,7 @@ class _Work:
         """
         if stage:
             form = templates.FORMATS[stage, "free text" if self.free_text else "principles"]
-            values["answer_format"] = fill(form, max_words=self.settings.max_words)
+            values["answer_format"] = fill(form, max_words=self.settings.max_words, schema=templates.SCHEMA)
         reply = await self.reference([{"role": "user", "content": fill(template, **values)}], **self.sampling)
         text = None if reply.error else final_text(reply.text) or None
         outcome = self.outcome
@@ -161,14 +164,14 @@ class _Work:
         self.outcome.counts.update(f"refused/{why}" for _, why in report.refused)
         return report
 
-    def finish(self, plan: str | None, draft: Draft, allowed: Collection[str]) -> Outcome:
-        """The last step of both operators: apply the edits of a reply to the draft, like a patch."""
+    def finish(self, plan: str | None, draft: Draft, allowed: Collection[str], limit: int | None = None) -> Outcome:
+        """The last step of an operator: apply the edits of a reply to the draft, like a patch; at most `limit`."""
         if plan is None:
             return self.outcome.finish("call_failed")
         read = self.read(plan)
-        if not read.found:
+        if not read.found or (read.problems and not read.edits):
             return self.outcome.finish("unreadable")
-        self.judged(draft.apply(read.edits, ("replace",) if self.free_text else allowed), "applied")
+        self.judged(draft.apply(read.edits, ("replace",) if self.free_text else allowed, limit), "applied")
         return self.born(draft)
 
     def born(self, draft: Draft) -> Outcome:
@@ -194,8 +197,8 @@ async def mutate(
         sampling (*optional*): Sampling options of every call.
     """
     settings, prompt = settings or ESPLSettings(), result.prompt
-    outcome = Outcome("mutation", trace=OperatorTrace(_known([prompt.id])))
-    work = _Work(outcome, prompt, reference, settings, sampling)
+    outcome = Outcome("mutation", trace=OperatorTrace(known_ids([prompt.id])))
+    work = Work(outcome, prompt, reference, settings, sampling)
     chosen = [(at, problem) for at, problem in enumerate(result.problems) if problem.instructive(settings.reflect_on)]
     if not chosen:
         return outcome.finish("no_evidence")
@@ -219,7 +222,7 @@ async def mutate(
     return work.finish(plan, draft, ("modify", "merge"))
 
 
-async def _critique(work: _Work, problem: ProblemResult) -> tuple[Summaries, str | None]:
+async def _critique(work: Work, problem: ProblemResult) -> tuple[Summaries, str | None]:
     """The summaries of the attempts at one problem (A.3), and the critique of them together (A.4)."""
     shared = {"prompt": work.prompt.text, "question": problem.question, "truth": problem.truth}
     texts = await gather(
@@ -234,7 +237,7 @@ async def _critique(work: _Work, problem: ProblemResult) -> tuple[Summaries, str
     return summaries, await work.ask(templates.CRITIQUE, "critique", **shared, **shown)
 
 
-def _propose(work: _Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft, list[list[str]]]:
+def _propose(work: Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft, list[list[str]]]:
     """The local edits of each problem (A.4): a draft, and the proposals as the consolidation gets to read them.
 
     Principles: what is added goes into the draft, one problem after another; what is modified is a suggestion only, as
@@ -274,7 +277,7 @@ async def crossover(
     rows = [result.row for result in scored]
     values, wins = common_means(rows), sole_wins(rows)
     order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))[: len(_LETTERS)]
-    outcome.trace.parents = _known([scored[place].prompt.id for place in order])
+    outcome.trace.parents = known_ids(scored[place].prompt.id for place in order)
     if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
         return outcome.finish("too_few_winners")
     problems, best = scored[0].problems, scored[order[0]].prompt
@@ -289,7 +292,7 @@ async def crossover(
         )
         for letter, at in zip(_LETTERS, order, strict=False)
     ]
-    work = _Work(outcome, best, reference, settings, sampling)
+    work = Work(outcome, best, reference, settings, sampling)
     plan = await work.ask(templates.CROSSOVER, "crossover", sets=templates.render_sets(sets))
     return work.finish(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
 
@@ -307,8 +310,8 @@ async def correct(
         prompt ([`SystemPrompt`]): With principles; free text has none to check.
     """
     settings = settings or ESPLSettings()
-    outcome = Outcome("correction", trace=OperatorTrace(_known([prompt.id])))
-    work, draft = _Work(outcome, prompt, reference, settings, sampling), Draft(prompt, settings.max_words)
+    outcome = Outcome("correction", trace=OperatorTrace(known_ids([prompt.id])))
+    work, draft = Work(outcome, prompt, reference, settings, sampling), Draft(prompt, settings.max_words)
     principles = dict(draft.principles)
     if not principles:
         return outcome.finish("no_evidence")
@@ -324,7 +327,8 @@ async def correct(
     return work.born(draft)
 
 
-def _known(ids: Sequence[int | None]) -> tuple[int, ...]:
+def known_ids(ids: Iterable[int | None]) -> tuple[int, ...]:
+    """The ids of prompts that belong to a population."""
     return tuple(name for name in ids if name is not None)
 
 

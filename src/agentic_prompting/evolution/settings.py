@@ -19,6 +19,8 @@ _OF_A_POPULATION = (
 )  # fmt: skip
 
 
+REFLECTIONS = ("paper", "one_call")
+
 GRAMMARS: Mapping[str, type] = {"tags": TagGrammar, "free": FreeText}
 """How a reply's answer is found, by name: between Prompt-R1's tags, or the whole reply."""
 
@@ -53,6 +55,9 @@ class ESPLSettings:
         delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: uncertainty added to the rating of a child.
         tie_tolerance (`float`, *optional*, defaults to `0.01`): Mean rewards this close are a tie.
         p_crossover (`float`, *optional*, defaults to `0.2`): Probability of a crossover after a batch.
+        reflection (`str`, *optional*, defaults to `"paper"`): How a mutation is made: `paper`, summaries, critiques and
+            a plan (A.2 to A.5), many calls; or `one_call`, which shows up to 12 failed attempts and asks for the edits
+            ([`revise`]).
         reflect_on (`str`, *optional*, defaults to `"mixed"`): The problems a mutation looks at: `mixed`, those with
             differing rewards (A.2); `imperfect`, those with a reward below 1.0, also if no attempt succeeded.
         max_ops (`int`, *optional*, defaults to `2`): K_ops: edits per problem (A.4).
@@ -82,6 +87,7 @@ class ESPLSettings:
     delta_sigma: float = setting(1.0, "Uncertainty added to the rating of a child.")
     tie_tolerance: float = setting(0.01, "Mean rewards this close are a tie.")
     p_crossover: float = setting(0.2, "Probability of a crossover after a batch.")
+    reflection: str = setting("paper", f"How a mutation is made: {', '.join(REFLECTIONS)}.")
     reflect_on: str = setting("mixed", "mixed (the paper) or imperfect.")
     max_ops: int = setting(2, "K_ops: edits per problem.")
     max_words: int = setting(MAX_WORDS, "Longer principles are refused.")
@@ -92,6 +98,7 @@ class ESPLSettings:
     def __post_init__(self) -> None:
         one_of("selection", self.selection, RULES)
         one_of("rating", self.rating, RATINGS)
+        one_of("reflection", self.reflection, REFLECTIONS)
         one_of("reflect_on", self.reflect_on, ("mixed", "imperfect"))
         one_of("prompt_place", self.prompt_place, PLACES)
         for name in ("prompts_per_step", "num_generations", "window", "max_ops", "max_words"):

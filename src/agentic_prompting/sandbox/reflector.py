@@ -28,8 +28,9 @@ class GuardedReflector(ScriptedChat):
     """A [`ScriptedChat`] that reflects on episodes in the guarded world.
 
     Args:
-        mistakes (`float`, *optional*, defaults to `0.1`): Share of its critiques, consolidations and crossovers that
-            are bad advice: a relation with the word of another, a word that was not asked for, a harmful principle.
+        mistakes (`float`, *optional*, defaults to `0.1`): Share of its critiques, consolidations, crossovers and
+            revisions that are bad advice: a relation with the word of another, a word that was not asked for, a
+            harmful principle.
         seed (`int`, *optional*, defaults to `0`): Which ones. They follow from it and from what is read.
         **options: Of [`ScriptedChat`], `latency` for one.
 
@@ -53,6 +54,8 @@ class GuardedReflector(ScriptedChat):
             return _block(mislead(asked, rng) if wrong else draw_lessons(asked))
         if asked.startswith("Task: turn many"):
             return _block(unite(asked, rng if wrong else None))
+        if asked.startswith("Task: revise"):
+            return _block(mislead(asked, rng) if wrong else revise(asked))
         if asked.startswith("I provided an assistant"):
             return rewrite(asked, rng if wrong else None)
         return _block(learn_from_others(asked, rng if wrong else None))
@@ -100,6 +103,15 @@ def _put(principles: dict[str, str], relation: str, word: str) -> dict[str, Any]
     if rivals:
         return {"op": "modify", "id": rivals[0], "text": say(relation, word)}
     return None if texts else {"op": "add", "text": say(relation, word)}
+
+
+def revise(asked: str) -> list[dict[str, Any]]:
+    """Good advice from attempts at several problems, by one call of `reflection="one_call"`."""
+    return _lessons(_principles(asked), "\n".join(map(retell, _attempts(asked))))
+
+
+def _attempts(asked: str) -> list[str]:
+    return [f"<attempt>{one}" for one in re.split(r"<attempt reward=.*>", asked)[1:]]
 
 
 def rewrite(asked: str, wrong: random.Random | None) -> str:

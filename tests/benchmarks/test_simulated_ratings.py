@@ -35,8 +35,10 @@ def test_quality_follows_from_the_principles():
 def test_a_replication_follows_from_its_seed_and_the_table_from_the_records(monkeypatch):
     reflector = next(iter(ratings.REFLECTORS))
     once = ratings.replicate(reflector, "paired", "top_two", 3)
-    assert once == ratings.replicate(reflector, "paired", "top_two", 3) != ratings.replicate(
-        reflector, "paired", "top_two", 4
+    assert (
+        once
+        == ratings.replicate(reflector, "paired", "top_two", 3)
+        != ratings.replicate(reflector, "paired", "top_two", 4)
     )
     assert once["chosen"] <= 1 and once["best"] >= 0.3
     row = {"reflector": "r", "spearman": [0.5, 0.7], "played": [0.4, 0.4]}

@@ -25,6 +25,7 @@ import program_sandbox
 import prompt_r1_tables
 import prorefine
 import prorefine_budget
+import ratings
 from lab import REPOSITORY, Records, markdown
 from league import summarise, table, verdicts
 
@@ -197,6 +198,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
     "ratings": espl_sandbox.table,
+    "simulated": ratings.table,
     "tools": tools_table,
     "broken": broken,
     "demo": demo,

@@ -1,7 +1,6 @@
-"""E-SPL in its sandbox: the time that evolution adds to a training step, and how well ratings predict scores.
+"""E-SPL in its sandbox: the time that evolution adds to a training step; and rank correlations of ratings and scores.
 
-    python benchmarks/espl_sandbox.py --json                          # the step, on one seed
-    python benchmarks/espl_sandbox.py --json --ratings runs/league    # the ratings, of the league's joint runs
+    python benchmarks/espl_sandbox.py --json    # the step, on one seed
 
 `league.py` compares the methods. The figures say nothing about real models.
 """
@@ -18,11 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab import ESPL, RECORDS as RECORDED, Records, interval, markdown, settings, share, shown, train
-from league import SEEDS, answers, prepare
+from lab import ESPL, interval, markdown, settings, shown, train
 
 SEED = 321
-RECORDS = RECORDED / "ratings.jsonl.gz"
 
 
 # --- pure: rank correlations --------------------------------------------------------------------------------------
@@ -66,30 +63,17 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
-def rate(seed: int, folder: Path) -> dict[str, Any]:
-    """The record of a seed: rating μ, held-out exact match and birth order of each prompt that played in a match.
-
-    The prompts are those of the league's joint run; they are scored under its final weights.
-    """
-    from agentic_prompting.evolution import Population, SystemPrompt, load_state
-
-    model, population = folder / "rules" / str(seed) / "joint-0", Population(SystemPrompt(""))
-    load_state(model / "population.json", lambda state: population.load_state_dict(state["population"]))
-    sandbox = prepare("rules", seed, folder)
-    members = [(number, member) for number, member in enumerate(population.members) if member.matches]
-    rated = [(one.rating.mu, share(answers(sandbox, model, one.prompt)), number) for number, one in members]
-    return {"seed": seed, "rated": rated}
-
-
 def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
     """Median step times of `joint` and `rl` on the very same rollouts, run in turns on the same machine.
 
     The reference LLM answers after 50 ms a call and edits nothing, so that prompts and sampled tokens stay those of
     `rl`. The two differ in E-SPL's work alone, not in the length of the rollouts.
     """
+    from league_cell import prepare
+
     from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, PromptR1Reward, ScriptedChat
 
-    sandbox, times = prepare("rules", SEED, folder), {"joint": [], "rl": []}
+    sandbox, times = prepare("rules", SEED), {"joint": [], "rl": []}
     shared = {"max_steps": steps, "seed": SEED}
     for turn in range(rounds):
         for mode in ("joint", "rl") if turn % 2 else ("rl", "joint"):  # take turns at being first, in a fresh process
@@ -110,29 +94,17 @@ def measure_overhead(folder: Path, rounds: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The cost of evolution, and the worth of ratings.")
+    parser = argparse.ArgumentParser(description="The cost of evolution.")
     parser.add_argument("--quick", action="store_true", help="fewer rounds of the step")
-    parser.add_argument("--ratings", type=Path, metavar="FOLDER", help="of the league's runs in this folder, instead")
-    parser.add_argument("--records", type=Path, default=RECORDS, help="of the ratings")
     parser.add_argument("--output", type=Path, default=Path("runs/espl_benchmark"), help="models")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
     started = time.perf_counter()
-    if options.ratings:
-        records = Records(options.records)
-        played = {int(path.parents[1].name) for path in options.ratings.glob("rules/*/joint-0/population.json")}
-        seeds = [(seed,) for seed in SEEDS if seed in played]  # none for tuning
-        for (seed,) in records.missing(("seed",), seeds):
-            records.add(rate(seed, options.ratings))
-        found = records.read()
-        print(table(found))
-        result: dict[str, Any] = {"ratings": [{"seed": one["seed"], **correlations(one["rated"])} for one in found]}
-    else:
-        os.environ["OMP_NUM_THREADS"] = "1"
-        seconds = measure_overhead(options.output, rounds=2 if options.quick else 3, steps=6)
-        ratio = seconds["joint"] / seconds["rl"]
-        print(f"median step: joint {seconds['joint']:.3f} s, rl {seconds['rl']:.3f} s, ratio {ratio:.3f}")
-        result = {"overhead_ratio": round(ratio, 3), "step_seconds": {k: round(v, 3) for k, v in seconds.items()}}
+    os.environ["OMP_NUM_THREADS"] = "1"
+    seconds = measure_overhead(options.output, rounds=2 if options.quick else 3, steps=6)
+    ratio = seconds["joint"] / seconds["rl"]
+    print(f"median step: joint {seconds['joint']:.3f} s, rl {seconds['rl']:.3f} s, ratio {ratio:.3f}")
+    result = {"overhead_ratio": round(ratio, 3), "step_seconds": {k: round(v, 3) for k, v in seconds.items()}}
     if options.json:
         result |= {"sandbox": True, "quick": options.quick, "seconds": round(time.perf_counter() - started)}
         print(json.dumps(result))

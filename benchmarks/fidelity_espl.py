@@ -28,7 +28,7 @@ from agentic_prompting.evolution import (
     PromptResult,
     Rating,
     SystemPrompt,
-    best_result,
+    TrueSkillRatings,
     common_means,
     crossover,
     mutate,
@@ -188,8 +188,7 @@ def selection() -> Iterator[Row]:
     yield Row(
         "eq 1", "... and of a batch the mean over its problems", values, common_means([result.row for result in batch])
     )
-    best = best_result(batch, values)
-    yield Row("eq 4", "the prompt with the highest V mutates", 1, best and best.prompt.id)
+    yield Row("eq 4", "the prompt with the highest V mutates", 1, TrueSkillRatings().parent(dict(enumerate(values))))
     beliefs = [(25.0, 1.0), (24.0, 2.0), (23.5, 1.5), (26.0, 0.2)]
     scores = [mu + 2 * sigma for mu, sigma in beliefs]
     for temperature in (1.0, 2.0):
@@ -247,7 +246,7 @@ def children() -> Iterator[Row]:
         (got.mu, got.sigma),
     )
     before = {0: Rating(29.38, 4.0)}
-    late = population.child_rating(SystemPrompt("late", parents=(0,)), before)
+    late = population.rating(population.add(SystemPrompt("late", parents=(0,)), before))
     yield Row("Algorithm 1", "a child inherits what its parent had at the batch it was made from", 29.38, late.mu)
     wide = prompts_of(1, delta_sigma=3.0)
     wide.add(SystemPrompt("c", parents=(0,)))

@@ -184,6 +184,12 @@ class Records:
         with gzip.open(self.path, "at", encoding="utf-8") as file:
             file.writelines(json.dumps({**entry, **about}) + "\n" for entry in entries)
 
+    def write(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Replace all entries by these, which have their commit, date and machine."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with gzip.open(self.path, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in entries)
+
     def missing(self, keys: Sequence[str], wanted: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """Those of the wanted combinations of values that no entry has under these keys."""
         known = {tuple(entry[key] for key in keys) for entry in self.read()}

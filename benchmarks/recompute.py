@@ -21,12 +21,14 @@ from typing import Any
 import async_training
 import calls
 import espl_sandbox
+import league
 import program_sandbox
 import prompt_r1_tables
 import prorefine
 import prorefine_budget
+import ratings
 from lab import REPOSITORY, Records, markdown
-from league import summarise, table, verdicts
+from league_first import summarise, table, verdicts
 
 from agentic_prompting.evaluation import Estimate, wilson_interval
 from agentic_prompting.report.plots import accuracy_table
@@ -196,7 +198,10 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "lead": async_training.table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
+    "league_two": league.table,
+    "league_two.verdicts": league.verdicts,
     "ratings": espl_sandbox.table,
+    "simulated": ratings.table,
     "tools": tools_table,
     "broken": broken,
     "demo": demo,

@@ -92,7 +92,7 @@ def test_a_wrong_name_is_one_line(parts, name, message):
 
 def test_a_selection_rule_of_ones_own_is_drawn_by(parts):
     from agentic_prompting.evolution import EvolveConfig, Population, SystemPrompt
-    from agentic_prompting.evolution.ratings import RULES
+    from agentic_prompting.evolution.selection import RULES
 
     try:
         register_selection("own_parts:rule")
@@ -156,7 +156,7 @@ ON_A_CPU = ["--use_cpu", "true", "--bf16", "false", "--report_to", "none", "--lo
 def test_an_environment_and_a_reward_of_ones_own_are_trained(parts, asking_policy, method, monkeypatch):
     """In this process: what `accelerate launch` would start."""
     from agentic_prompting.cli.programs import main
-    from agentic_prompting.evolution.ratings import RULES
+    from agentic_prompting.evolution.selection import RULES
 
     rows = [{"question": f"what is {i} ?", "answers": ["4"]} for i in range(8)]
     (parts / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

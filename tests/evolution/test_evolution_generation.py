@@ -163,3 +163,23 @@ def test_the_children_of_an_older_population_are_not_older_than_its_prompts():
     generation = Generation(population)
     job = generation.record([match(generation, [1.0])])
     assert generation.join(job, [child_of(0)])[0].born_at == 9
+
+
+def test_a_child_that_says_what_a_prompt_says_joins_nowhere():
+    """Not its parent's text, not another's, in whatever order: it would be rated as if it were a prompt of its own."""
+    generation = grown(members=3)
+    job = generation.record([match(generation, [0.0], [1.0])])
+    both = child_of(1, text="Rule 1.")
+    swapped = Outcome("mutation", SystemPrompt("Answer.", ("Rule 9.", "Rule 1."), parents=(1,), operator="mutation"))
+    again = Outcome("crossover", SystemPrompt("Answer.", ("rule 1", "Rule 9."), parents=(1, 0), operator="crossover"))
+    joined = generation.join(job, [both, swapped, again])
+    assert [child and child.id for child in joined] == [None, 3, None]
+    assert [one.reason for one in (both, swapped, again)] == ["known", "child", "known"]
+    assert [one.metrics()["evolution/unchanged"] for one in (both, swapped, again)] == [1.0, 0.0, 1.0]
+    assert both.child is None and both.failed and generation.population.turns == 0
+
+
+def test_an_evicted_prompt_is_known_too():
+    generation = grown(members=3, window=1)
+    (joined,) = generation.join(generation.record([match(generation, [1.0])]), [child_of(0, text="Rule 1.")])
+    assert joined is None and len(generation.population.members) == 3

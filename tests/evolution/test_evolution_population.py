@@ -181,7 +181,8 @@ def test_children_start_as_appendix_b_says():
     both = population.add(SystemPrompt("d", parents=(0, 1), operator="crossover"))
     assert population.rating(both).mu == pytest.approx(30)
     assert population.rating(both).sigma == pytest.approx(math.sqrt(1 / (1 / 9 + 1 / 10) + 1))
-    assert population.rating(population.add(SystemPrompt("e", parents=(0,)), Rating(1, 2))) == Rating(1, 2)
+    then = population.add(SystemPrompt("e", parents=(0,)), {0: Rating(1, 2)})
+    assert population.rating(then) == Rating(1, math.sqrt(5)), "the parent's rating when the child was made"
     with pytest.raises(ValueError, match="has id 1 already"):
         population.add(child)
     with pytest.raises(ValueError, match="parents \\(9,\\) .* ids go to 3"):

@@ -72,6 +72,15 @@ def test_the_world_has_nine_relations_of_which_four_are_guarded():
     assert not names & set(WORDS) and len(set(WORDS)) == 24
 
 
+def test_the_world_of_many_words_guards_every_end():
+    """The same warm start and split as in the other worlds; words differ from seed to seed."""
+    ends = len(WORLD.last_relations)
+    rules = draw_rules(random.Random("house 1"), ends=ends)
+    assert set(rules) == {"capital", *WORLD.last_relations} and len(set(rules.values())) == len(rules) == 8
+    fewer = draw_rules(random.Random("house 1"))
+    assert list(rules)[:1] == list(fewer)[:1] == ["capital"] and len(fewer) == 4
+
+
 def test_facts_by_standards():
     kenya = WORLD.by["name"]["Kenya"]
     assert (kenya.domain, kenya.code, kenya.symbol, kenya.letters) == (".ke", "254", "KES", "KEN")

@@ -23,6 +23,14 @@ from support.espl_training import EDIT, NOBODY, Reference, Writes, WritesBySeed,
 from support.misbehaving import MisbehavingServer
 
 
+class Numbered(Reference):
+    """A principle whose number follows from what is asked, as a recorded reference gives."""
+
+    def _say(self, messages):
+        asked = messages[-1]["content"]
+        return EDIT % (len(asked) + sum(map(ord, asked))) if "JSON" in asked else "It went wrong at the second step."
+
+
 class WritesOne(Writes):
     """Writes always the same word."""
 
@@ -246,6 +254,34 @@ def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path):
     assert trainer.final_prompt().text == "" and trainer.population.best().text
     with pytest.raises(ValueError, match="distill_epochs"):
         arguments(tmp_path, distill_epochs=-1)
+
+
+@pytest.mark.parametrize("rating", ["trueskill", "paired"])
+@pytest.mark.parametrize("reflection", ["paper", "one_call"])
+def test_a_run_resumes_bit_for_bit_whatever_rates_and_reflects(tiny_policy, rows, tmp_path, rating, reflection):
+    """Population, belief and losses; with a job that is still pending at the checkpoint."""
+    ours = {"rating": rating, "reflection": reflection, "selection": "top_two", "reflect_on": "imperfect"}
+
+    def run(folder, checkpoint=None, **changes):
+        trainer = trainer_for(tiny_policy, folder, rows, Numbered(), evolution_lag=1, **ours, max_steps=6, **changes)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.state_dict(), [(e["step"], e["loss"]) for e in trainer.state.log_history if "loss" in e]
+
+    whole = run(tmp_path / "whole", save_strategy="steps", save_steps=3)
+    assert run(tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-3")) == whole
+    assert len(whole[0]["population"]["members"]) > 3 and whole[0]["population"]["rating"] == rating
+
+
+def test_a_one_call_reflection_that_goes_wrong_is_counted_and_training_goes_on(tiny_policy, rows, tmp_path):
+    replies = iter(["no idea", '{"edits": [{"op": "paint"}]}', '{"edits": [{"op": "add", "text": "New ."}]}', "["])
+    chat = ScriptedChat(lambda messages: next(replies))
+    options = {"reflection": "one_call", "reflect_on": "imperfect", "evolution_lag": 0, "max_steps": 5}
+    trainer = trainer_for(tiny_policy, tmp_path, rows, chat, **options)
+    trainer.train()
+    logged = [entry.get("evolution/mutation_failed") for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [None, 1.0, 1.0, 0.0, 1.0]
+    assert [member.prompt.principles[-1] for member in trainer.population.members] == ["Ask first .", "New ."]
 
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])

@@ -174,7 +174,7 @@ def register_selection(name: str) -> None:
     Raises:
         [`UnknownPart`]: In one line: there is no such rule, or it cannot be called.
     """
-    from ..evolution.ratings import RULES
+    from ..evolution.selection import RULES
 
     if ":" in name and name not in RULES:
         RULES[name] = partial(_without_settings, _callable(load_part(name, "selection rule"), name, "selection rule"))

@@ -15,31 +15,31 @@ from .lineage import (
     read_journal,
     read_lineage,
 )
+from .one_call import revise
 from .operators import Outcome, correct, crossover, mutate
+from .paired import PairedRatings
 from .parsing import parse_edits
 from .population import Member, Population, load_state
 from .ratings import (
-    RULES,
     Rating,
+    Ratings,
+    TrueSkillRatings,
     crossover_rating,
     mutation_rating,
-    optimistic_scores,
     ranks,
     rate,
-    select,
-    selection_rule,
 )
 from .results import (
     Attempt,
     ProblemResult,
     PromptResult,
-    best_result,
     common_means,
     question_of,
     scores_of,
     sole_wins,
     truth_of,
 )
+from .selection import RULES, optimistic_scores, select, selection_rule
 from .settings import ESPLSettings, EvolveConfig
 from .steps import Evolution, EvolutionStopped, StepLog
 from .system_prompt import Draft, Edit, SystemPrompt
@@ -60,14 +60,16 @@ __all__ = [
     "Lineage",
     "Member",
     "Outcome",
+    "PairedRatings",
     "Population",
     "ProblemResult",
     "PromptResult",
     "Rating",
+    "Ratings",
     "StepLog",
     "SystemPrompt",
+    "TrueSkillRatings",
     "attempt_records",
-    "best_result",
     "common_means",
     "correct",
     "crossover",
@@ -87,6 +89,7 @@ __all__ = [
     "rate",
     "read_journal",
     "read_lineage",
+    "revise",
     "scores_of",
     "select",
     "selection_rule",

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..llm import ChatModel, gather
+from .one_call import revise
 from .operators import Outcome, crossover, mutate
 from .population import Population
 from .ratings import Rating
-from .results import PromptResult, Row, best_result, scores_of
+from .results import PromptResult, Row, scores_of
 from .settings import ESPLSettings
 from .system_prompt import SystemPrompt
 
@@ -30,7 +31,7 @@ class Job:
 
     Args:
         batch (`int`): The number of the batch, from 0.
-        best ([`PromptResult`]): The best prompt of the batch, which mutates (eq 4).
+        best ([`PromptResult`]): The prompt that mutates: the best one of the batch (eq 4), or by [`Ratings.parent`].
         crossing (`tuple[PromptResult, ...]`, *optional*): The prompts that cross, if there is a crossover.
         scores (`dict[int, list[float | None]]`): By prompt id its mean reward on each problem, for the journal.
         ratings (`dict[int, Rating]`): By prompt id its rating after the batch. The children inherit it, although the
@@ -121,9 +122,12 @@ class Generation:
         if not reflect or largest is None:
             return None
         match = matches[largest]
-        best = best_result(match, self.values[largest])
-        if best is None:
+        values = zip(match, self.values[largest], strict=True)
+        scored = {result.prompt.id or 0: value for result, value in values if value is not None}
+        if not scored:
             return None
+        parent = self.population.ratings.parent(scored)
+        best = next(result for result in match if result.prompt.id == parent)
         crosses = self.population.rng.random() < self.p_crossover
         ratings = {result.prompt.id or 0: self.population.rating(result.prompt) for result in match}
         job = Job(batch, best, tuple(match) if crosses else None, scores_of(match), ratings)
@@ -140,6 +144,9 @@ class Generation:
     def join(self, job: Job, outcomes: Sequence[Outcome]) -> list[SystemPrompt | None]:
         """Let the children of a job join the population, each with the rating of its parents after the job's batch.
 
+        A child that says what a prompt of the population says joins nowhere: played beside that prompt it would have a
+        rating of its own for the same text, and take a place in the window. The reason of its outcome becomes `known`.
+
         Args:
             job ([`Job`]): A pending one. It is pending no longer.
             outcomes (`Sequence[Outcome]`): What the reflector made of it.
@@ -148,12 +155,18 @@ class Generation:
             `list[SystemPrompt | None]`: Per outcome the child with its id, or `None`.
         """
         self.pending = [other for other in self.pending if other is not job]
-        return [self._joined(outcome.child, job) if outcome.child else None for outcome in outcomes]
+        return [self._joined(outcome, job) for outcome in outcomes]
 
-    def _joined(self, child: SystemPrompt, job: Job) -> SystemPrompt:
+    def _joined(self, outcome: Outcome, job: Job) -> SystemPrompt | None:
+        if outcome.child is not None and self.population.knows(outcome.child):
+            outcome.finish("known")
+        if outcome.reason in ("known", "unchanged"):
+            self.population.ratings.unchanged()
+        if (child := outcome.child) is None:
+            return None
         # A population of the user's own may have been drawn from before this run: its later children are no older.
         child = replace(child, born_at=max(self.batches, self.population.turns))
-        return self.population.add(child, self.population.child_rating(child, job.ratings))
+        return self.population.add(child, job.ratings)
 
     def metrics(self) -> dict[str, float]:
         """The population in numbers, for logs: its size and diversity, the best rating, the latest batch's scores."""
@@ -196,7 +209,8 @@ async def propose_children(
     Args:
         job ([`Job`]): What to reflect on.
     """
-    operators: list[Coroutine[Any, Any, Outcome]] = [mutate(reference, job.best, settings, **sampling)]
+    mutation = revise if settings is not None and settings.reflection == "one_call" else mutate
+    operators: list[Coroutine[Any, Any, Outcome]] = [mutation(reference, job.best, settings, **sampling)]
     if job.crossing is not None:
         operators.append(crossover(reference, job.crossing, settings, **sampling))
     return await gather(operators)

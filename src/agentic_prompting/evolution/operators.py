@@ -8,7 +8,7 @@ the [`Outcome`].
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from .settings import ESPLSettings
 from .system_prompt import Draft, Edit, EditReport, SystemPrompt
 from .templates import shorten
 
-Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged"]
+Reason = Literal["child", "no_evidence", "too_few_winners", "call_failed", "unreadable", "unchanged", "known"]
 Summaries = Sequence[tuple[float, str]]
 """Reward and summary of each attempt at one problem."""
 
@@ -77,7 +77,8 @@ class Outcome:
         operator (`str`): `mutation`, `crossover` or `correction`.
         child ([`SystemPrompt`], *optional*): With parents and operator, without id: for [`Population.add`].
         reason (`str`): `child`; `no_evidence` and `too_few_winners`: no problem was worth reflecting on, and no
-            call was made; `call_failed`, `unreadable`, `unchanged`: the operator failed.
+            call was made; `call_failed`, `unreadable`, `unchanged`, `known`: the operator failed. `known`: the child
+            says what a prompt of the population says; set when it would join.
         counts (`Counter[str]`): `calls`, `failed_calls`; `proposed` (edits of the critiques that fit), `applied` (of
             the final plan), `refused/<why>` of both, `unread/<why>`.
         usage ([`Usage`]): The usage of all calls.
@@ -96,13 +97,14 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether the operator made calls and returned no child."""
-        return self.reason in ("call_failed", "unreadable", "unchanged")
+        return self.reason in ("call_failed", "unreadable", "unchanged", "known")
 
     def metrics(self) -> dict[str, float]:
         """The outcome in numbers, for logs."""
         return {
             f"evolution/{self.operator}_children": float(self.child is not None),
             f"evolution/{self.operator}_failed": float(self.failed),
+            "evolution/unchanged": float(self.reason in ("unchanged", "known")),
             "evolution/calls": float(self.counts["calls"]),
             "evolution/failed_calls": float(self.counts["failed_calls"]),
             "evolution/cost_usd": self.usage.cost_usd,
@@ -114,8 +116,11 @@ class Outcome:
         return self
 
 
-class _Work:
-    """One operator on one prompt: calls the reference LLM, reads and applies its edits, records all in `outcome`."""
+class Work:
+    """One operator on one prompt: calls the reference LLM, reads and applies its edits, records all in `outcome`.
+
+    The arguments are those of the operators. An operator awaits [`Work.ask`] and returns what [`Work.finish`] does.
+    """
 
     def __init__(
         self, outcome: Outcome, prompt: SystemPrompt, reference: ChatModel, settings: ESPLSettings, sampling: Any
@@ -132,7 +137,7 @@ class _Work:
         """
         if stage:
             form = templates.FORMATS[stage, "free text" if self.free_text else "principles"]
-            values["answer_format"] = fill(form, max_words=self.settings.max_words)
+            values["answer_format"] = fill(form, max_words=self.settings.max_words, schema=templates.SCHEMA)
         reply = await self.reference([{"role": "user", "content": fill(template, **values)}], **self.sampling)
         text = None if reply.error else final_text(reply.text) or None
         outcome = self.outcome
@@ -159,20 +164,20 @@ class _Work:
         self.outcome.counts.update(f"refused/{why}" for _, why in report.refused)
         return report
 
-    def finish(self, plan: str | None, draft: Draft, allowed: Collection[str]) -> Outcome:
-        """The last step of both operators: apply the edits of a reply to the draft, like a patch."""
+    def finish(self, plan: str | None, draft: Draft, allowed: Collection[str], limit: int | None = None) -> Outcome:
+        """The last step of an operator: apply the edits of a reply to the draft, like a patch; at most `limit`."""
         if plan is None:
             return self.outcome.finish("call_failed")
         read = self.read(plan)
-        if not read.found:
+        if not read.found or (read.problems and not read.edits):
             return self.outcome.finish("unreadable")
-        self.judged(draft.apply(read.edits, ("replace",) if self.free_text else allowed), "applied")
+        self.judged(draft.apply(read.edits, ("replace",) if self.free_text else allowed, limit), "applied")
         return self.born(draft)
 
     def born(self, draft: Draft) -> Outcome:
         """The outcome of a finished draft: a child, or `unchanged`."""
         child = draft.finish()
-        if child.text == self.prompt.text:
+        if child.key == self.prompt.key:
             return self.outcome.finish("unchanged")
         parents = self.outcome.trace.parents
         return self.outcome.finish("child", replace(child, operator=self.outcome.operator, parents=parents))
@@ -192,8 +197,8 @@ async def mutate(
         sampling (*optional*): Sampling options of every call.
     """
     settings, prompt = settings or ESPLSettings(), result.prompt
-    outcome = Outcome("mutation", trace=OperatorTrace(_known([prompt.id])))
-    work = _Work(outcome, prompt, reference, settings, sampling)
+    outcome = Outcome("mutation", trace=OperatorTrace(known_ids([prompt.id])))
+    work = Work(outcome, prompt, reference, settings, sampling)
     chosen = [(at, problem) for at, problem in enumerate(result.problems) if problem.instructive(settings.reflect_on)]
     if not chosen:
         return outcome.finish("no_evidence")
@@ -217,7 +222,7 @@ async def mutate(
     return work.finish(plan, draft, ("modify", "merge"))
 
 
-async def _critique(work: _Work, problem: ProblemResult) -> tuple[Summaries, str | None]:
+async def _critique(work: Work, problem: ProblemResult) -> tuple[Summaries, str | None]:
     """The summaries of the attempts at one problem (A.3), and the critique of them together (A.4)."""
     shared = {"prompt": work.prompt.text, "question": problem.question, "truth": problem.truth}
     texts = await gather(
@@ -232,7 +237,7 @@ async def _critique(work: _Work, problem: ProblemResult) -> tuple[Summaries, str
     return summaries, await work.ask(templates.CRITIQUE, "critique", **shared, **shown)
 
 
-def _propose(work: _Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft, list[list[str]]]:
+def _propose(work: Work, read: Sequence[tuple[int, ParsedEdits]]) -> tuple[Draft, list[list[str]]]:
     """The local edits of each problem (A.4): a draft, and the proposals as the consolidation gets to read them.
 
     Principles: what is added goes into the draft, one problem after another; what is modified is a suggestion only, as
@@ -272,7 +277,7 @@ async def crossover(
     rows = [result.row for result in scored]
     values, wins = common_means(rows), sole_wins(rows)
     order = sorted(range(len(scored)), key=lambda place: -(values[place] or 0.0))[: len(_LETTERS)]
-    outcome.trace.parents = _known([scored[place].prompt.id for place in order])
+    outcome.trace.parents = known_ids(scored[place].prompt.id for place in order)
     if None in values or sum(map(bool, wins)) < 2 or not wins[order[0]]:
         return outcome.finish("too_few_winners")
     problems, best = scored[0].problems, scored[order[0]].prompt
@@ -287,7 +292,7 @@ async def crossover(
         )
         for letter, at in zip(_LETTERS, order, strict=False)
     ]
-    work = _Work(outcome, best, reference, settings, sampling)
+    work = Work(outcome, best, reference, settings, sampling)
     plan = await work.ask(templates.CROSSOVER, "crossover", sets=templates.render_sets(sets))
     return work.finish(plan, Draft(best, settings.max_words), ("add", "modify", "remove"))
 
@@ -305,8 +310,8 @@ async def correct(
         prompt ([`SystemPrompt`]): With principles; free text has none to check.
     """
     settings = settings or ESPLSettings()
-    outcome = Outcome("correction", trace=OperatorTrace(_known([prompt.id])))
-    work, draft = _Work(outcome, prompt, reference, settings, sampling), Draft(prompt, settings.max_words)
+    outcome = Outcome("correction", trace=OperatorTrace(known_ids([prompt.id])))
+    work, draft = Work(outcome, prompt, reference, settings, sampling), Draft(prompt, settings.max_words)
     principles = dict(draft.principles)
     if not principles:
         return outcome.finish("no_evidence")
@@ -322,7 +327,8 @@ async def correct(
     return work.born(draft)
 
 
-def _known(ids: Sequence[int | None]) -> tuple[int, ...]:
+def known_ids(ids: Iterable[int | None]) -> tuple[int, ...]:
+    """The ids of prompts that belong to a population."""
     return tuple(name for name in ids if name is not None)
 
 

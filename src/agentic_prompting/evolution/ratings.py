@@ -1,5 +1,4 @@
-"""How good each prompt is believed to be (TrueSkill: 3.2, Appendix B), and which prompts the next batch plays under
-(eq 3, A.5).
+"""How good each prompt is believed to be: [`Ratings`], and TrueSkill, the paper's (3.2, Appendix B).
 
 A rating changes only by comparisons within a batch, never by the reward itself, because rewards under different weights
 cannot be compared. The update is that of the `trueskill` package; the ties and the ratings of children are ours.
@@ -9,13 +8,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any, Protocol
 
-from .results import ROUNDING
+from .results import ROUNDING, Row, common_means
 from .system_prompt import SystemPrompt
 
 MU, SIGMA = 25.0, 25.0 / 3
@@ -130,9 +129,6 @@ def _cdf(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2  # exact in the lower tail, where NormalDist's `1 + erf` is not
 
 
-# Selection ------------------------------------------------------------------------------------------------------------
-
-
 class Rated(Protocol):
     """The part of a [`Member`] that a rule may read: the prompt and its current rating."""
 
@@ -142,106 +138,87 @@ class Rated(Protocol):
     def rating(self) -> Rating: ...
 
 
-SelectionRule = Callable[[Sequence[Rated], int, random.Random], list[int]]
-"""Gets the window, oldest first, k and a random generator; returns the positions of k different members. k is at most
-their number."""
+class Ratings(Protocol):
+    """How the prompts of a population are rated. A prompt is named by its id."""
+
+    name: str
+
+    def believe(self, prompt: int, parents: Mapping[int, Rating]) -> Rating:
+        """The first rating of a new prompt, given those that its parents had when it was made."""
+
+    def rate(
+        self, ratings: Mapping[int, Rating], rows: Mapping[int, Row], slots: Mapping[int, int]
+    ) -> Mapping[int, Rating]:
+        """The ratings that change by a batch: those of the prompts in it, `ratings` being their present ones.
+
+        Args:
+            rows: By prompt its mean reward on each problem, `None` where there is none; some of each.
+            slots: By prompt how often it was drawn.
+        """
+
+    def parent(self, values: Mapping[int, float]) -> int:
+        """The prompt of a batch that mutates, given the V_i of those that have one."""
+
+    def draw(self, members: Sequence[Rated], rng: random.Random) -> list[float]:
+        """A skill for each, drawn from the belief about all of them."""
+
+    def unchanged(self) -> None:
+        """Called when a reflection had no new prompt to offer."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows beside the ratings, as plain JSON."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
 
 
-def optimistic_scores(members: Sequence[Rated], exploration: float = EXPLORATION) -> list[float]:
-    """score = μ + λσ of each (eq 3)."""
-    return [member.rating.mu + exploration * member.rating.sigma for member in members]
-
-
-def top_plus_random(
-    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
-) -> list[int]:
-    """Always the highest score (of equal ones the newest), and the others uniformly, as in the paper's runs (A.5)."""
-    scores = optimistic_scores(members, exploration)
-    top = max(range(len(scores)), key=lambda position: (scores[position], position))
-    others = rng.sample(range(len(members) - 1), k - 1)
-    return [top, *(position + (position >= top) for position in others)]
-
-
-def softmax(
-    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
-) -> list[int]:
-    """One after another with p ∝ exp(score / T) among those not drawn yet (eq 3, Algorithm 1).
-
-    If the exponentials of all that are left underflow to 0, they are drawn uniformly.
-    """
-    logits = [score / temperature for score in optimistic_scores(members, exploration)]
-    top = max(logits)
-    weights = [math.exp(logit - top) for logit in logits]
-    chosen: list[int] = []
-    for _ in range(k):
-        if not any(weights):
-            weights = [float(place not in chosen) for place in range(len(logits))]
-        chosen += rng.choices(range(len(weights)), weights)
-        weights[chosen[-1]] = 0.0
-    return chosen
-
-
-def uniform(
-    members: Sequence[Rated], k: int, rng: random.Random, exploration: float = EXPLORATION, temperature: float = 1.0
-) -> list[int]:
-    """Every member with the same probability."""
-    return rng.sample(range(len(members)), k)
-
-
-RULES: dict[str, Callable[..., list[int]]] = {
-    "top_plus_random": top_plus_random,
-    "softmax": softmax,
-    "uniform": uniform,
-}
-"""The shipped rules by name."""
-
-
-def selection_rule(
-    rule: str | SelectionRule, exploration: float = EXPLORATION, temperature: float = 1.0, independent: bool = False
-) -> SelectionRule:
-    """A rule by name with its parameters set. A function is returned as it is.
+class TrueSkillRatings:
+    """[`Ratings`] of the paper: each prompt's skill on its own, by the order of the V_i alone.
 
     Args:
-        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
-        exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
-        temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has one.
-        independent (`bool`, *optional*, defaults to `False`): Whether the prompts are drawn independently.
-
-    Raises:
-        `ValueError`: There is no such rule, a parameter is out of range, or independent draws would all be the same.
+        delta_sigma (`float`, *optional*, defaults to `1.0`): See [`mutation_rating`].
+        tie_tolerance (`float`, *optional*, defaults to `0.01`): See [`ranks`].
     """
-    if exploration < 0 or temperature <= 0:
-        raise ValueError(f"need exploration >= 0 and temperature > 0, got {exploration} and {temperature}")
-    if callable(rule):
-        return rule
-    if rule not in RULES:
-        raise ValueError(f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function")
-    if independent and rule == "top_plus_random":
-        raise ValueError(f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform")
-    return partial(RULES[rule], exploration=exploration, temperature=temperature)
+
+    name = "trueskill"
+
+    def __init__(self, delta_sigma: float = 1.0, tie_tolerance: float = 0.01):
+        self.delta_sigma, self.tie_tolerance = delta_sigma, tie_tolerance
+
+    def believe(self, prompt: int, parents: Mapping[int, Rating]) -> Rating:
+        """[`mutation_rating`] of one parent, [`crossover_rating`] of several; a fresh rating without parents."""
+        known = list(parents.values())
+        if len(known) == 1:
+            return mutation_rating(known[0], self.delta_sigma)
+        return crossover_rating(known, self.delta_sigma) if known else Rating()
+
+    def rate(
+        self, ratings: Mapping[int, Rating], rows: Mapping[int, Row], slots: Mapping[int, int]
+    ) -> dict[int, Rating]:
+        """[`rate`]. Nothing changes where no problem has a reward under every prompt."""
+        values = [value for value in common_means(list(rows.values())) if value is not None]
+        if len(values) < len(rows):
+            return {}
+        return dict(zip(rows, rate([ratings[one] for one in rows], values, self.tie_tolerance), strict=True))
+
+    def parent(self, values: Mapping[int, float]) -> int:
+        """The one with the highest V_i, of equal ones the first (eq 4)."""
+        return max(values, key=lambda prompt: values[prompt])
+
+    def draw(self, members: Sequence[Rated], rng: random.Random) -> list[float]:
+        """[`draw_independently`]."""
+        return draw_independently(members, rng)
+
+    def unchanged(self) -> None:
+        """Nothing: ratings come from comparisons alone."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing: the ratings are all there is."""
 
 
-def select(
-    members: Sequence[Rated], k: int, rule: SelectionRule, rng: random.Random, independent: bool = False
-) -> list[int]:
-    """Positions of `k` members: different ones, as long as there are enough; else each at least ⌊k / n⌋ times.
-
-    Args:
-        members (`Sequence[Rated]`): The window, oldest first, not empty.
-        k (`int`): How many, at least 1.
-        rule (`Callable`): One of the rules above.
-        rng (`random.Random`): The random generator.
-        independent (`bool`, *optional*, defaults to `False`): Draw each from all members, as Algorithm 1 reads, so that
-            one may be drawn twice.
-
-    Raises:
-        `ValueError`: There is no member, or `k` is below 1.
-    """
-    if not members or k < 1:
-        raise ValueError(f"cannot select {k} of {len(members)} prompts: both numbers must be at least 1")
-    if independent:
-        return [rule(members, 1, rng)[0] for _ in range(k)]
-    chosen: list[int] = []
-    while len(chosen) < k:
-        chosen += rule(members, min(k - len(chosen), len(members)), rng)
-    return chosen
+def draw_independently(members: Sequence[Rated], rng: random.Random) -> list[float]:
+    """A skill for each, from its own normal distribution."""
+    return [rng.gauss(member.rating.mu, member.rating.sigma) for member in members]

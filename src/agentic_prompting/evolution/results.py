@@ -56,17 +56,18 @@ class ProblemResult:
         """V_{i,κ}: the mean reward; `None` where every rollout failed."""
         return mean([attempt.reward for attempt in self.attempts])
 
+    def failed(self, reflect_on: str = "mixed") -> list[tuple[str, float]]:
+        """Text and reward of the attempts below the best one (`mixed`), or below 1.0 (`imperfect`)."""
+        top = max((reward for _, reward in self.scored), default=0.0) if reflect_on == "mixed" else 1.0
+        return [(text, reward) for text, reward in self.scored if reward < top - ROUNDING]
+
     def instructive(self, reflect_on: str = "mixed") -> bool:
         """Whether the problem is worth reflecting on.
 
         `mixed`: the rewards differ; for rewards of 0 and 1 this is 0 < V < 1 (A.2). `imperfect`: some reward is below
         1.0. A problem that the policy cannot solve at all is reflected on only under `imperfect`.
         """
-        rewards = [reward for _, reward in self.scored]
-        if not rewards:
-            return False
-        top = max(rewards) if reflect_on == "mixed" else 1.0
-        return min(rewards) < top - ROUNDING
+        return bool(self.failed(reflect_on))
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,6 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
             result = PromptResult(result.prompt, tuple(together))
         merged[result.prompt.id] = result
     return list(merged.values())
-
-
-def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | None:
-    """The result of the prompt with the highest of the V_i that [`Population.record`] returns; `None` without any."""
-    scored = [(value, result) for value, result in zip(values, results, strict=True) if value is not None]
-    return max(scored, key=lambda pair: pair[0])[1] if scored else None
 
 
 def scores_of(results: Iterable[PromptResult]) -> dict[int, list[float | None]]:

@@ -72,6 +72,12 @@ class SystemPrompt:
         lines = [f"[G{number}]. {principle}" for number, principle in enumerate(self.principles)]
         return "\n".join([self.preamble, *lines] if self.preamble else lines)
 
+    @property
+    def key(self) -> tuple[str, frozenset[str] | None]:
+        """Equal for prompts that say the same: the order of principles does not count, nor case and a final full stop
+        in them."""
+        return self.preamble, None if self.principles is None else frozenset(map(_key, self.principles))
+
     def __str__(self) -> str:
         return self.text
 

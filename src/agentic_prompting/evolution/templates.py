@@ -7,11 +7,13 @@ that braces in a problem or an attempt do no harm:
 - `{attempt}`, `{reward}` (str): one rollout and its reward; `{principle}` (str): one principle with its id;
 - `{summaries}`, `{proposals}`, `{sets}` (str): what [`render_summaries`] and its neighbours make;
 - `{max_ops}`, `{max_words}` (int): the limits that are enforced when the edits are applied;
-- `{answer_format}` (str): one of the `FORMATS` below.
+- `{failures}` (str): what [`render_failures`] makes;
+- `{answer_format}` (str): one of the `FORMATS` below; `{schema}` (str): the `SCHEMA` of a reply in one JSON object.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 SUMMARISE = """\
@@ -79,6 +81,27 @@ general one. Every instruction should be short, abstract and about how to procee
 
 {answer_format}"""
 
+REVISE = """\
+Task: revise instructions after failures
+
+A model works under these instructions, the same for every problem it gets:
+<instructions>
+{prompt}
+</instructions>
+
+These are attempts of it that fell short, at several problems:
+{failures}
+
+First find out why, from what the attempts and the replies to them say: which causes come back from problem to \
+problem, and which of them could an instruction have prevented? Is there an instruction that is wrong, or that misled \
+the model?
+
+Then revise the instructions, with {max_ops} changes at most, fewer if fewer are worth it. The model will work on \
+other problems of the same kind: give it the strategies, checks, facts, names and formats that the task demands, but \
+no answer to a problem above. Do not add what an instruction says already.
+
+{answer_format}"""
+
 CROSSOVER = """\
 Task: let one set of instructions learn from others
 
@@ -115,6 +138,33 @@ only a matter of style stays as it is.
 _JSON_RULES = """\
 Ids are those in the instructions. A text has at most {max_words} words, on one line, and does not begin with an id. \
 If nothing should change, the list is empty: []"""
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "edits": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "op": {"enum": ["add", "modify", "merge", "remove", "replace"]},
+                        "ids": {"type": "array", "items": {"type": "string"}},
+                        "search": {"type": "string"},
+                        "text": {"type": "string"},
+                    },
+                    "required": ["op"],
+                },
+            }
+        },
+        "required": ["edits"],
+    }
+)
+"""The JSON schema of a reply to `REVISE`, also for an endpoint that holds replies to a schema."""
+
+_OBJECT_RULES = """\
+End your reply with one JSON object of this schema: {schema}
+"""
 
 _BLOCK_RULES = """\
 Write each change as a block of this form:
@@ -154,6 +204,17 @@ End your reply with one JSON list in a ```json block. It has one item at most, o
 {"op": "remove", "id": "G2", "reason": "..."}
 """
     + _JSON_RULES,
+    ("revise", "principles"): _OBJECT_RULES
+    + """\
+For example {"edits": [{"op": "add", "text": "a new instruction"}, {"op": "modify", "ids": ["G2"], "text": "its new \
+wording"}, {"op": "merge", "ids": ["G1", "G4"], "text": "one in place of these"}, {"op": "remove", "ids": ["G5"]}]}
+"""
+    + _JSON_RULES,
+    ("revise", "free text"): _OBJECT_RULES
+    + """\
+For example {"edits": [{"op": "replace", "search": "words copied from the text", "text": "the words in their place"}]}
+What is searched for must occur exactly once in the text, or the change is lost. If nothing should change, the list is \
+empty: []""",
     ("critique", "free text"): _BLOCK_RULES,
     ("consolidate", "free text"): """\
 None of the proposals is applied yet: write every change of the revision yourself. The blocks are applied one after \
@@ -172,6 +233,15 @@ def render_summaries(summaries: Iterable[tuple[float, str]]) -> str:
     """The attempts at one problem, best first: `(reward, summary)`."""
     ordered = sorted(summaries, key=lambda item: -item[0])
     return "\n".join(f'<attempt reward="{reward:g}">\n{summary}\n</attempt>' for reward, summary in ordered)
+
+
+def render_failures(failures: Iterable[tuple[str, str, Sequence[tuple[float, str]]]]) -> str:
+    """Problems that attempts fell short of: question, right answer, and reward and text of the attempts."""
+    parts = []
+    for question, truth, attempts in failures:
+        told = "\n".join(f'<attempt reward="{reward:g}">\n{text}\n</attempt>' for reward, text in attempts)
+        parts.append(f"<problem>\n{question}\nRight answer: {truth}\n{told}\n</problem>")
+    return "\n".join(parts)
 
 
 def render_proposals(proposals: Iterable[Sequence[str]]) -> str:

@@ -5,6 +5,7 @@ module is also a program, and Python warns about programs that their own package
 """
 
 from .guarded import GuardedOracle, draw_rules, load_guarded_world, split_by_country
+from .honest import HonestReflector
 from .reflector import GuardedReflector
 from .traces import DEFAULT_MIX, make_traces, vocabulary
 from .world import Country, Oracle, Question, World, all_questions, as_rows, load_world, make_split, parse_question
@@ -14,6 +15,7 @@ __all__ = [
     "Country",
     "GuardedOracle",
     "GuardedReflector",
+    "HonestReflector",
     "Oracle",
     "Question",
     "World",

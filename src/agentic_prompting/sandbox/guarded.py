@@ -88,11 +88,11 @@ def relations_of(world: World) -> tuple[str, ...]:
     return ("capital", "name", *world.last_relations)
 
 
-def draw_rules(rng: random.Random, world: World | None = None) -> dict[str, str]:
-    """Four guarded relations with a word each: the way from an airport to its city, and three of those that a question
-    may end on. Without any word about a third of all questions can still be answered."""
+def draw_rules(rng: random.Random, world: World | None = None, ends: int = ENDS_GUARDED) -> dict[str, str]:
+    """Guarded relations with a word each: the way from an airport to its city, and some of the seven that a question
+    may end on. With three of them, without any word about a third of all questions can still be answered."""
     world = world or load_guarded_world()
-    guarded = [ALWAYS_GUARDED, *rng.sample(world.last_relations, ENDS_GUARDED)]
+    guarded = [ALWAYS_GUARDED, *rng.sample(world.last_relations, ends)]
     return dict(zip(guarded, rng.sample(WORDS, len(guarded)), strict=True))
 
 

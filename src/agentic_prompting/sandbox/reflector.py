@@ -10,7 +10,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..evolution import Draft, SystemPrompt, parse_edits
@@ -28,8 +28,9 @@ class GuardedReflector(ScriptedChat):
     """A [`ScriptedChat`] that reflects on episodes in the guarded world.
 
     Args:
-        mistakes (`float`, *optional*, defaults to `0.1`): Share of its critiques, consolidations and crossovers that
-            are bad advice: a relation with the word of another, a word that was not asked for, a harmful principle.
+        mistakes (`float`, *optional*, defaults to `0.1`): Share of its critiques, consolidations, crossovers and
+            revisions that are bad advice: a relation with the word of another, a word that was not asked for, a
+            harmful principle.
         seed (`int`, *optional*, defaults to `0`): Which ones. They follow from it and from what is read.
         **options: Of [`ScriptedChat`], `latency` for one.
 
@@ -50,21 +51,27 @@ class GuardedReflector(ScriptedChat):
         if asked.startswith("Task: retell"):
             return retell(asked)
         if asked.startswith("Task: draw lessons"):
-            return _block(mislead(asked, rng) if wrong else draw_lessons(asked))
+            return edit_block(mislead(principles_in(asked), asked, rng) if wrong else draw_lessons(asked))
         if asked.startswith("Task: turn many"):
-            return _block(unite(asked, rng if wrong else None))
+            return edit_block(unite(asked, rng if wrong else None))
+        if asked.startswith("Task: revise"):
+            return edit_block(mislead(principles_in(asked), asked, rng) if wrong else revise(asked))
         if asked.startswith("I provided an assistant"):
-            return rewrite(asked, rng if wrong else None)
-        return _block(learn_from_others(asked, rng if wrong else None))
+            instructions, examples = gepas_request(asked)
+            given, told = principles_in(instructions), "\n".join(map(retell, examples))
+            edits = mislead(given, "\n".join(examples), rng) if wrong else lessons(given, told)
+            return rewritten(instructions, edits)
+        return edit_block(learn_from_others(asked, rng if wrong else None))
 
 
-def _block(edits: list[dict[str, Any]]) -> str:
+def edit_block(edits: list[dict[str, Any]]) -> str:
+    """A reply to E-SPL."""
     return f"Having compared them:\n```json\n{json.dumps(edits)}\n```"
 
 
 def retell(asked: str) -> str:
     """A summary of one attempt."""
-    attempt = _between(asked, "<attempt>", "</attempt>")
+    attempt = between(asked, "<attempt>", "</attempt>")
     reward = re.search(r"^Reward of the attempt: (\S+)", asked, re.MULTILINE)
     steps = [f'It was refused: "the {relation} needs the word {word}".' for relation, word in _NEED.findall(attempt)]
     if WHOLE in attempt:
@@ -78,10 +85,11 @@ def retell(asked: str) -> str:
 
 def draw_lessons(asked: str) -> list[dict[str, Any]]:
     """Good advice from the attempts at one problem: the words they were refused for want of, then how to proceed."""
-    return _lessons(_principles(asked), asked.partition("Right answer:")[2])
+    return lessons(principles_in(asked), asked.partition("Right answer:")[2])
 
 
-def _lessons(principles: dict[str, str], told: str) -> list[dict[str, Any]]:
+def lessons(principles: Mapping[str, str], told: str) -> list[dict[str, Any]]:
+    """Good advice from retold attempts."""
     needed = [pair for pair, _ in Counter(_NEED.findall(told)).most_common()]
     edits = [edit for edit in (_put(principles, *pair) for pair in needed) if edit is not None]
     if "everything at once" in told or "answered at once" in told:
@@ -93,7 +101,7 @@ def _lessons(principles: dict[str, str], told: str) -> list[dict[str, Any]]:
     return edits
 
 
-def _put(principles: dict[str, str], relation: str, word: str) -> dict[str, Any] | None:
+def _put(principles: Mapping[str, str], relation: str, word: str) -> dict[str, Any] | None:
     """The edit that gives a relation its word, in place of another one if one is there; `None` if it has it alone."""
     texts = {name: text for name, text in principles.items() if text.startswith(say(relation, ""))}
     rivals = [name for name, text in texts.items() if text != say(relation, word)]
@@ -102,22 +110,29 @@ def _put(principles: dict[str, str], relation: str, word: str) -> dict[str, Any]
     return None if texts else {"op": "add", "text": say(relation, word)}
 
 
-def rewrite(asked: str, wrong: random.Random | None) -> str:
-    """GEPA's request, which shows the instructions and some attempts under them: the instructions anew, with the same
-    advice as for E-SPL's requests."""
-    _, instructions, attempts = asked.split("```", 2)
-    told = "\n".join(retell(f"<attempt>{one}</attempt>") for one in attempts.split("# Example ")[1:])
-    principles = _principles(instructions)
-    edits = mislead(instructions + attempts, wrong) if wrong else _lessons(principles, told)
+def revise(asked: str) -> list[dict[str, Any]]:
+    """Good advice from attempts at several problems, by one call of `reflection="one_call"`."""
+    told = (retell(f"<attempt>{one}") for one in re.split(r"<attempt reward=.*>", asked)[1:])
+    return lessons(principles_in(asked), "\n".join(told))
+
+
+def gepas_request(asked: str) -> tuple[str, list[str]]:
+    """The instructions and the examples in a request of GEPA, which wants the instructions anew; each example is an
+    attempt as [`retell`] takes it."""
+    _, instructions, examples = asked.split("```", 2)
+    return instructions, [f"<attempt>{one}</attempt>" for one in examples.split("# Example ")[1:]]
+
+
+def rewritten(instructions: str, edits: list[dict[str, Any]]) -> str:
+    """A reply to GEPA: the instructions after these edits."""
     draft = Draft(SystemPrompt.of(instructions.strip()))
-    draft.apply(parse_edits(_block(edits)).edits)
+    draft.apply(parse_edits(edit_block(edits)).edits)
     return f"```\n{draft.finish().text}\n```"
 
 
-def mislead(asked: str, rng: random.Random) -> list[dict[str, Any]]:
-    """Bad advice, of what is in the prompt: words and relations that do not belong together, or a harmful principle."""
-    principles = _principles(asked)
-    pairs = [*_NEED.findall(asked), *(pair for text in principles.values() for pair in _SAY.findall(text))]
+def mislead(principles: Mapping[str, str], told: str, rng: random.Random) -> list[dict[str, Any]]:
+    """Bad advice, of what there is to read: words and relations that do not belong together, or a harmful principle."""
+    pairs = [*_NEED.findall(told), *(pair for text in principles.values() for pair in _SAY.findall(text))]
     relations, words = sorted({relation for relation, _ in pairs}), sorted({word for _, word in pairs})
     if len(words) > 1 and rng.random() < 0.6:
         edit = _put(principles, rng.choice(relations), rng.choice(words))
@@ -131,7 +146,7 @@ def unite(asked: str, wrong: random.Random | None) -> list[dict[str, Any]]:
 
     A mistake keeps the wrong one.
     """
-    principles, proposals = _principles(asked), _between(asked, "<proposals>", "</proposals>")
+    principles, proposals = principles_in(asked), between(asked, "<proposals>", "</proposals>")
     revised = dict(principles)
     for name, text in [pair for pair, _ in reversed(Counter(_MODIFY.findall(proposals)).most_common())]:
         revised[name] = text
@@ -158,7 +173,7 @@ def _conflicts(principles: dict[str, str]) -> dict[str, list[str]]:
 def learn_from_others(asked: str, wrong: random.Random | None) -> list[dict[str, Any]]:
     """What sets that won problems have and set A lacks. A mistake adds a harmful principle, or drops a good one."""
     sets = re.findall(r'<set name="(\w+)".*?>\n<instructions>\n(.*?)</instructions>\n(.*?)</set>', asked, re.DOTALL)
-    own = _principles(sets[0][1])
+    own = principles_in(sets[0][1])
     if wrong is not None:
         ways: list[dict[str, Any]] = [{"op": "add", "text": wrong.choice(_HARM), "reason": "it is quicker"}]
         ways += [{"op": "remove", "id": f"A.{name}", "reason": "not needed"} for name in own]
@@ -170,7 +185,7 @@ def learn_from_others(asked: str, wrong: random.Random | None) -> list[dict[str,
     ]
     covered = {given[1] for given in map(_SAY.fullmatch, own.values()) if given}
     for letter, instructions, won in sets[1:]:
-        for text in _principles(instructions).values() if "<problem>" in won else ():
+        for text in principles_in(instructions).values() if "<problem>" in won else ():
             given = _SAY.fullmatch(text)
             new = given[1] not in covered if given else text == STEPWISE and STEPWISE not in own.values()
             if new:
@@ -179,11 +194,12 @@ def learn_from_others(asked: str, wrong: random.Random | None) -> list[dict[str,
     return edits
 
 
-def _principles(text: str) -> dict[str, str]:
+def principles_in(text: str) -> dict[str, str]:
     """The principles of the first instructions in a prompt, by id."""
-    instructions = _between(text, "<instructions>", "</instructions>") if "<instructions>" in text else text
+    instructions = between(text, "<instructions>", "</instructions>") if "<instructions>" in text else text
     return dict(_PRINCIPLE.findall(instructions))
 
 
-def _between(text: str, opening: str, closing: str) -> str:
+def between(text: str, opening: str, closing: str) -> str:
+    """The text behind the first `opening`, up to `closing`."""
     return text.partition(opening)[2].partition(closing)[0]

@@ -23,6 +23,7 @@ from ..evolution import SystemPrompt
 from ..llm import Message, Reply, ServerFailed, Usage
 from ..rollout import AgentSpec, Rollout, TagGrammar, Turn, play, rollout_seed, transcript
 from .guarded import (
+    ENDS_GUARDED,
     MIXES,
     PREAMBLE,
     WORDS,
@@ -116,7 +117,7 @@ SAMPLING = {"temperature": 0.7}
 """The paper's, .6 to .7; a trainer's own replaces it. At 1.0 a policy that knows what to do slips now and then."""
 
 
-WORLDS = ("rules", "habits", "misleading")
+WORLDS = ("rules", "habits", "misleading", "many")
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,8 @@ def prepare_guarded(
         world (`str`, *optional*, defaults to `"rules"`): The skills to learn. `"rules"`: words that a sentence can
             state, and splitting questions. `"habits"`: no fact is guarded, and the policy heeds no principle about how
             to proceed, so that only practice helps. `"misleading"`: the first prompt gives words that are out of date,
-            and half of the reflector's advice is wrong.
+            and half of the reflector's advice is wrong. `"many"`: eight words instead of four, for every relation that
+            a question may end on.
 
     Raises:
         `ValueError`: There is no such world.
@@ -167,7 +169,8 @@ def prepare_guarded(
     train, test = split_by_country(seed)
     recipe = guarded_recipe(seed, warm_start_steps, copying_steps, world)
     drawn = random.Random(f"house {seed}")
-    rules, root = draw_rules(drawn), ROOT
+    ends = len(load_guarded_world().last_relations) if world == "many" else ENDS_GUARDED
+    rules, root = draw_rules(drawn, ends=ends), ROOT
     if world == "misleading":
         others = drawn.sample([word for word in WORDS if word not in rules.values()], len(rules))
         root = SystemPrompt(PREAMBLE, tuple(map(say, map(sought, rules), others)))
@@ -183,7 +186,7 @@ def prepare_guarded(
 
 
 def guarded_recipe(seed: int, warm_start_steps: int = 450, copying_steps: int = 150, world: str = "rules") -> Recipe:
-    """The warm start of [`prepare_guarded`]; `"rules"` and `"misleading"` share one."""
+    """The warm start of [`prepare_guarded`]; all worlds but `"habits"` share one."""
     train, _ = split_by_country(seed)
     spec, seen = replace(sandbox_spec(), sampling=SAMPLING), world_of(train, load_guarded_world())
 

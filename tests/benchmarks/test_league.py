@@ -1,0 +1,158 @@
+"""The second league: its cells, what they say together, and that a run that was killed goes on where it was."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import league
+import league_cell
+import pytest
+
+
+def record(cell, correct="1100", **changes):
+    world, reflector, seed, method = cell
+    about = {"world": world, "reflector": reflector, "seed": seed, "method": method, "correct": correct}
+    about |= {"ends": ["code", "code", "symbol", "domain"], "guarded": ["capital", "code", "symbol"]}
+    return {**about, "calls": 10, "curve": [], "rated": [], "commit": "x", "seconds": 1, **changes}
+
+
+RIGHT = {"joint": "1110", "one call": "1111", "GEPA, then GRPO": "1000"}
+
+
+def of_all(setting, seeds=league.SEEDS):
+    return [record((*setting, seed, method), RIGHT[method]) for seed in seeds for method in league.PRIMARY]
+
+
+def test_the_cells_are_those_of_the_protocol():
+    todo = list(league.cells())
+    assert len(todo) == len(set(todo)) == 16 * (6 * 4 + 3 + 1)
+    assert {seed for _, _, seed, _ in todo} == set(range(521, 537)) and not {*league.SEEDS} & {*league.TUNING_SEEDS}
+    assert todo[:4] == [("rules", "easy", 521, method) for method in league.PRIMARY] + [("rules", "easy", 522, "joint")]
+    assert {method for *_, method in todo} == set(league_cell.METHODS)
+    trained = list(league_cell.METHODS.values())[:5]
+    assert all(sum(portion for _, portion, _ in phases) == 1 for phases in trained), "equal rollouts"
+    assert len({league.path_of(Path("x"), cell) for cell in todo}) == len(todo)
+
+
+def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
+    first, second = league.SETTINGS[:2]
+    records = of_all(first) + of_all(second, league.SEEDS[:3])
+    told = league.outcomes(records)
+    row = told["one_call_minus_joint"]
+    assert (row["mean"], row["n"], row["settings"]) == (0.25, 16, ["rules, easy"])
+    assert told["one_call_minus_gepa"]["mean"] == 0.75 and told["paired_minus_one_call"]["n"] == 0
+    assert told["each"]["rules, .7"]["one_call_minus_joint"]["n"] == 3 and told["calls"]["joint"] == 10
+    both = league.outcomes(of_all(first) + of_all(second))["one_call_minus_joint"]
+    assert both["n"] == 16 and len(both["settings"]) == 2, "the mean of the settings, a value for each seed"
+
+
+def test_what_counts_against_us_is_said_first():
+    told = league.verdicts(of_all(league.SETTINGS[0]))
+    assert told.count("- Not so: ") == 2 and "Difference +0.250 [+0.250, +0.250], over 1 of 6 settings" in told
+    told = league.verdicts(of_all(league.SETTINGS[0], league.SEEDS[:2]))
+    assert told.count("Not decided yet (2 of 16 seeds)") == 2
+    worse = [
+        {**one, "correct": "0000" if one["method"] == "one call" else one["correct"]}
+        for one in of_all(("rules", "easy"))
+    ]
+    assert league.verdicts(worse).startswith("- **Against us**")
+
+
+def test_secondary_outcomes():
+    assert league.calls_until_good([(1, 0.9), (2, 0.7), (3, 0.9), (4, 0.9), (5, 1.0)]) == 3
+    assert (
+        league.calls_until_good([(1, 1.0), (2, 1.0)]) is None is league.calls_until_good([(n, 0.7) for n in range(9)])
+    )
+    assert league.unlocked(record(("rules", "easy", 1, "joint"), "1000")) == 1, (
+        "code half right, symbol not, capital no end"
+    )
+    rated = [(25.0, 0.1, 0), (30.0, 0.5, 1), (28.0, 0.4, 2)]
+    records = [record(("rules", "easy", seed, "joint"), rated=rated, curve=[(7, 0.9)] * 3) for seed in (1, 2)]
+    row = league.summarise(records)["rules, easy"]["joint"]
+    assert (row["calls_until_good"], row["good"], row["spearman"]["mean"], row["n"]) == (7, 2, 1.0, 2)
+    assert "| rules, easy | joint | 0.500 [" in league.table(records) and "7 (2 of 2)" in league.table(records)
+
+
+SCRIPT = """
+import sys, time
+sys.path[:0] = [{benchmarks!r}]
+import league
+def run(world, reflector, seed, method, folder, **options):
+    if seed == 523:
+        print("at it", flush=True)
+        time.sleep(60)
+    return {{"seed": seed, "method": method, "world": world, "reflector": reflector, "seconds": 0}}
+league.run = run
+league.work(list(league.cells())[:9], league.Path({folder!r}))
+"""
+
+
+def test_a_kill_loses_at_most_the_cell_in_progress(tmp_path, monkeypatch):
+    """And another process passes over a cell that one is at."""
+    script = SCRIPT.format(benchmarks=str(Path(league.__file__).parent), folder=str(tmp_path))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout.readline() == b"at it\n"
+    ran = tmp_path / "ran.txt"
+
+    def run(*cell, **options):
+        with ran.open("a") as file:
+            print(*cell[2:4], file=file)
+        world, reflector, seed, method, _ = cell
+        return {"seed": seed, "method": method, "world": world, "reflector": reflector, "seconds": 0}
+
+    monkeypatch.setattr(league, "run", run)
+    league.work(list(league.cells())[:8], tmp_path)
+    assert ran.read_text().splitlines() == ["523 one call"], "six are done, and the first process is at the seventh"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    league.work(list(league.cells())[:9], tmp_path)
+    assert ran.read_text().splitlines()[1:] == ["523 joint", "523 GEPA, then GRPO"]
+    records = league.read(tmp_path)
+    assert len(records) == 9 and all(one["commit"] and one["date"] for one in records)
+
+
+def test_a_warm_start_has_the_code_that_made_it_in_its_name(monkeypatch, tmp_path):
+    """Made once, by one process, and anew where the training code or a library has changed."""
+    pytest.importorskip("torch")
+    made = []
+    monkeypatch.setattr(league_cell, "WARM_STARTS", tmp_path)
+    monkeypatch.setattr(
+        "agentic_prompting.sandbox.setup.prepare_guarded", lambda folder, seed, world: made.append(folder)
+    )
+    league_cell.prepare("rules", 1)
+    league_cell.prepare("many", 1)
+    league_cell.prepare("rules", 2)
+    assert made[0] == made[1] != made[2], "worlds share the warm start of a seed"
+    monkeypatch.setattr(league_cell, "version", lambda name: "9")
+    league_cell.prepare("rules", 1)
+    assert made[3] != made[0] and made[3].parent == tmp_path
+
+
+def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path):
+    """GEPA's prompt is where joint training starts, whose prompt is then left out; every phase's rollouts count."""
+    pytest.importorskip("gepa", reason="needs the extra optimizers")
+    from agentic_prompting.sandbox.setup import prepare_guarded
+
+    sandbox = prepare_guarded(tmp_path, 1, n_test=8, warm_start_steps=2, copying_steps=2)
+    monkeypatch.setattr(league_cell, "prepare", lambda *where: sandbox)
+    monkeypatch.setattr(league_cell, "leaks", lambda *where: 0)
+    phases = [("gepa", 0.5, {}), ("joint", 0.5, {"evolution_lag": 0}), ("imitate", 0.5, {})]
+    monkeypatch.setitem(league_cell.METHODS, "joint", phases)
+    found, agents = [], league_cell.Agent
+    monkeypatch.setattr(league_cell, "Agent", lambda *args: found.append(agents(*args)) or found[0])
+    record = league_cell.run("rules", "easy", 1, "joint", tmp_path / "runs", steps=2)
+    trainer = found[0].trainer
+    assert trainer.population.members[0].prompt.preamble == sandbox.root.preamble
+    assert record["prompt"] == "" and found[0].model == found[0].output
+    assert record["rollouts"] >= 3 * 96 and len(record["correct"]) == len(record["ends"]) == 8 and record["calls"] > 0
+    (batch,) = record["curve"]
+    assert 0 <= batch[1] <= 1 and record["rated"] == [] and set(record["guarded"]) == set(sandbox.oracle.rules)
+
+
+def test_calls_beyond_the_budget_are_refused(monkeypatch):
+    from agentic_prompting.llm import ScriptedChat, complete
+
+    chat = league_cell.Counted(ScriptedChat(lambda messages: "yes"), 1)
+    assert complete(chat, "may I?").text == "yes" and complete(chat, "again?").error is not None and chat.calls == 2

@@ -1,0 +1,180 @@
+"""Mutation in one call: what is shown, what a reply may be, what failures do; in `evolve` and resumed."""
+
+import asyncio
+import json
+
+import pytest
+
+from agentic_prompting.evolution import (
+    Attempt,
+    ESPLSettings,
+    EvolveConfig,
+    Job,
+    ProblemResult,
+    PromptResult,
+    SystemPrompt,
+    evolve,
+    parse_edits,
+    propose_children,
+    revise,
+    templates,
+)
+from agentic_prompting.llm import ScriptedChat
+from agentic_prompting.rewards import exact_match_reward
+from support.evolving import ROOT, ROWS, SETTINGS, WORDS, Policy
+from support.operators import MIXED, PROMPT, problem
+
+ONE_CALL = {"reflection": "one_call", "reflect_on": "imperfect"}
+
+
+def object_of(*items):
+    return json.dumps({"edits": items})
+
+
+def ask(chat, result=MIXED, **changes):
+    return asyncio.run(revise(chat, result, ESPLSettings(**{**ONE_CALL, **changes})))
+
+
+NEW = {"op": "add", "text": "Read the reply."}
+
+
+def test_one_call_shows_the_prompt_and_the_failed_attempts():
+    chat = ScriptedChat([object_of(NEW)])
+    outcome = ask(chat)
+    (call,) = chat.calls
+    said = call[0]["content"]
+    assert said.startswith("Task: revise instructions") and len(call) == 1
+    for piece in (PROMPT.text, "question a", "truth d", "try a1", "try c0", "try d0", "try d1", templates.SCHEMA):
+        assert piece in said
+    for piece in ("question b", "try a0", "try c1", "try c2", "{schema}", "{failures}", "{max_ops}"):
+        assert piece not in said, "right attempts and those that failed for outside reasons are not shown"
+    assert "with 6 changes at most" in said, "two for each of the three problems"
+    assert outcome.child.principles == (*PROMPT.principles, "Read the reply.")
+    assert (outcome.child.parents, outcome.child.operator, outcome.operator) == ((3,), "mutation", "mutation")
+    assert dict(outcome.counts) == {"calls": 1, "failed_calls": 0, "applied": 1}
+    assert [one["question"] for one in outcome.trace.problems] == ["question a", "question c", "question d"]
+    assert ask(ScriptedChat([object_of(NEW)]), reflect_on="mixed").trace.problems[-1]["question"] == "question c"
+
+
+def test_failures_are_spread_over_the_problems():
+    many = [problem(name, *([0.0] * 8)) for name in "abcde"]
+    chat = ScriptedChat([object_of(NEW)])
+    ask(chat, PromptResult(PROMPT, tuple(many)))
+    said = chat.calls[0][0]["content"]
+    assert said.count("<attempt ") == 12
+    assert [said.count(f"try {name}") for name in "abcde"] == [3, 3, 2, 2, 2]
+    long = ProblemResult("q", "t", (Attempt("A" + "x" * 30_000 + "END", 0.0),))
+    chat = ScriptedChat([object_of(NEW)])
+    ask(chat, PromptResult(PROMPT, (long,)))
+    assert len(chat.calls[0][0]["content"]) < 8_000 and "xEND" in chat.calls[0][0]["content"]
+
+
+def test_values_are_not_templates():
+    strange = PromptResult(PROMPT, (ProblemResult("{prompt} {x}", "{schema}", (Attempt("{failures}", 0.0),)),))
+    chat = ScriptedChat([object_of(NEW)])
+    ask(chat, strange)
+    said = chat.calls[0][0]["content"]
+    assert "{prompt} {x}\nRight answer: {schema}" in said and "{failures}\n</attempt>" in said
+
+
+def test_all_four_edits_and_free_text():
+    four = object_of(
+        NEW,
+        {"op": "modify", "ids": ["G0"], "text": "Check tiny cases."},
+        {"op": "merge", "ids": ["G0", "G1"], "text": "Check and name."},
+        {"op": "remove", "ids": ["G2"]},
+    )
+    assert ask(ScriptedChat([f"I compared them.\n```json\n{four}\n```"])).child.principles == ("Check and name.",)
+    text = PromptResult(SystemPrompt("Search once.\nThen answer.", id=4), MIXED.problems)
+    block = object_of({"op": "replace", "search": "once", "text": "twice"})
+    assert ask(ScriptedChat([block]), text).child.text == "Search twice.\nThen answer."
+    assert ask(ScriptedChat([object_of({"op": "replace", "search": "never", "text": "x"})]), text).reason == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("I would change nothing.", "unreadable"),
+        ('{"edits": [{"op": "add", "text": "cut o', "unreadable"),
+        ('{"edits": "none"}', "unreadable"),
+        ('{"edits": 3}', "unreadable"),
+        ('{"changes": {}}', "unreadable"),
+        ("null", "unreadable"),
+        (object_of({"op": "paint", "text": "it red"}), "unreadable"),
+        (object_of(["add", "x"]), "unreadable"),
+        (object_of({"op": "add"}), "unchanged"),
+        (object_of({"op": "modify", "ids": ["G9"], "text": "x"}), "unchanged"),
+        (object_of({"op": "add", "text": "word " * 40}), "unchanged"),
+        (object_of(), "unchanged"),
+        ("", "call_failed"),
+    ],
+)
+def test_a_reply_that_is_none_is_a_failed_reflection(reply, reason):
+    outcome = ask(ScriptedChat([reply]))
+    assert (outcome.reason, outcome.child, outcome.failed, outcome.counts["calls"]) == (reason, None, True, 1)
+    assert outcome.metrics()["evolution/mutation_failed"] == 1.0
+
+
+def test_a_part_that_cannot_be_read_leaves_the_others():
+    outcome = ask(ScriptedChat([object_of(NEW, {"op": "paint", "text": "x"})]))
+    assert outcome.child.principles[-1] == "Read the reply." and outcome.counts["unread/unknown_operation"] == 1
+
+
+def test_failed_calls_and_no_evidence():
+    outcome = ask(ScriptedChat([object_of(NEW)], fail_on=lambda number: True))
+    assert (outcome.reason, outcome.error.kind, outcome.counts["failed_calls"]) == ("call_failed", "ServerFailed", 1)
+    nobody = ScriptedChat(["x"])
+    assert ask(nobody, PromptResult(PROMPT, (problem("a", 1.0),))).reason == "no_evidence" and nobody.calls == []
+
+
+def test_it_takes_the_place_of_the_mutation_alone():
+    chat = ScriptedChat([object_of(NEW)])
+    job = Job(0, MIXED, (MIXED,))
+    outcomes = asyncio.run(propose_children(chat, job, ESPLSettings(**ONE_CALL)))
+    assert [one.operator for one in outcomes] == ["mutation", "crossover"] and len(chat.calls) == 1
+    with pytest.raises(ValueError, match="reflection must be one of paper, one_call"):
+        ESPLSettings(reflection="two_calls")
+
+
+def test_the_schema_is_the_form_that_is_read():
+    schema = json.loads(templates.SCHEMA)
+    known = schema["properties"]["edits"]["items"]["properties"]["op"]["enum"]
+    for op in known:
+        item = {"op": op, "ids": ["G0"], "search": "a" if op == "replace" else "", "text": "b"}
+        ((edit,), problems) = (parse_edits(object_of(item)).edits, parse_edits(object_of(item)).problems)
+        assert (edit.op, problems) == (op, ())
+
+
+def learn(messages):
+    """One edit for each word that a refusal names, as the schema has it."""
+    said = messages[0]["content"]
+    assert said.startswith("Task: revise")
+    known = {word for word in WORDS.values() if f"Always mention {word}." in said}
+    found = [word for word in WORDS.values() if f"say {word}" in said and word not in known]
+    return object_of(*({"op": "add", "text": f"Always mention {word}."} for word in found[:1]))
+
+
+@pytest.mark.parametrize("rating", ["trueskill", "paired"])
+def test_evolve_with_one_call_learns_and_resumes_bit_for_bit(tmp_path, rating):
+    options = {"reflection": "one_call", "p_crossover": 0.0, "rating": rating, "selection": "top_two"}
+    config = EvolveConfig(**{**vars(SETTINGS), **options, "best_rule": "mean"})
+
+    def run(steps, checkpoint):
+        settings = EvolveConfig(**{**vars(config), "steps": steps})
+        return evolve(Policy(), ScriptedChat(learn), ROWS, exact_match_reward, ROOT, settings, checkpoint=checkpoint)
+
+    whole = run(12, tmp_path / "whole.json")
+    assert all(word in whole.best.text for word in WORDS.values())
+    calls = [one["counts"]["calls"] for log in whole.steps for one in log.operators if one["counts"]]
+    assert set(calls) == {1}
+    run(5, tmp_path / "parts.json")
+    assert run(12, tmp_path / "parts.json").population.state_dict() == whole.population.state_dict()
+    assert (tmp_path / "parts.json").read_text() == (tmp_path / "whole.json").read_text()
+
+
+def test_the_sandbox_reads_the_call():
+    from agentic_prompting.sandbox import GuardedReflector
+
+    refused = Attempt("[reply] no . the currency needs the word birch .", 0.0)
+    shown = PromptResult(SystemPrompt("rules", (), id=0), (ProblemResult("q", "x", (refused,)),))
+    assert ask(GuardedReflector(0.0), shown).child.principles == ("say currency birch",)

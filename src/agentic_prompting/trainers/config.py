@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from trl import GRPOConfig
 
@@ -79,12 +79,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
     Raises:
         `ValueError`: If a limit is below 1, a share is outside [0, 1], or a value would be ignored.
     """
-
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
-        *GRPOConfig._VALID_DICT_FIELDS,
-        "environment_ratio",
-        "environment_limits",
-    ]
 
     max_turns: int = _setting(5, "Turns of the agent, the answering one included.")
     max_turn_tokens: int = _setting(1024, "Tokens of one turn.")
@@ -193,6 +187,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
         own = self.environment_limits if isinstance(self.environment_limits, Mapping) else {}
         limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context, own)  # raises for 0
         return replace(limits, max_context=min(filter(None, (self.max_context, readable)), default=None))
+
+
+# Options that a command line gives as JSON; transformers reads them. No field of the dataclass.
+MultiTurnGRPOConfig._VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "environment_ratio", "environment_limits"]
 
 
 @dataclass

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..llm import ServerFailed, fill
+from ..llm.spans import carrier
 
 _TAIL = 2**16  # bytes of the output that are read
 
@@ -54,6 +55,7 @@ async def run_command(
         path.write_text(json.dumps(shown, default=str, ensure_ascii=False), encoding="utf-8")
         values = {**shown, "row": path, "base_url": base_url, "api_key": api_key}
         own = {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "AGENTIC_PROMPTING_ROW": str(path)}
+        own |= {name.upper(): value for name, value in carrier().items()}  # TRACEPARENT
         # Files, not pipes: a grandchild that holds a pipe open would be waited for, and output fills no memory.
         with open(Path(folder, "out"), "w+b") as out, open(Path(folder, "err"), "w+b") as err:
             process = await asyncio.create_subprocess_exec(

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
+from ..llm.spans import under
 from .chat import ChatCompletions
 from .protocol import Completion, Dialect, Refusal, error_body
 from .responses import Responses
@@ -101,7 +102,9 @@ class Gateway:
     def _handler(self, dialect: Dialect) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                return await self._answer(request, dialect)
+                session = self._session(request)
+                with under(request.headers, session.rollout.traceparent):
+                    return await self._answer(request, dialect, session)
             except Refusal as refusal:
                 return web.json_response(refusal.body, status=refusal.status)
             except (RecursionError, TypeError, AttributeError, KeyError) as error:
@@ -112,8 +115,7 @@ class Gateway:
 
         return handle
 
-    async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        session = self._session(request)
+    async def _answer(self, request: web.Request, dialect: Dialect, session: Session) -> web.StreamResponse:
         try:
             raw = await request.read()
             body = json.loads(raw)

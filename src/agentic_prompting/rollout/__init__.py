@@ -5,7 +5,7 @@ from .engine import BatchEngine, Engine, Job, play_all, run_with_engine
 from .environment import RESET_ERROR, Environment, as_environment, reset_rows
 from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
 from .plain_text import PlainText
-from .play import observe, play
+from .play import observe, play, sample_turn
 from .recording import STATUSES, RolloutFacts, RolloutLog, read_rollouts, rollout_metrics, rollout_record
 from .spec import (
     PROMPT_R1_TEMPLATE,
@@ -77,6 +77,7 @@ __all__ = [
     "rollout_record",
     "rollout_seed",
     "run_with_engine",
+    "sample_turn",
     "template_for",
     "transcript",
     "turn_seed",

@@ -63,6 +63,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
             smaller value gives a turn less of what later turns earn. Only with `credit="turn"` or `"state"`.
         credit_state_weight (`float`, *optional*, defaults to `1.0`): Of the comparison within a state; a larger value
             lets it count more beside the whole rollout's. Only with `credit="state"`.
+        traces (`bool`, *optional*, defaults to `False`): Send OpenTelemetry spans of steps, rollouts, turns, tools and
+            calls of large LLMs to where its variables say; see [`start_traces`]. Needs the extra `otel`.
+        trace_content (`bool`, *optional*, defaults to `False`): Whether prompts, replies and arguments are in the
+            spans, too.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
         overwrite (`bool`, *optional*, defaults to `False`): If `output_dir` holds another run, move that to a folder
@@ -89,6 +93,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
     credit: str = _setting("rollout", "What a turn's tokens learn from: rollout, turn or state.")
     credit_discount: float = _setting(1.0, "What a reward counts one turn earlier; with credit turn or state.")
     credit_state_weight: float = _setting(1.0, "Weight of the comparison within a state; with credit=state.")
+    traces: bool = _setting(False, "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.")
+    trace_content: bool = _setting(False, "Prompts, replies and arguments are in the spans, too.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     overwrite: bool = _setting(False, "Move another run in output_dir to a folder beside it, and begin anew.")
     rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
@@ -105,6 +111,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError("vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well")
         if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
             raise ValueError("several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'")
+        if self.trace_content and not self.traces:
+            raise ValueError("trace_content would be ignored: set traces=True as well")
         self._check_credit()
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:

@@ -113,6 +113,11 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError("several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'")
         if self.trace_content and not self.traces:
             raise ValueError("trace_content would be ignored: set traces=True as well")
+        if self.max_tool_calling_iterations is not None:
+            raise ValueError(
+                f"max_tool_calling_iterations={self.max_tool_calling_iterations} belongs to TRL's own loop, which the "
+                "trainers replace: set max_turns"
+            )
         self._check_credit()
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:

@@ -48,7 +48,7 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
 	@echo "Installing agentic-prompting and its test tools (once) ..."
-	$(PIP) -e ".[test,report,math,search,deepspeed,optimizers,mcp,dspy]"
+	$(PIP) -e ".[test,report,math,search,deepspeed,optimizers,mcp,dspy,otel]"
 	@touch $@ $(VENV)/.demo  # what the demo needs is in it
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml

@@ -79,6 +79,7 @@ FIGURES = [
     Figure("rollout.py", "rollouts: lock-step / ours, median", key("median_lockstep_over_ours"), ">= 1.7"),
     Figure("rollout.py", "rollouts: TRL's asynchronous loop / ours, median", key("async_loop_over_ours"), ">= 1"),
     Figure("rollout.py", "rollouts: TRL's tool loop / ours, first setting", key("trl_over_ours"), ">= 10"),
+    Figure("traces.py", "rollouts: with spans / without", key("overhead"), "<= 1.02"),
     Figure("async_training.py", "a step, replies of 1 s: lead 0 / lead 2", key("speedup_lead2"), ">= 2"),
     Figure("async_training.py", "a step at lead 3 / its bound, virtual clock", key("step_over_bound"), "<= 1.1"),
     Figure("async_training.py", "10 kills at lead 2: replies paid twice", key("paid_twice"), "<= 0"),

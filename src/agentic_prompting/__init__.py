@@ -11,7 +11,10 @@ __version__ = "0.1.0"
 
 # Public name -> the module that defines it. One table, so that nothing is exported twice or forgotten.
 _EXPORTS = {
-    "llm": "ChatModel FunctionChat LLMError Message OpenAIChat ReplayCache Reply RoutedChat ScriptedChat Usage",
+    "llm": (
+        "ChatModel FunctionChat LLMError Message OpenAIChat ReplayCache Reply RoutedChat ScriptedChat Usage "
+        "start_traces"
+    ),
     "rollout": (
         "AgentSpec ChatFormat Environment FreeText Limits Observation Policy Rollout TagGrammar parse_turn play "
         "play_all"
@@ -79,6 +82,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         RoutedChat as RoutedChat,
         ScriptedChat as ScriptedChat,
         Usage as Usage,
+        start_traces as start_traces,
     )
     from .local import (
         Sampling as Sampling,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from .options import AsJson, LargeLLM, OutputDir, RunOption, busy, check_agent, option, say
+from .options import AsJson, LargeLLM, OutputDir, RunOption, Tracing, busy, check_agent, option, say
 
 if TYPE_CHECKING:
     from ..rollout import Environment, Observation, Rollout, Turn
@@ -27,6 +27,7 @@ def ask(
         str, typer.Argument(metavar="RUN", help="The trained agent: the folder that its trainer saved.")
     ],
     llm: LargeLLM,
+    tracing: Tracing,
     of_run: Annotated[str | None, typer.Argument(metavar="QUESTION", help="What to ask the agent.")] = None,
     run: RunOption = None,
     seed: Annotated[int, option("The same seed gives the same conversation: 0.")] = 0,
@@ -41,6 +42,7 @@ def ask(
     run, question = (Path(run_or_question), str(of_run)) if run is None else (run, run_or_question)
     llm.check()
     check_agent(run)
+    tracing.start()
     if llm.sandbox:
         question = _in_the_sandbox(question)
     with ExitStack() as stack:

@@ -15,7 +15,19 @@ from typing import Annotated, Any
 import typer
 
 from .loader import register_judge
-from .options import AsJson, LargeLLM, OutputDir, RunOption, TaskRows, busy, check_agent, hub_answers, option, say
+from .options import (
+    AsJson,
+    LargeLLM,
+    OutputDir,
+    RunOption,
+    TaskRows,
+    Tracing,
+    busy,
+    check_agent,
+    hub_answers,
+    option,
+    say,
+)
 from .train import CLONE, example, shared
 
 _NOTHING = {"0", "0.0", "0.00000", "–", ""}
@@ -25,6 +37,7 @@ _NOTHING = {"0", "0.0", "0.00000", "–", ""}
 def evaluate(
     llm: LargeLLM,
     rows: TaskRows,
+    tracing: Tracing,
     config: Annotated[Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")] = None,
     run: RunOption = None,
     samples: Annotated[int, option("With --run: how often each question is asked: 1.")] = 1,
@@ -62,6 +75,7 @@ def evaluate(
         else:
             show_table(differences_table(found))
         return 0
+    tracing.start()
     judges = [register_judge(name) for name in judge or ()]
     where = output_dir or (None if run is None else run / "evaluation")
     try:

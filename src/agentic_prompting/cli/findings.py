@@ -20,6 +20,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "dspy": (("dspy",), "agents in DSPy"),
     "search": (("bm25s", "requests"), "agentic search with BM25 or over HTTP"),
     "serve": (("fastapi", "uvicorn", "prometheus-client"), "agentic-prompting serve"),
+    "otel": (("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (OpenTelemetry)"),
     "tracking": (("tensorboard",), "report_to: tensorboard"),
     "report": (("matplotlib",), "pictures (PNG) of runs and reports"),
 }
@@ -70,6 +71,7 @@ def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
         "math": "math" in ([reward] if isinstance(reward := values.get("reward"), str) else reward or ()),
         "search": values.get("environment") == "search",
         "deepspeed": values.get("deepspeed"),
+        "otel": values.get("traces"),
         "tracking": "tensorboard" in str(values.get("report_to")),
     }
     for extra, (distributions, purpose) in EXTRAS.items():

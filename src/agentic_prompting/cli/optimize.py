@@ -23,7 +23,7 @@ from ..refine.loop import RefineSettings
 from ..refine.refiner import PaperSetting
 from ..refine.types import described_lines
 from .loader import REWARDS, SCORES, load_reward, load_score
-from .options import AsJson, HeldOutRows, Recording, ReferenceModel, Spending, TaskRows, say, setting
+from .options import AsJson, HeldOutRows, Recording, ReferenceModel, Spending, TaskRows, Tracing, say, setting
 
 NOTHING_LEARNED = 3
 """The exit status of `evolve` when it has no new prompt to show."""
@@ -107,12 +107,13 @@ class Models(Spending, Recording):
         return roles
 
 
-def refine(asked: Questions, models: Models, loop: RefineSettings, as_json: AsJson = False) -> int:
+def refine(asked: Questions, models: Models, loop: RefineSettings, tracing: Tracing, as_json: AsJson = False) -> int:
     """Repair a prompt for each question while the answer is being written (ProRefine).
 
     One question is shown step by step with the changes of its prompt, many as a summary.
     """
     output, compare = asked.output, load_score(asked.score)
+    tracing.start()
     with ExitStack() as stack:
         if models.sandbox:
             roles, rows, compare = _in_sandbox(asked)
@@ -330,9 +331,10 @@ class Evolving(TaskRows, HeldOutRows, Spending, ReferenceModel):
         }
 
 
-def evolve(script: Evolving, config: EvolveConfig, as_json: AsJson = False) -> int:
+def evolve(script: Evolving, config: EvolveConfig, tracing: Tracing, as_json: AsJson = False) -> int:
     """Evolve the system prompt of a closed model (E-SPL without weights); run again, a stopped run goes on."""
     folder = script.output_dir
+    tracing.start()
     try:
         result = _evolved(script, config, None if as_json else _show_step)
     except KeyboardInterrupt:

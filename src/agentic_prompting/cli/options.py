@@ -83,6 +83,26 @@ class Spending:
 
 
 @dataclass
+class Tracing:
+    """OpenTelemetry spans."""
+
+    traces: bool = setting("Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.", False)
+    trace_content: bool = setting("Prompts, replies and arguments are in the spans, too.", False)
+
+    def start(self) -> None:
+        """Make spans from now on, if asked to. Raises `ValueError` where the extra is missing."""
+        if self.trace_content and not self.traces:
+            raise ValueError("trace_content would be ignored: set traces as well")
+        if self.traces:
+            from ..llm import start_traces
+
+            try:
+                start_traces(self.trace_content)
+            except ImportError as error:
+                raise ValueError(str(error)) from error
+
+
+@dataclass
 class EnvironmentModel(Recording):
     """The large LLM in the environment."""
 

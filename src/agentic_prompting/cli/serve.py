@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .options import LargeLLM, RunOption, check_agent, option
+from .options import LargeLLM, RunOption, Tracing, check_agent, option
 
 try:
     from ..serve import ServeConfig
@@ -19,6 +19,7 @@ except ImportError as error:
 def serve(
     llm: LargeLLM,
     config: ServeConfig,
+    tracing: Tracing,
     agent: Annotated[
         Path | None, typer.Argument(metavar="RUN", help="The trained agent: what its trainer saved.")
     ] = None,
@@ -42,6 +43,7 @@ def serve(
         raise ValueError("--refine asks a large LLM: name it with --environment-model, without --environment")
     config.find_key()  # a missing key is found before the model is loaded, not after
     check_agent(folder)
+    tracing.start()
     from ..agent import PromptAgent
     from ..refine import ProRefiner, RefinedChat
     from ..serve import agent_service, run_service

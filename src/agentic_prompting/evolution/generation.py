@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..llm import ChatModel, gather
+from ..llm import ChatModel, gather, spans
 from .one_call import revise
 from .operators import Outcome, crossover, mutate
 from .population import Population
@@ -210,7 +210,17 @@ async def propose_children(
         job ([`Job`]): What to reflect on.
     """
     mutation = revise if settings is not None and settings.reflection == "one_call" else mutate
-    operators: list[Coroutine[Any, Any, Outcome]] = [mutation(reference, job.best, settings, **sampling)]
+    operators = [_traced("mutation", mutation(reference, job.best, settings, **sampling))]
     if job.crossing is not None:
-        operators.append(crossover(reference, job.crossing, settings, **sampling))
+        operators.append(_traced("crossover", crossover(reference, job.crossing, settings, **sampling)))
     return await gather(operators)
+
+
+async def _traced(operator: str, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+    """The outcome of an operator, in a span where traces are on."""
+    with spans.workflow(operator) as own:
+        outcome = await work
+        own.set({f"{spans.OWN}.outcome": outcome.reason, f"{spans.OWN}.cost_usd": outcome.usage.cost_usd})
+        if outcome.error is not None:
+            own.fail(outcome.error.kind)
+        return outcome

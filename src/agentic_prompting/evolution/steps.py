@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..llm import ChatModel, Reply, Usage, as_chat, gather
+from ..llm import ChatModel, Reply, Usage, as_chat, gather, spans
 from ..records import atomic_write
 from ..rollout import AgentSpec
 from .generation import Generation, Job, propose_children
@@ -104,7 +104,9 @@ class Evolution:
         """
         before = self.state_dict()
         try:
-            log = await self._step()
+            with spans.span("evolution_step", {f"{spans.OWN}.step": len(self.logs)}) as own:
+                log = await self._step()
+                own.set({f"{spans.OWN}.reward": log.reward, f"{spans.OWN}.failed": log.failed})
         except BaseException:
             spent = self.usage
             self.load_state_dict(before)

@@ -17,6 +17,7 @@ from transformers.utils import get_json_schema
 from ..llm import Budget, ChatModel, LLMError, Message, ServerFailed, TimedOut, Unreachable, as_chat, charge
 from ..llm.guard import Escaped, call_guarded, describe
 from ..rollout import Environment, Observation, Rollout
+from ..rollout.play import run_tool
 from .tool_grammar import ToolGrammar
 
 
@@ -123,7 +124,7 @@ class ToolEnvironment(Environment):
         if not isinstance(name, str) or name not in self.tools:
             return Observation(f"Error: there is no tool {str(name)[:40]!r}, only: {', '.join(self.tools)}")
         try:
-            return await call_guarded(self.tools[name].call, arguments, rollout)
+            return await run_tool(name, body, call_guarded(self.tools[name].call, arguments, rollout))
         except LLMError as error:
             return Observation(error=error)
         except self.outages as error:

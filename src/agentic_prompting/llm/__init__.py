@@ -5,6 +5,7 @@ from .cache import ReplayCache
 from .chats import FunctionChat, RoutedChat, ScriptedChat, as_chat, complete, fill, with_system
 from .loop import gather, run, start
 from .openai_chat import OpenAIChat
+from .spans import start_traces
 from .types import (
     BadReply,
     BadRequest,
@@ -54,5 +55,6 @@ __all__ = [
     "gather",
     "run",
     "start",
+    "start_traces",
     "with_system",
 ]

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from .budget import Budget, charge
 from .guard import call_guarded, call_guarded_now, describe, failure_of, text_of
 from .loop import run
+from .spans import traced_chat
 from .types import BadReply, ChatModel, LLMError, Message, Misconfigured, Reply, ServerFailed, Usage
 
 Script = Callable[[Sequence[Message]], "str | Reply"] | Sequence["str | Reply | LLMError"] | Mapping[str, str]
@@ -93,6 +94,7 @@ class _Adapted:
         open_ended = any(one.kind is one.VAR_KEYWORD for one in parameters)
         self._names = None if open_ended else {one.name for one in parameters[1:]}
 
+    @traced_chat
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:
@@ -179,6 +181,7 @@ class ScriptedChat:
         self.sampling: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
+    @traced_chat
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:

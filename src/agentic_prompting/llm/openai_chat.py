@@ -24,6 +24,7 @@ from .cache import ReplayCache
 from .chats import with_system
 from .guard import describe
 from .loop import background_loop, on_background_thread, run, start
+from .spans import traced_chat
 from .types import BadReply, BadRequest, Closed, LLMError, Message, Misconfigured, Reply, Usage
 from .wire import Call, clean, priced, secrets_in, shown_url
 
@@ -124,6 +125,7 @@ class OpenAIChat:
         self._check_price(self.limit)
         self._begin(lambda: key)  # a function, because the key itself would show in dumps of this object
 
+    @traced_chat
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:

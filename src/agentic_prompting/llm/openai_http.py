@@ -28,6 +28,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 
 from .guard import describe
+from .spans import carrier
 from .types import (
     BadReply,
     BadRequest,
@@ -221,10 +222,8 @@ class Http:
         try:
             sent = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
             data = sent if len(sent) <= _MOST_BYTES_AT_ONCE else io.BytesIO(sent)
-            async with (
-                asyncio.timeout(timeout),
-                self.client.post(self._url, data=data, **self._settings) as response,
-            ):
+            settings = {**self._settings, "headers": {**self._settings["headers"], **carrier()}}
+            async with asyncio.timeout(timeout), self.client.post(self._url, data=data, **settings) as response:
                 return _Answer(response.status, response.headers, *await _read(response))
         except zlib.error as error:
             return BadReply(f"the endpoint's answer cannot be decoded: {error}")

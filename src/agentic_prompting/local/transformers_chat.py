@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..llm import BadRequest, Closed, LLMError, Message, Reply, ServerFailed, Usage, with_system
+from ..llm.spans import traced_chat
 from ..rollout import PlainText, Sample, SampleRequest
 from .sampling import Sampling, context_length, end_of_turn_tokens
 from .slab import can_slab
@@ -123,6 +124,7 @@ class TransformersChat:
     def row_passes(self) -> int:
         return getattr(self.policy, "stats", {}).get("row_steps", 0)
 
+    @traced_chat
     async def __call__(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any
     ) -> Reply:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..llm import ServerFailed, fill
+from ..llm.spans import carrier
 from .harness import Harness
 from .workspace import Place, watch
 
@@ -72,6 +73,7 @@ async def run_command(
         values["task"] = fill(harness.task, **values)
         _write_settings(harness, place.home, values, system)
     environment = {"AGENTIC_PROMPTING_ROW": str(values["row"]), **_environment(harness, values)}
+    environment |= {name.upper(): value for name, value in carrier().items()}  # TRACEPARENT
     # Files, not pipes: a grandchild that holds a pipe open would be waited for, and output fills no memory.
     with open(folder / "out", "w+b") as out, open(folder / "err", "w+b") as err:
         words = [fill(part, **values) for part in command]

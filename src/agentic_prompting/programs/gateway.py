@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
+from ..llm.spans import under
 from .chat import ChatCompletions
 from .google import Google
 from .messages import Messages
@@ -140,7 +141,8 @@ class Gateway:
     def _handler(self, dialect: Dialect, answer: Callable[..., Awaitable[web.StreamResponse]]) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                return await answer(request, dialect)
+                with under(request.headers, self._session(request).rollout.traceparent):
+                    return await answer(request, dialect)
             except Refusal as error:
                 refusal = error
             except (RecursionError, TypeError, AttributeError, KeyError) as error:

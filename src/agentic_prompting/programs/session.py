@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..llm import ChatModel, Message, Reply, as_chat
-from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed
+from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed, sample_turn
 from .matching import key_of, keys_of, plain
 from .protocol import Asked, Completion, Entry, Refusal, is_json
 from .rendering import Renderer, read_turn
@@ -204,7 +204,7 @@ class Session:
             parent._children.append(call)
         self.calls.append(call)
         request = SampleRequest(call.context, call._max_tokens, seed, call._conversation)
-        work = asyncio.ensure_future(self.policy(request))
+        work = asyncio.ensure_future(sample_turn(self.policy, request, call.number - 1, self.renderer.form))
         self._working.add(work)
         try:
             sample = await work

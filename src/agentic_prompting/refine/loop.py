@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-from ..llm import ChatModel, Message, Reply, as_chat, fill
+from ..llm import ChatModel, Message, Reply, as_chat, fill, spans
 from ..llm.guard import Escaped, call_guarded_on, text_of
 from ..rewards import read_verdict
 from .templates import RolePrompts, Unit, first_units, read_improved_prompt
@@ -146,12 +146,22 @@ async def refine(
         `ValueError`: If the prompt or the question is empty.
     """
     check_prompt(prompt)
-    started, query = time.perf_counter(), read_query(query)
-    result = RefinementResult(query.id, query.text, "", prompt, prompt, "max_steps")
+    query = read_query(query)
     models = {"task": task, "feedback": feedback, "optimizer": optimizer, "verifier": verifier}
+    with spans.workflow("refinement") as own:
+        result = await _refined(query, prompt, models, settings)
+        own.set({f"{spans.OWN}.stop_reason": result.stop_reason, f"{spans.OWN}.steps": len(result.steps)})
+        if result.error is not None:
+            own.fail(result.error.kind)
+    return result
+
+
+async def _refined(query: Query, prompt: str, models: Mapping[str, Any], settings: RefineSettings) -> RefinementResult:
+    started = time.perf_counter()
+    result = RefinementResult(query.id, query.text, "", prompt, prompt, "max_steps")
     roles = _Roles(models, query, settings, result)
 
-    if verifier is not None:
+    if models["verifier"] is not None:
         await roles.verify()
     for i in range(1, settings.max_steps + 1):
         if roles.ended:  # the first answer is right, the last output complete, or too much has failed
@@ -198,7 +208,8 @@ class _Roles:
         step = RefinementStep(result.prompt, result.prompt)
         self.number, result.steps = number, (*result.steps, step)
         try:
-            yield step
+            with spans.workflow("refinement step", number=number):
+                yield step
         except _NoReply as failed:
             step.problem = f"{failed} failed"
         result.prompt, step.seconds = step.new_prompt, time.perf_counter() - began

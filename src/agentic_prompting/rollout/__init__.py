@@ -5,7 +5,7 @@ from .engine import BatchEngine, Engine, Job, play_all, run_with_engine
 from .environment import RESET_ERROR, Environment, Environments, as_environment, reset_rows
 from .grammar import FreeText, Grammar, TagGrammar, Turn, escape, parse_turn
 from .plain_text import PlainText
-from .play import observe, play
+from .play import observe, play, sample_turn
 from .recording import (
     STATUSES,
     RolloutFacts,
@@ -87,6 +87,7 @@ __all__ = [
     "rollout_record",
     "rollout_seed",
     "run_with_engine",
+    "sample_turn",
     "template_for",
     "transcript",
     "turn_seed",

@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
-from ..llm import LLMError, ServerFailed
+from ..llm import LLMError, Message, ServerFailed, spans
 from ..llm.guard import call_guarded, failure_of, place_of
 from .chat_format import TextFormat
 from .environment import RESET_ERROR, Environment
-from .types import Limits, Observation, Policy, Rollout, SampleRequest, turn_seed
+from .types import Limits, Observation, Policy, Rollout, Sample, SampleRequest, turn_seed
+
+T = TypeVar("T")
 
 # An engine keeps what it computed for one turn for the next turn of the same conversation.
 _conversations = itertools.count()
+_ABOUT = {
+    name: {"gen_ai.operation.name": name, "gen_ai.provider.name": spans.OWN, **more}
+    for name, more in {
+        "invoke_agent": {"gen_ai.agent.name": "agent"},
+        "chat": {"gen_ai.request.model": "agent"},
+        "execute_tool": {"gen_ai.tool.type": "function"},
+    }.items()
+}
+"""What the spans of an episode begin with, by operation."""
 
 
 async def play(
@@ -43,6 +55,20 @@ async def play(
     Raises:
         `Exception`: Whatever the policy raises. An environment that raises fails its own rollout only.
     """
+    if not spans.is_on():
+        return await _play(rollout, policy, environment, chat_format, limits)
+    with spans.span("invoke_agent agent", _ABOUT["invoke_agent"]) as episode:
+        rollout.traceparent = episode.traceparent
+        await _play(rollout, policy, environment, chat_format, limits)
+        episode.set(_about_rollout(rollout))
+        if rollout.error is not None:
+            episode.fail(rollout.error.kind)
+    return rollout
+
+
+async def _play(
+    rollout: Rollout, policy: Policy, environment: Environment | None, chat_format: TextFormat, limits: Limits
+) -> Rollout:
     if (error := rollout.row.get(RESET_ERROR)) is not None:
         return rollout.fail(Observation(error=error))
     if environment is not None and environment.play_episode is not None:
@@ -51,7 +77,8 @@ async def play(
     conversation = next(_conversations)
     while (remaining := limits.remaining_tokens(rollout)) > 0:
         seed = turn_seed(rollout.seed, len(rollout.turns))
-        sample = await policy(SampleRequest(rollout.context, remaining, seed, conversation))
+        request = SampleRequest(rollout.context, remaining, seed, conversation)
+        sample = await sample_turn(policy, request, len(rollout.turns), chat_format)
         turn = chat_format.parse(sample.ids)
         rollout.add_turn(sample, turn)
         if turn.kind == "answer":
@@ -76,6 +103,23 @@ async def play(
     return rollout.finish("truncated")  # prompt and turns fill the context
 
 
+async def sample_turn(policy: Policy, request: SampleRequest, number: int, chat_format: TextFormat) -> Sample:
+    """The policy's turn, in a span of its own where traces are on."""
+    if not spans.is_on():
+        return await policy(request)
+    with spans.span("chat agent", {**_ABOUT["chat"], f"{spans.OWN}.turn": number}) as turn:
+        sample = await policy(request)
+        said = [Message(role="assistant", content=chat_format.parse(sample.ids).text)]
+        turn.set(
+            {
+                "gen_ai.usage.input_tokens": len(request.context),
+                "gen_ai.usage.output_tokens": len(sample.ids),
+                **spans.messages("gen_ai.output.messages", said, finish_reason="stop" if sample.finished else "length"),
+            }
+        )
+        return sample
+
+
 async def observe(environment: Environment | None, rollout: Rollout) -> Observation | None:
     """The environment's observation after the rollout's last turn; `None` if the episode is over. Never raises.
 
@@ -83,6 +127,27 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
     """
     if environment is None:
         return None
+    # What only passes the step on to another environment has no name of its own, and no span.
+    name = getattr(getattr(environment, "described_by", None), "__name__", "_")
+    work = _observe(environment, rollout)
+    return await (work if name.startswith("_") else run_tool(name, rollout.turns[-1].request or "", work))
+
+
+async def run_tool(name: str, arguments: str, work: Awaitable[T]) -> T:
+    """Await an observation, in a span where traces are on."""
+    if not spans.is_on():
+        return await work
+    with spans.span(f"execute_tool {name}", {**_ABOUT["execute_tool"], "gen_ai.tool.name": name}) as tool:
+        observation = await work
+        tool.set(spans.content("gen_ai.tool.call.arguments", arguments))
+        if isinstance(observation, Observation):
+            tool.set(spans.content("gen_ai.tool.call.result", observation.text))
+            if observation.error is not None:
+                tool.fail(observation.error.kind)
+        return observation
+
+
+async def _observe(environment: Environment, rollout: Rollout) -> Observation | None:
     started = time.perf_counter()
     try:
         returned: Any = await call_guarded(environment.step, rollout)
@@ -95,3 +160,17 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
         failure = failure_of(ServerFailed, "the environment", error)
         returned = Observation(error=failure, seconds=time.perf_counter() - started)
     return Observation(returned, seconds=time.perf_counter() - started) if isinstance(returned, str) else returned
+
+
+def _about_rollout(rollout: Rollout) -> dict[str, Any]:
+    agents = sum(map(sum, (one.mask for one in rollout.sequences)))
+    answer = [Message(role="assistant", content=rollout.answer or "")]
+    return {
+        "gen_ai.usage.output_tokens": agents,
+        f"{spans.OWN}.status": rollout.status,
+        f"{spans.OWN}.turns": len(rollout.turns),
+        f"{spans.OWN}.group": rollout.group,
+        f"{spans.OWN}.cost_usd": sum(reply.usage.cost_usd for reply in rollout.replies),
+        **spans.messages("gen_ai.input.messages", [Message(role="user", content=str(rollout.row.get("question", "")))]),
+        **spans.messages("gen_ai.output.messages", answer, finish_reason=rollout.status),
+    }

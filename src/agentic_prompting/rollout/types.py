@@ -158,6 +158,7 @@ class Rollout(TokenSequence):
         others (`list[TokenSequence]`): The further sequences of a program's episode.
         returned (`dict`, *optional*): What a program returned: `answer`, `reward`, and what else rewards read.
         counts (`dict[str, float]`): Numbers about the episode for the logs, by the name of the metric.
+        traceparent (`str`): Names its span where traces are on.
     """
 
     row: dict[str, Any] = field(default_factory=dict)
@@ -172,6 +173,7 @@ class Rollout(TokenSequence):
     others: list[TokenSequence] = field(default_factory=list, repr=False)
     returned: dict[str, Any] | None = None
     counts: dict[str, float] = field(default_factory=dict, repr=False)
+    traceparent: str = field(default="", repr=False, compare=False)
 
     def add_turn(self, sample: Sample, turn: Turn) -> None:
         """Append the agent's next turn: its tokens (mask 1) and their parsed text."""

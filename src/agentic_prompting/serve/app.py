@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ..llm import Budget, BudgetExceeded, ChatModel, Closed, LLMError, Misconfigured, RateLimited, Unreachable, charge
 from ..llm.loop import LoopEnded, loop_error, start
+from ..llm.spans import under
 from ..llm.wire import visible
 from ..programs import Asked, ChatCompletions, Refusal, error_body
 from ..refine import RefinedChat
@@ -97,7 +98,9 @@ class Service:
                     seed = secrets.randbits(63) if asked.seed is None else asked.seed
                     greedy = self.config.greedy or asked.temperature == 0
                     answering = self.models[asked.model](messages, seed, asked.token_limit, greedy)
-                    answer = await self._wait(request, start(answering))
+                    with under(request.headers):
+                        work = start(answering)
+                    answer = await self._wait(request, work)
             except LoopEnded as error:
                 raise Refusal(503, "The service has failed and must be started again.", "service_failed") from error
             finally:

@@ -69,6 +69,10 @@ class MultiTurnGRPOConfig(GRPOConfig):
             comes once an epoch.
         environment_limits (`dict`, *optional*): With several environments, those of `max_turns`, `max_turn_tokens` and
             `max_tokens` (the completion's) that are an environment's own: `{"shop": {"max_turns": 3}}`.
+        traces (`bool`, *optional*, defaults to `False`): Send OpenTelemetry spans of steps, rollouts, turns, tools and
+            calls of large LLMs to where its variables say; see [`start_traces`]. Needs the extra `otel`.
+        trace_content (`bool`, *optional*, defaults to `False`): Whether prompts, replies and arguments are in the
+            spans, too.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
         overwrite (`bool`, *optional*, defaults to `False`): If `output_dir` holds another run, move that to a folder
@@ -99,6 +103,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
         None, "Several environments: the share of rows of each."
     )
     environment_limits: dict[str, dict[str, int]] | str | None = _setting(None, "Several environments: own limits.")
+    traces: bool = _setting(False, "Send OpenTelemetry spans to where OTEL_EXPORTER_OTLP_ENDPOINT says.")
+    trace_content: bool = _setting(False, "Prompts, replies and arguments are in the spans, too.")
     check_environment: bool = _setting(True, "Ask the environment once before training.")
     overwrite: bool = _setting(False, "Move another run in output_dir to a folder beside it, and begin anew.")
     rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
@@ -115,6 +121,13 @@ class MultiTurnGRPOConfig(GRPOConfig):
             raise ValueError("vllm_sync would be ignored: set use_vllm=True and vllm_mode='server' as well")
         if self.vllm_sync == "nccl" and "," in (self.vllm_server_base_url or ""):
             raise ValueError("several addresses in vllm_server_base_url need vllm_sync='adapter' or 'disk'")
+        if self.trace_content and not self.traces:
+            raise ValueError("trace_content would be ignored: set traces=True as well")
+        if self.max_tool_calling_iterations is not None:
+            raise ValueError(
+                f"max_tool_calling_iterations={self.max_tool_calling_iterations} belongs to TRL's own loop, which the "
+                "trainers replace: set max_turns"
+            )
         self._check_credit()
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:

@@ -23,7 +23,7 @@ from datasets import Dataset
 
 from ..data import as_dataset
 from ..interop import environment_of
-from ..llm import Budget, BudgetExceeded, charge
+from ..llm import Budget, BudgetExceeded, charge, spans, start_traces
 from ..local import context_length
 from ..rollout import AgentSpec, Environment, FreeText, Grammar, Limits, Policy, RolloutLog, TagGrammar, template_for
 from .ahead import Ahead, RowStream
@@ -43,6 +43,7 @@ from .sequences import PER_ROLLOUT, check_settings, loss_in_slices, padded_rows,
 from .several import checked_rows, rewards_of
 from .source import OnPolicy, Source
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
+from .tracing import StepSpans, job_span
 from .trl_batch import (
     ScoredTokens,
     check_experts,
@@ -120,6 +121,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         **kwargs: Any,
     ):
         args = self._checked(args)
+        if args.traces:
+            start_traces(args.trace_content)
         train_dataset, eval_dataset = as_dataset(train_dataset), as_dataset(eval_dataset)
         if kwargs.get("rollout_func"):
             raise ValueError(
@@ -245,6 +248,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self._eval_batches = 0
         one_line_progress(self)
         self.add_callback(self.live)
+        self._step_spans = StepSpans(self.accelerator)
+        if spans.is_on():
+            self.add_callback(self._step_spans)
         if args.rollouts_max_mb:
             self.add_callback(LogFile(log.folder, run))
 
@@ -504,7 +510,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         Raises:
             [`TrainingStopped`]: Too many rollouts failed, or, at the end of a run of any length, all of them.
         """
-        output = super().train(*args, **kwargs)
+        with self._step_spans:
+            output = super().train(*args, **kwargs)
         if why := self.observer.failures.why_failed():
             self._stop(why)
         return output
@@ -512,7 +519,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """As [`~trl.GRPOTrainer`]'s; every evaluation draws the same."""
         self._eval_batches = 0
-        return super().evaluate(*args, **kwargs)
+        with job_span("evaluation", self.state.global_step, self.accelerator):
+            return super().evaluate(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         super()._save(output_dir, state_dict)

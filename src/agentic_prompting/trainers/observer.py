@@ -12,6 +12,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..evaluation.repeats import mean_pass_at
+from ..llm import spans
 from ..llm.guard import traceback_of
 from ..rollout import (
     Limits,
@@ -23,6 +24,7 @@ from ..rollout import (
 )
 from .batch import Batch
 from .stopping import FailureWatch
+from .tracing import trace_batch, trace_rewards
 from .trl_batch import LOGP_BOUND
 
 logger = logging.getLogger(__name__)
@@ -102,8 +104,11 @@ class Observer:
         self._record(batch, rewards[own].tolist(), totals[own].tolist())
         more = f"; its traceback is in {self._errors}" if self._tracebacks else ""
         why = self.failures.why_stop(facts, self.process == 0, more, batch.place.trains)
+        metrics = rollout_metrics(facts)
+        if spans.is_on():
+            trace_batch(totals, failed, metrics)
         by_name = metrics_by_environment(facts, totals.tolist()) if self.several else {}
-        return Seen(rollout_metrics(facts) | by_name, failed, why)
+        return Seen(metrics | by_name, failed, why)
 
     def warn_of_logps(self, difference: float) -> None:
         """Warn once if the mean `sampling/logp_difference` is above [`LOGP_BOUND`]."""
@@ -118,6 +123,8 @@ class Observer:
 
     def _record(self, batch: Batch, by_function: list[list[float]], totals: list[float]) -> None:
         self.show(batch.place.mode, batch.rollouts, by_function)
+        if spans.is_on():
+            trace_rewards(batch, by_function, totals, self.reward_names)
         for text in filter(None, (traceback_of(rollout.error) for rollout in batch.rollouts)):
             place = text.rpartition("\n")[0]
             if self.log.max_bytes and place not in self._tracebacks and len(self._tracebacks) < _MOST_TRACEBACKS:

@@ -1,0 +1,122 @@
+"""Traces for tests: spans kept in memory, and a collector that takes OTLP over HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from agentic_prompting.llm import spans, start_traces
+
+TESTS = Path(__file__).parents[1]
+
+
+@cache
+def _memory():
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+class Spans:
+    """The spans that ended while traces were on."""
+
+    def __init__(self, exporter):
+        self._exporter = exporter
+
+    @property
+    def all(self):
+        return sorted(self._exporter.get_finished_spans(), key=lambda one: one.start_time)
+
+    def named(self, name):
+        return [one for one in self.all if one.name == name]
+
+    def below(self, parent):
+        """The names of a span's children, each with its own children: `[(name, [...]), ...]`."""
+        key = None if parent is None else parent.context.span_id
+        children = [one for one in self.all if (one.parent and one.parent.span_id) == key]
+        return [(one.name, self.below(one)) for one in children]
+
+    @property
+    def text(self):
+        """Everything that would be sent."""
+        return "\n".join(one.to_json() for one in self.all)
+
+
+@contextmanager
+def traced(content=False):
+    """Traces into memory within the block."""
+    exporter = _memory()
+    exporter.clear()
+    start_traces(content)
+    try:
+        yield Spans(exporter)
+    finally:
+        spans._traces = None
+
+
+class Collector:
+    """A real OTLP collector over HTTP; a context manager.
+
+    Attributes:
+        spans (`list`): As they came, OTLP's own messages.
+        headers (`list[dict]`): Of the requests.
+        resources (`list[dict]`): The attributes of what sent them.
+    """
+
+    def __init__(self):
+        self.spans, self.headers, self.resources = [], [], []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+                body = self.rfile.read(int(self.headers["content-length"]))
+                body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                    attributes = {one.key: one.value.string_value for one in resource.resource.attributes}
+                    collector.resources.append(attributes)
+                    collector.spans += [span for scope in resource.scope_spans for span in scope.spans]
+                collector.headers.append(dict(self.headers))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def in_process(code, *arguments, **variables):
+    """Run Python in a process of its own, with OpenTelemetry's variables; what it printed on both streams."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TRACE"))}
+    paths = os.pathsep.join([str(TESTS), *sys.path])
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**plain, "PYTHONPATH": paths, **variables},
+    )

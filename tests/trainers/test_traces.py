@@ -1,0 +1,110 @@
+"""The spans of training: a step's tree with rewards, on one process and on two, evaluations, steps that break off."""
+
+from pathlib import Path
+
+import pytest
+
+from agentic_prompting import PromptR1Config
+from agentic_prompting.llm import ScriptedChat, ServerFailed, spans
+from agentic_prompting.rollout import BatchEngine
+from support import traced_step
+from support.forked import forked
+from support.traces import Collector, traced
+from support.training import LEAD, Acts, trainer_for
+
+pytest.importorskip("opentelemetry.sdk", reason="needs the extra otel")
+
+
+def children(found, parent):
+    return [one for one in found if one.parent_span_id == parent.span_id]
+
+
+def attributes(span):
+    values = {one.key: one.value for one in span.attributes}
+    return {name: getattr(value, value.WhichOneof("value")) for name, value in values.items()}
+
+
+def test_a_step_of_two_processes_in_a_collector(tiny_policy, tmp_path):
+    """A real one, which gets OTLP over HTTP: the demo's world, its large LLM over HTTP. One trace of both processes."""
+    log = tmp_path / "printed.log"
+    with Collector() as collector:
+        arguments = [str(tiny_policy), str(tmp_path), collector.address]
+        codes = forked(Path(traced_step.__file__), arguments, 2, log, 280)
+    assert codes == [0, 0], log.read_text()[-3000:]
+    found = sorted(collector.spans, key=lambda one: one.start_time_unix_nano)
+    (first,) = [one for one in found if not one.parent_span_id]
+    assert {one.trace_id for one in found} == {first.trace_id}
+    (second,) = [one for one in children(found, first) if one.name == "training_step"]
+    assert attributes(second)["agentic_prompting.process"] == 1
+    for step in (first, second):
+        about = attributes(step)
+        assert about["agentic_prompting.rollouts"] == 4 and about["agentic_prompting.reward"] == 0.5
+        episodes = [one for one in children(found, step) if one is not second]
+        assert [one.name for one in episodes] == ["invoke_agent agent"] * 2
+        for episode in episodes:
+            inside = children(found, episode)
+            assert [one.name for one in inside] == ["chat agent", "execute_tool LLMEnvironment", "chat agent", "reward"]
+            assert [one.name for one in children(found, inside[1])] == ["chat sandbox-oracle"]
+            for one in (episode, *inside):
+                assert step.start_time_unix_nano <= one.start_time_unix_nano
+                assert one.end_time_unix_nano <= step.end_time_unix_nano
+    rewards = [attributes(one)["gen_ai.evaluation.score.value"] for one in found if one.name == "reward"]
+    assert sorted(rewards) == [0, 0, 1, 1]
+    assert b"which country" not in b"".join(one.SerializeToString() for one in found)
+
+
+def acting(policy, folder, rows, **changes):
+    trainer = trainer_for(policy, folder, rows, traces=True, **changes)
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    return trainer
+
+
+def test_evaluations_and_failed_rollouts(tiny_policy, tmp_path, rows):
+    chat = ScriptedChat([ServerFailed("planted")])
+    with traced() as found:
+        trainer = acting(tiny_policy, tmp_path, rows, chat=chat, max_steps=1, max_failed_share=1.0)
+        trainer.evaluate(rows.select(range(2)))
+    (evaluation,) = found.named("evaluation")
+    assert (
+        evaluation.attributes["agentic_prompting.failed"] == 4
+        and "agentic_prompting.reward" not in evaluation.attributes
+    )
+    assert [name for name, _ in found.below(evaluation)] == ["invoke_agent agent"] * 4
+    assert {one.attributes.get("error.type") for one in found.named("invoke_agent agent")} == {"ServerFailed"}
+    assert not any("gen_ai.evaluation.score.value" in one.attributes for one in found.named("reward"))
+    assert "planted" not in found.text
+
+
+def test_a_step_that_breaks_off_has_ended(tiny_policy, tmp_path, rows):
+    with traced() as found:
+        trainer = acting(tiny_policy, tmp_path, rows)
+        trainer.policy = BatchEngine(lambda requests: 1 / 0, on_callers_thread=True)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train()
+        assert not spans._traces.api.get_current_span().get_span_context().is_valid
+    (step,) = found.named("training_step")
+    assert step.attributes["error.type"] == "ZeroDivisionError" and found.below(None)[0][0] == "training_step"
+
+
+def test_groups_that_are_played_ahead_are_below_the_step_in_which_they_began(tiny_policy, tmp_path, rows):
+    with traced() as found:
+        trainer_for(tiny_policy, tmp_path, rows, traces=True, **LEAD).train()
+    steps = found.named("training_step")
+    ids = {one.context.span_id: number for number, one in enumerate(steps)}
+    began = [ids[one.parent.span_id] for one in found.named("invoke_agent agent")]
+    assert len(steps) == 2 and began.count(0) >= 8
+    rewarded = {one.parent.span_id for one in found.named("reward")}
+    episodes = {one.context.span_id for one in found.named("invoke_agent agent")}
+    assert len(found.named("reward")) == 8 and rewarded <= episodes
+
+
+def test_without_traces_the_trainer_makes_none(tiny_policy, tmp_path, rows):
+    with traced() as found:
+        pass
+    trainer = trainer_for(tiny_policy, tmp_path, rows)
+    assert not found.all and not any("Span" in type(one).__name__ for one in trainer.callback_handler.callbacks)
+
+
+def test_contents_without_traces_are_refused():
+    with pytest.raises(ValueError, match="trace_content would be ignored: set traces=True as well"):
+        PromptR1Config("x", trace_content=True, use_cpu=True, bf16=False)

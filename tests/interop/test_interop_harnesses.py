@@ -1,6 +1,6 @@
 """Real command-line agents train three steps as they are (`make foreign`), each in its own dialects.
 
-A script writes the turns of the policy: a tiny one ends most agents with its first. It trains on the tokens of the script.
+A script writes the turns of the policy, as a tiny one ends most agents with its first; it trains on those tokens.
 """
 
 import os

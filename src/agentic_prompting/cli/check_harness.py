@@ -73,27 +73,24 @@ def report_of(settings: Harness, rollout: Rollout, agent: ScriptedAgent, seconds
     }  # fmt: skip
 
 
-def play_scripted(program: Program, write: Any = None) -> tuple[Rollout, ScriptedAgent]:
-    """One rollout of the task, and the script that played the policy.
-
-    Args:
-        program ([`Program`]): The harness as a program.
-        write (`Callable`, *optional*): How a tool call is written, of its name and arguments. As Qwen3 does by default.
-    """
+def play_scripted(
+    program: Program, agent: ScriptedAgent | None = None, max_context: int = 400_000
+) -> tuple[Rollout, ScriptedAgent]:
+    """One rollout of the task, and the script that played the policy."""
     from ..llm import run
     from ..rollout import Limits, Rollout
 
-    agent = ScriptedAgent(byte_format(), write)
+    agent = agent or ScriptedAgent(byte_format())
     rollout = Rollout([1], row=dict(ROW), seed=0)
-    limits = Limits(max_turns=64, max_turn_tokens=8000, max_tokens=400_000, max_context=400_000)
+    limits = Limits(max_turns=64, max_turn_tokens=8000, max_tokens=400_000, max_context=max_context)
     return run(program.play_episode(rollout, agent, agent.form, limits)), agent
 
 
 class ScriptedAgent:
     """Writes the file, reads it, says done, with whatever tools it is offered; a title where there are none."""
 
-    def __init__(self, form: ChatFormat, write: Any = None):
-        self.form, self.write, self.read = form, write or written, list[str]()
+    def __init__(self, form: ChatFormat):
+        self.form, self.read = form, list[str]()
         self.samples: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
     async def __call__(self, request: SampleRequest) -> Sample:
@@ -121,7 +118,11 @@ class ScriptedAgent:
         if tool is None:
             return "No tool that I know."
         command = (*_STEPS, _SUBMIT)[done]
-        return self.write(tool["name"], filled(tool, command))
+        return self.written(tool["name"], filled(tool, command))
+
+    def written(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call of a tool, as Qwen3 writes it."""
+        return "<think>\nI use a tool.\n</think>\n\n" + call_of(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def filled(tool: Mapping[str, Any], command: str) -> dict[str, Any]:
@@ -140,9 +141,8 @@ def filled(tool: Mapping[str, Any], command: str) -> dict[str, Any]:
     return arguments
 
 
-def written(name: str, arguments: Mapping[str, Any]) -> str:
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<think>\nI use {name}.\n</think>\n\n<tool_call>\n{body}\n</tool_call>"
+def call_of(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def tools_in(text: str) -> Sequence[dict[str, Any]]:

@@ -125,7 +125,7 @@ def harness(name: str, dialect: str = "", task: str = "{question}", **changes: A
     Example:
 
     ```python
-    Program(harness("codex", task="{question}\\n\\nThe tests are in tests/."), reward=tests_pass)
+    program = Program(harness("codex", task="{question} The tests are in tests/."))
     ```
     """
     if name not in HARNESSES:

@@ -66,7 +66,7 @@ class Workspace:
     Example:
 
     ```python
-    Program(["./agent.sh", "{question}"], workspace=Workspace(max_memory=2**31), reward=tests_pass)
+    Program(["./agent.sh", "{question}"], workspace=Workspace(max_memory=2**31))
     ```
     """
 

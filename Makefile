@@ -27,8 +27,8 @@ help:
 	@echo "make ci       demo, test, lint, types and docs, as CI does (.ci/run)"
 	@echo "make test-min the fast tests with the lowest versions that pyproject.toml allows, in .venv-min (long, not in CI)"
 	@echo "make test-vllm  the tests with a real vLLM on the CPU, in $(VLLM), which \`make vllm\` creates (2 GB, x86-64)"
-	@echo "make test-foreign  the tests with OpenEnv, verifiers and frameworks of agents, which \`make foreign\` puts into"
-	@echo "              $(FOREIGN) (1.4 GB)"
+	@echo "make test-foreign  the tests with OpenEnv, verifiers, frameworks of agents and command-line agents such as codex,"
+	@echo "              which \`make foreign\` puts into $(FOREIGN) (3.2 GB; some need npm)"
 	@echo "make install  only create $(VENV) with the package in it"
 	@echo "make clean    remove $(VENV), $(VLLM), $(FOREIGN), caches and build files; runs/ stays"
 
@@ -116,17 +116,34 @@ FOREIGN_openai-agents := openai-agents==0.24.0
 FOREIGN_pydantic-ai := pydantic-ai-slim[openai]==2.68.0
 FOREIGN_smolagents := smolagents[openai]==1.26.0
 FRAMEWORKS := langgraph openai-agents pydantic-ai smolagents
+# The vendors' own clients of the dialects of programs.
+FOREIGN_sdks := anthropic==2.12.0 google-genai==3.4.0
+# Command-line agents that train here unchanged: by pip, and by npm where it is.
+FOREIGN_mini-swe-agent := mini-swe-agent==2.4.6 litellm==1.106.2 mcp
+HARNESSES := codex opencode pi qwen-code gemini-cli
+NPM_codex := @openai/codex@0.169.0
+NPM_opencode := opencode-ai@1.18.33
+NPM_pi := @mariozechner/pi-coding-agent@0.73.1
+NPM_qwen-code := @qwen-code/qwen-code@0.15.10
+NPM_gemini-cli := @google/gemini-cli@0.61.0
 
 $(FOREIGN)/%.done:
 	$(PYTHON) -m venv $(FOREIGN)/$*
 	$(FOREIGN)/$*/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) $(FOREIGN_$*)
 	@touch $@
 
-foreign: $(patsubst %,$(FOREIGN)/%.done,openenv verifiers $(FRAMEWORKS))
+$(FOREIGN)/%.npm:
+	@mkdir -p $(FOREIGN)/$*
+	@if command -v npm > /dev/null; then \
+	  npm install --silent --no-audit --no-fund --prefix $(FOREIGN)/$* $(NPM_$*) && touch $@; \
+	else echo "no npm here: $* ($(NPM_$*)) is left out, and its tests are skipped"; fi
+
+foreign: $(patsubst %,$(FOREIGN)/%.done,openenv verifiers $(FRAMEWORKS) sdks mini-swe-agent) \
+  $(patsubst %,$(FOREIGN)/%.npm,$(HARNESSES))
 
 test-foreign: $(VENV)/.test foreign
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop/test_interop_foreign.py \
-	  tests/interop/test_interop_foreign_programs.py $(PYTEST_ARGS)
+	  tests/interop/test_interop_foreign_programs.py tests/interop/test_interop_harnesses.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

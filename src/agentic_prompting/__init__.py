@@ -20,7 +20,7 @@ _EXPORTS = {
         "play_all"
     ),
     "environments": "BM25Retriever LLMEnvironment SearchEnvironment",
-    "programs": "Program",
+    "programs": "Harness Program Workspace harness",
     "rewards": (
         "PromptR1Reward PromptR1Score exact_match exact_match_reward math_reward normalize_answer prompt_r1_reward "
         "prompt_r1_score search_reward token_f1"
@@ -90,7 +90,10 @@ if TYPE_CHECKING:  # for type checkers and editors; a test holds it to the table
         TransformersEngine as TransformersEngine,
     )
     from .programs import (
+        Harness as Harness,
         Program as Program,
+        Workspace as Workspace,
+        harness as harness,
     )
     from .refine import (
         ProRefiner as ProRefiner,

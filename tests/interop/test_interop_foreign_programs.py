@@ -6,7 +6,6 @@ Each row has a style, in which a scripted policy writes its turns; in the row wi
 import os
 from collections import Counter
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, Program, exact_match_reward
 from agentic_prompting.rollout import Sample, read_rollouts
 from support.programs import byte_tokenizer, called
-from support.training import vars_for
+from support.training import rows_of, samples_in, vars_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).with_name("foreign")
@@ -97,25 +96,6 @@ def byte_policy():
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     return Qwen3ForCausalLM(config), tokenizer
-
-
-def rows_of(inputs):
-    """The rows of a batch of TRL's loss: ids of the prompt, ids of the completion, which of those are in the loss."""
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
-    for prompt, is_prompt, ids, is_own, counts in zip(*(inputs[name] for name in names), strict=True):
-        own = is_own.bool()
-        yield prompt[is_prompt.bool()].tolist(), ids[own].tolist(), (counts[own] > 0).tolist()
-
-
-def samples_in(rows):
-    """The samples that the loss has, each as the ids before it and its own."""
-    for prompt, ids, in_loss in rows:
-        at = 0
-        for is_own, run in groupby(in_loss):
-            end = at + len(list(run))
-            if is_own:
-                yield (*prompt, *ids[:at]), tuple(ids[at:end])
-            at = end
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -68,6 +68,14 @@ def test_an_answer_in_a_file_and_the_trainers_limits(tmp_path):
         assert rollout.status == "malformed"
 
 
+def test_a_harness_that_gives_up_at_a_reply_that_was_cut_learns(tmp_path):
+    giving_up = AGENT.replace('print("log line', 'sys.exit("Incomplete") if said else print("log line')
+    for text, status in (("x" * 999, "malformed"), ("whole", "failed")):
+        one = own(tmp_path)
+        (tmp_path / "agent.py").write_text(giving_up)
+        assert play_program(one, lambda *_, text=text: text, row=ROW)[0].status == status
+
+
 def test_the_table_of_harnesses():
     assert set(HARNESSES) == {"mini-swe-agent", "codex", "opencode", "pi", "qwen-code", "gemini-cli"}
     for name, one in HARNESSES.items():

@@ -1,5 +1,7 @@
 """Small Prompt-R1 trainings on a tiny model, for tests and benchmarks: settings, a trainer, a sampler that acts."""
 
+from itertools import groupby
+
 from agentic_prompting import (
     LLMEnvironment,
     PromptR1Config,
@@ -92,3 +94,22 @@ def vars_for(folder):
         "max_turns": 2, "max_turn_tokens": 8, "max_completion_length": 40, "use_cpu": True, "bf16": False,
         "gradient_checkpointing": False, "save_strategy": "no", "report_to": [], "disable_tqdm": True,
     }  # fmt: skip
+
+
+def rows_of(inputs):
+    """The rows of a batch of TRL's loss: ids of the prompt, ids of the completion, which of those are in the loss."""
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask")
+    for prompt, is_prompt, ids, is_own, counts in zip(*(inputs[name] for name in names), strict=True):
+        own = is_own.bool()
+        yield prompt[is_prompt.bool()].tolist(), ids[own].tolist(), (counts[own] > 0).tolist()
+
+
+def samples_in(rows):
+    """The samples that the loss has, each as the ids before it and its own."""
+    for prompt, ids, in_loss in rows:
+        at = 0
+        for is_own, run in groupby(in_loss):
+            end = at + len(list(run))
+            if is_own:
+                yield (*prompt, *ids[:at]), tuple(ids[at:end])
+            at = end

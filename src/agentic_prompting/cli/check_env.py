@@ -23,8 +23,12 @@ _EXAMPLES = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object"
 
 
 def check_env(
-    name: Annotated[str, typer.Argument(help="module:name: an environment, its class, or a function of the rollout.")],
     rows: TaskRows,
+    name: Annotated[
+        str | None, typer.Argument(help="module:name: an environment, its class, or a function of the rollout.")
+    ] = None,
+    harness: Annotated[str | None, option("Instead: a command-line agent, such as codex, or mine:my_harness.")] = None,
+    dialect: Annotated[str, option("Of a harness that speaks several.")] = "",
     request: Annotated[list[str] | None, option("What the agent asks; several times for several turns.")] = None,
     model: Annotated[Path | None, option("A model that plays the agent, instead of a script.")] = None,
     as_json: AsJson = False,
@@ -32,8 +36,15 @@ def check_env(
     """Play three episodes with an environment of your own, without training, and show them.
 
     By default a script plays the agent: it sends each --request, or the question, or calls of tools with made-up
-    arguments, and then answers.
+    arguments, and then answers. With --harness it writes a file, reads it and says done, inside the real program.
     """
+    if (name is None) == (harness is None):
+        raise ValueError("name an environment as module:name, or an agent with --harness NAME")
+    if harness is not None:
+        from .check_harness import check_harness
+
+        return check_harness(harness, dialect, as_json)
+    assert name is not None
     from ..rollout import AgentSpec, TagGrammar, rollout_record, template_for
 
     environment: Any = load_environment(name)

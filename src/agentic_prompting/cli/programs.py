@@ -1,4 +1,4 @@
-"""The training programs: `python -m agentic_prompting.cli.programs prompt-r1 --config FILE`, or `espl`.
+"""The training programs: `python -m agentic_prompting.cli.programs prompt-r1 --config FILE`, or `espl`, or `agent`.
 
 Every option of the program's arguments here, of [`PromptR1Config`] or [`ESPLConfig`], and of TRL's `ModelConfig` can
 stand in the YAML file or on the command line, where it wins. The same programs for the sandbox on a laptop and for
@@ -7,12 +7,14 @@ models of billions on many GPUs.
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from ..environments import LLMEnvironment
 from ..evolution import SystemPrompt
 from ..llm import ChatModel
+from ..programs import HARNESSES, Program, Workspace, harness
 from ..report import plot_reward
 from ..rewards import PromptR1Reward
 from ..sandbox import GuardedReflector
@@ -33,6 +36,7 @@ from ..trainers import (
     ESPLConfig,
     ESPLTrainer,
     MultiTurnGRPOConfig,
+    MultiTurnGRPOTrainer,
     PromptR1Config,
     PromptR1Trainer,
     TrainingInterrupted,
@@ -155,8 +159,62 @@ class ESPLArguments(DataAndEnvironment, ReferenceModel):
         ), lambda trainer, seconds: report_guarded_run(sandbox, ROOT, trainer, seconds)
 
 
+@dataclass
+class AgentArguments(DataAndEnvironment):
+    """The agent program, its tasks and its reward."""
+
+    harness: str | None = setting(f"A command-line agent with known settings: {', '.join(HARNESSES)}.")
+    dialect: str = setting("Of a harness that speaks several: chat, responses, messages or google.", "")
+    ask: str = setting("What a harness is asked, as a template over the columns of a row.", "{question}")
+    program: str | None = setting("Instead of a harness: your own agent or Program as module:name.")
+    keep_failed: str | None = setting("Folder for the work folders of failed rollouts.")
+    task: str = setting("A task of load_task.", "")
+    reward: list[str] = rewards("exact_match")
+
+    ASKS = "none"
+    OTHERS = ("environment", "tools", "environment_factory", "grammar", "prompt_template", "environment_model")
+
+    def check(self, args: MultiTurnGRPOConfig) -> None:
+        """Raise `ValueError` for wrong arguments before anything is loaded."""
+        if (self.harness is None) == (self.program is None):
+            raise ValueError("say which agent to train: --harness NAME, or --program module:name")
+        if given := [name for name in self.OTHERS if getattr(self, name)]:
+            raise ValueError(f"an agent program has its own: leave out --{', --'.join(given)}")
+        if not self.dataset and not self.task:
+            raise ValueError("say which tasks: --dataset tasks.jsonl, with files and tests for the work folder")
+
+    def load(self, task: str, seed: int) -> Any:
+        """The rows, with every column: a program reads what it likes."""
+        if self.dataset and self.dataset.endswith(".jsonl"):
+            with open(self.dataset, encoding="utf-8") as file:
+                return [json.loads(line) for line in file if line.strip()][: self.task_rows]
+        return super().load(task, seed)
+
+    def trainer(self, args: MultiTurnGRPOConfig, model: ModelConfig, stack: ExitStack) -> tuple[Trainer, None]:
+        """The trainer of a model inside an agent program."""
+        functions = [load_reward(name) for name in self.reward]
+        of_folder = [one for one in functions if "folder" in signature(one).parameters]
+        if of_folder and len(functions) > 1:
+            raise ValueError("a reward that reads the work folder stands alone: leave the others out")
+        program = self.agent_program(of_folder[0] if of_folder else None)
+        check_first(args, model, program)
+        rewards = None if of_folder else functions
+        return MultiTurnGRPOTrainer(
+            reward_funcs=rewards, **self.front(args, model, {"environment": program})
+        ), None  # fmt: skip
+
+    def agent_program(self, reward: Callable[..., Any] | None = None) -> Program:
+        """The program that the options name."""
+        if self.program is not None:
+            made = load_object(self.program, "program")
+            return made if isinstance(made, Program) else Program(made)
+        space = Workspace(keep_failed=self.keep_failed)
+        return Program(harness(str(self.harness), self.dialect, self.ask), workspace=space, reward=reward)
+
+
 PROGRAMS: dict[str, tuple[type, type, type]] = {
     "prompt-r1": (PromptR1Arguments, PromptR1Config, ModelConfig),
+    "agent": (AgentArguments, MultiTurnGRPOConfig, ModelConfig),
     "espl": (ESPLArguments, ESPLConfig, ModelConfig),
 }
 """The dataclasses of each method's command line."""
@@ -166,7 +224,7 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
     """Train, save, and in the sandbox print the results.
 
     Args:
-        method (`str`): `prompt-r1` or `espl`.
+        method (`str`): `prompt-r1`, `espl` or `agent`.
         arguments (`Sequence[str]`, *optional*): Instead of the command line's.
     """
     started = time.perf_counter()
@@ -174,7 +232,7 @@ def main(method: str, arguments: Sequence[str] | None = None) -> None:
     if {"--help", "-h", "--help-all"} & set(words):
         print(help_of(PROGRAMS[method], method, everything="--help-all" in words))
         return
-    script, args, model = parse(PROGRAMS[method], words)
+    script, args, model = parse(PROGRAMS[method], ["--model_name_or_path" if w == "--model" else w for w in words])
     script.check(args)
     for missing in missing_extras({**vars(args), **vars(script)}):
         if missing.level == "problem":

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+import typer.core
 
 from .options import option
 
@@ -32,7 +33,18 @@ _FINISHED = "summary.json"
 # Everything else is an option of the program, `--help` too.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
-train = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode=None)
+
+class _AgentByDefault(typer.core.TyperGroup):
+    """`train --harness codex` is `train agent --harness codex`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_agent = bool(args) and args[0].partition("=")[0] in ("--harness", "--program")
+        return super().parse_args(ctx, ["agent", *args] if is_agent else args)
+
+
+train = typer.Typer(
+    cls=_AgentByDefault, invoke_without_command=True, add_completion=False, rich_markup_mode=None
+)  # fmt: skip
 
 
 @train.callback()
@@ -52,6 +64,12 @@ def prompt_r1(context: typer.Context, config: Config = None, accelerate_config: 
 def espl(context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None) -> int:
     """Train under a population of system prompts that evolves."""
     return _start(context, "espl", config, accelerate_config)
+
+
+@train.command("agent", context_settings=_PASSED_ON)
+def agent(context: typer.Context, config: Config = None, accelerate_config: AccelerateConfig = None) -> int:
+    """Train a model inside an agent program, such as codex; `train --harness codex ...` is the same."""
+    return _start(context, "agent", config, accelerate_config)
 
 
 def _start(context: typer.Context, method: str, config: Path | None, accelerate_config: Path | None) -> int:
@@ -143,7 +161,7 @@ def launch(method: str, arguments: Sequence[str], accelerate_config: Path | None
     """Run a training program on as many processes as accelerate is configured for.
 
     Args:
-        method (`str`): `prompt-r1` or `espl`.
+        method (`str`): `prompt-r1`, `espl` or `agent`.
         arguments (`Sequence[str]`): For the program.
         accelerate_config (`Path`, *optional*): As of `accelerate launch --config_file`. By default what
             `accelerate config` has saved, else every GPU of this machine, or its CPU.

@@ -15,6 +15,10 @@ from ..llm import Misconfigured
 logger = logging.getLogger(__name__)
 
 
+class NotInstalled(Misconfigured, ValueError):
+    """The program of a harness is not there."""
+
+
 @dataclass(frozen=True)
 class Harness:
     """Settings of a command-line agent. Its texts are templates.
@@ -70,12 +74,12 @@ class Harness:
         """Warn where another version is installed than was tried.
 
         Raises:
-            [`Misconfigured`]: It is not installed.
+            [`NotInstalled`]: Its program is not in `PATH`.
         """
         found = shutil.which(self.command[0])
         if found is None:
             how = f": {self.package}" if self.package else ""
-            raise Misconfigured(f"there is no program {self.command[0]!r} in PATH: install {self.name}{how}")
+            raise NotInstalled(f"there is no program {self.command[0]!r} in PATH: install {self.name}{how}")
         installed = _version_of(Path(found).resolve(), self.package)
         if self.version and installed not in ("", self.version):
             logger.warning(
@@ -121,7 +125,7 @@ def harness(name: str, dialect: str = "", task: str = "{question}", **changes: A
     Example:
 
     ```python
-    Program(harness("codex", task="{question}\\n\\nThe tests are in tests/."), reward=tests_pass)
+    program = Program(harness("codex", task="{question} The tests are in tests/."))
     ```
     """
     if name not in HARNESSES:

@@ -252,7 +252,7 @@ class Program(Environment):
                 raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
             returned = _as_returned(work.result())
         except LLMError as failure:
-            is_own = isinstance(failure, OverLimit) or _is_stopped(session, failure)
+            is_own = isinstance(failure, OverLimit) or _is_stopped(session, failure) or self._is_cut(session, failure)
             error = None if is_own or self._is_mistake(failure) else failure
             if isinstance(failure, OverLimit):
                 session.stopped = session.stopped or "malformed"
@@ -323,6 +323,11 @@ class Program(Environment):
         codes = [one for one in self.mistakes if isinstance(one, int)]
         kinds = tuple(one for one in self.mistakes if isinstance(one, type))
         return isinstance(failure, kinds) or (isinstance(failure, CommandFailed) and failure.code in codes)
+
+    def _is_cut(self, session: Session, failure: LLMError) -> bool:
+        """Whether a harness gave up at a reply that was cut at its limit: some end with an error then."""
+        at_end = session.calls[-1].sample.finished if session.calls else True
+        return self.harness is not None and isinstance(failure, CommandFailed) and not at_end
 
     def _tell_ignored(self, session: Session) -> None:
         new = {f"{name}={value!r}"[:80] for name, value in session.ignored.items() if name not in self._said}

@@ -66,7 +66,7 @@ class Workspace:
     Example:
 
     ```python
-    Program(["./agent.sh", "{question}"], workspace=Workspace(max_memory=2**31), reward=tests_pass)
+    Program(["./agent.sh", "{question}"], workspace=Workspace(max_memory=2**31))
     ```
     """
 
@@ -221,7 +221,8 @@ def _plan(place: Place, command: Sequence[str], answer: int) -> dict[str, Any]:
 def _needed_of_tmp(command: Sequence[str]) -> list[str]:
     """The folders in `/tmp` that hold programs of the command, which has a `/tmp` of its own."""
     named = (*command, sys.prefix, *os.environ.get("PATH", "").split(os.pathsep))
-    paths = (Path(os.path.realpath(name)) for name in named if name.startswith("/"))
+    named_and_real = (path for name in named if name.startswith("/") for path in (name, os.path.realpath(name)))
+    paths = map(Path, named_and_real)
     found = {Path(*path.parts[:3]) for path in paths if path.parts[:2] == ("/", "tmp") and len(path.parts) > 2}
     return sorted(str(path) for path in found if path.exists() and path != _base())
 

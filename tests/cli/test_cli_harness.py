@@ -1,0 +1,146 @@
+"""`train --harness` and `check-env --harness`, with a stand-in for the program of a harness."""
+
+import json
+import stat
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from agentic_prompting.cli.programs import PROGRAMS, parse
+
+STAND_IN = """#!{python}
+import json, os, subprocess, sys, urllib.request
+command = dict(type="object", properties=dict(command=dict(type="string")))
+tool = dict(name="bash", description="runs", parameters=command)
+messages = [dict(role="user", content=sys.argv[1])]
+for _ in range(9):
+    body = json.dumps(dict(model="agent", messages=messages, tools=[dict(type="function", function=tool)])).encode()
+    request = urllib.request.Request(os.environ["URL"] + "/chat/completions", body)
+    said = json.load(urllib.request.urlopen(request, timeout=20))["choices"][0]["message"]
+    messages.append(said)
+    for call in said.get("tool_calls") or []:
+        done = subprocess.run(json.loads(call["function"]["arguments"])["command"], shell=True, capture_output=True)
+        messages.append(dict(role="tool", content=done.stdout.decode(), tool_call_id=call["id"]))
+    if not said.get("tool_calls"):
+        break
+print(said["content"])
+"""
+MODULE = """
+from agentic_prompting.programs import Harness, Program
+mine = Harness("mine", ("stand-in", "{task}"), {"chat": ("", "{base_url}")}, {"URL": "{url}"})
+wrong = 7
+
+def tests_pass(rollout, folder):
+    return 1.0
+
+def short(completions, **columns):
+    return [0.0] * len(completions)
+
+async def agent(row, base_url, api_key): ...
+"""
+
+
+@pytest.fixture
+def parts(tmp_path, monkeypatch):
+    program = tmp_path / "stand-in"
+    program.write_text(STAND_IN.replace("{python}", sys.executable))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "own_agent.py").write_text(MODULE)
+    rows = [{"question": f"task {i}", "answers": ["x"], "files": {f"{i}.txt": "a"}, "tests": {}} for i in range(3)]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "own_agent", raising=False)
+
+
+def test_check_env_plays_one_task_in_a_harness(run, parts):
+    status, out, err = run("check-env", "--harness", "own_agent:mine", "--json")
+    seen = json.loads(out)
+    assert status == 0 and seen["wrote_the_file"] and seen["answer"] == "done", (seen, err)
+    assert (seen["calls"], seen["sequences"], seen["tools"], seen["answer_in_prompt"]) == (3, 1, ["bash"], False)
+    status, out, _ = run("check-env", "--harness", "own_agent:mine")
+    assert status == 0 and "wrote_the_file        True" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--harness", "claude"], "there are settings for mini-swe-agent, codex"),
+        (["--harness", "codex", "--dialect", "chat"], "codex speaks responses"),
+        (["--harness", "own_agent:wrong"], "own_agent:wrong is a int, and not a Harness"),
+        (["--harness", "codex"], "there is no program 'codex' in PATH: install codex: npm install -g @openai/codex"),
+        ([], "or an agent with --harness NAME"),
+        (["own_agent:agent", "--harness", "codex"], "or an agent with --harness NAME"),
+    ],
+)
+def test_check_env_says_what_is_wrong(run, parts, monkeypatch, arguments, message):
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, out, err = run("check-env", *arguments)
+    assert status and out == "" and err.count("\n") == 1 and message in err, err
+
+
+def test_train_with_a_harness_is_train_agent(run, monkeypatch):
+    calls = []
+    monkeypatch.setattr("agentic_prompting.cli.train.launch", lambda *given: calls.append(given) or 0)
+    assert run("train", "--harness", "codex", "--dataset", "x.jsonl")[0] == 0
+    assert run("train", "--program=a:b")[0] == 0
+    assert [(method, words) for method, words, _ in calls] == [
+        ("agent", ["--harness", "codex", "--dataset", "x.jsonl"]), ("agent", ["--program=a:b"]),
+    ]  # fmt: skip
+    status, out, _ = run("train", "agent", "--help")
+    assert status == 0 and all(option in out for option in ("--harness", "--program", "--keep_failed", "--max_steps"))
+
+
+def trainer_of(monkeypatch, *words):
+    given = {}
+
+    class Made(Exception):
+        pass
+
+    def make(**arguments):
+        given.update(arguments)
+        raise Made
+
+    monkeypatch.setattr("agentic_prompting.cli.programs.MultiTurnGRPOTrainer", make)
+    monkeypatch.setattr("agentic_prompting.cli.programs.check_first", lambda *_: None)
+    cpu = ["--model_name_or_path", "m", "--output_dir", "out", "--use_cpu", "true", "--bf16", "false"]
+    script, args, model = parse(PROGRAMS["agent"], [*words, *cpu])
+    script.check(args)
+    with ExitStack() as stack, pytest.raises(Made):
+        script.trainer(args, model, stack)
+    return given
+
+
+def test_the_trainer_of_a_harness(parts, monkeypatch):
+    words = ["--harness", "pi", "--dialect", "google", "--dataset", "tasks.jsonl", "--keep_failed", "kept"]
+    given = trainer_of(monkeypatch, *words, "--reward", "own_agent:tests_pass", "--ask", "Do: {question}")
+    program = given["environment"]
+    assert (program.harness.name, program.harness.dialect, program.harness.task) == ("pi", "google", "Do: {question}")
+    assert program._score(None, None) == 1.0 and given["reward_funcs"] is None
+    assert program.workspace.keep_failed == "kept"
+    assert [row["files"] for row in given["train_dataset"]] == [{f"{i}.txt": "a"} for i in range(3)]
+    given = trainer_of(monkeypatch, "--program", "own_agent:agent", "--dataset", "tasks.jsonl", "--task_rows", "2",
+                       "--reward", "own_agent:short")  # fmt: skip
+    assert given["environment"].harness is None and len(given["train_dataset"]) == 2
+    assert [one.__name__ for one in given["reward_funcs"]] == ["short"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "say which agent to train"),
+        (["--harness", "codex", "--program", "a:b"], "say which agent to train"),
+        (["--harness", "codex"], "say which tasks"),
+        (["--harness", "codex", "--environment", "llm"], "leave out --environment"),
+        (["--harness", "codex", "--dataset", "x.jsonl", "--dialect", "chat"], "codex speaks responses"),
+    ],
+)
+def test_what_train_agent_refuses(words, message):
+    script, args, model = parse(
+        PROGRAMS["agent"], [*words, "--output_dir", "out", "--use_cpu", "true", "--bf16", "false"]
+    )
+    with pytest.raises(ValueError, match=message):
+        script.check(args)
+        script.trainer(args, model, ExitStack())

@@ -1,0 +1,118 @@
+"""Real command-line agents train three steps as they are (`make foreign`), each in its own dialects.
+
+A script writes the turns of the policy, as a tiny one ends most agents with its first; it trains on those tokens.
+"""
+
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting.cli.check_harness import ROW, ScriptedAgent, play_scripted, wrote_the_file
+from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
+from support.programs import byte_tokenizer
+from support.training import rows_of, samples_in, vars_for
+
+ROOT = Path(__file__).parents[2]
+FOREIGN = Path(os.environ.get("FOREIGN", ROOT / ".venv-foreign"))
+# Token sequences of a rollout: opencode asks for a title first.
+EXPECTED = {"opencode": (4, 2, 1)}
+ALL = [(name, dialect) for name, one in HARNESSES.items() for dialect in one.dialects]
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def find(name):
+        folders = [FOREIGN / name / "node_modules" / ".bin", FOREIGN / name / "bin"]
+        if not shutil.which(HARNESSES[name].command[0], path=os.pathsep.join(map(str, folders))):
+            pytest.skip(f"needs {name}: make foreign")
+        for folder in folders:
+            monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+    return find
+
+
+@pytest.mark.parametrize(("name", "dialect"), ALL)
+def test_a_harness_plays_a_task_in_each_of_its_dialects(name, dialect, installed):
+    installed(name)
+    space = Workspace()
+    program = Program(harness(name, dialect), workspace=space, reward=wrote_the_file, timeout=300)
+    rollout, agent = play_scripted(program)
+    counts = rollout.counts
+    assert rollout.answer == "done" and rollout.returned["reward"] == 1.0, rollout.error
+    found = (counts["program/calls"], counts["program/sequences"], counts["program/auxiliary_calls"])
+    assert found == EXPECTED.get(name, (3, 1, 0))
+    assert counts.get("program/witness_differences", 0) == counts["program/undelivered_tokens"] == 0
+    assert not any("SECRET42" in text for text in agent.read), "the answer is in no prompt"
+
+
+class Watched(Program):
+    """In one rollout of each group the script does the task, in the other it says so and does nothing."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.samples, self.played = [], []
+
+    async def play_episode(self, rollout, policy, chat_format, limits):
+        scripted = ScriptedAgent(chat_format)
+        if len(self.played) % 2:
+            scripted.turn = lambda text: "done"
+        self.played.append(rollout)
+
+        async def sample(request):
+            made = await scripted(request)
+            self.samples.append((tuple(request.context), tuple(made.ids)))
+            return made
+
+        return await super().play_episode(rollout, sample, chat_format, limits)
+
+
+def policy_for(texts):
+    """A tiny random model of 32k positions, and a tokenizer that has learned the harness's prompts: a third or a fourth
+    of their bytes."""
+    tokenizer = byte_tokenizer()
+    template = tokenizer.chat_template
+    tokenizer = tokenizer.train_new_from_iterator(texts, 2000)
+    tokenizer.chat_template = template
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, head_dim=16,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=2**15, tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config), tokenizer
+
+
+@pytest.mark.parametrize("name", HARNESSES)
+def test_a_harness_trains_three_steps(name, installed, tmp_path):
+    installed(name)
+    program = Watched(harness(name), workspace=Workspace(), reward=wrote_the_file, timeout=300)
+    _, agent = play_scripted(Program(harness(name)))
+    model, tokenizer = policy_for(agent.read)
+    settings = {**vars_for(tmp_path), "max_turn_tokens": 400, "max_completion_length": 4000, "max_steps": 3}
+    args = MultiTurnGRPOConfig(**settings | {"per_device_train_batch_size": 2}, learning_rate=1e-3, logging_steps=1)
+    trainer = MultiTurnGRPOTrainer(model, None, args, [ROW] * 3, processing_class=tokenizer, environment=program)
+    before, seen, loss_of = model.lm_head.weight.clone(), [], trainer._compute_loss
+
+    def watched_loss(model, inputs):
+        seen.extend(rows_of(inputs))
+        return loss_of(model, inputs)
+
+    trainer._compute_loss = watched_loss
+    trainer.train()
+    program.close()
+    assert (model.lm_head.weight != before).any() and model.lm_head.weight.isfinite().all()
+    assert [one.status for one in program.played] == ["answered"] * 6
+    assert [one.returned["reward"] for one in program.played] == [1.0, 0.0] * 3
+    for one in program.played[::2]:
+        found = (one.counts["program/calls"], one.counts["program/sequences"], one.counts["program/auxiliary_calls"])
+        assert found == EXPECTED.get(name, (3, 1, 0))
+    # Every sample is in the loss, token for token and once; but titles.
+    drawn, in_loss = Counter(program.samples), Counter(samples_in(seen))
+    auxiliary = sum(one.counts["program/auxiliary_calls"] for one in program.played)
+    assert not in_loss - drawn and sum((drawn - in_loss).values()) == auxiliary

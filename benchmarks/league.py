@@ -42,6 +42,7 @@ PRIMARY = ("joint", "one call", "GEPA, then GRPO")
 SECONDARY = ("one call, paired", "rl")
 HEADING = "## The second league of E-SPL"  # of the protocol
 MARGIN, GOOD, BATCHES = 0.05, 0.8, 3  # not worse by more; calls until this exact match, on the mean of so many batches
+OTHERS = ("base, first", "base, final", "trained, first")  # besides the trained weights under the final prompt
 FORK = multiprocessing.get_context("fork")  # this process never imports torch
 UNLOCKED = 0.5  # exact match on the questions that end on a relation
 
@@ -128,6 +129,7 @@ def _row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "calls": round(statistics.fmean(one["calls"] for one in records)),
         "good": len(reached),
         "calls_until_good": round(statistics.median(reached)) if reached else None,
+        **{name: round(statistics.fmean(one["others"][name] for one in records), 3) for name in OTHERS},
         "unlocked": round(statistics.fmean(unlocked(one) for one in records), 2),
         "spearman": interval(ranks) if ranks else None,
     }
@@ -185,10 +187,14 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     for setting, methods in summarise(records).items():
         for method in sorted(methods, key=list(METHODS).index):
             row = methods[method]
+            shares = [f"{row[name]:.3f}" for name in OTHERS]
             good = f"{row['calls_until_good']} ({row['good']} of {row['n']})" if row["good"] else f"0 of {row['n']}"
             rank = shown(row["spearman"], digits=2)
-            rows.append([setting, method, shown(row), row["n"], row["calls"], good, row["unlocked"], rank])
-    titles = "world and reflector,method,exact match [95 %],seeds,calls,calls until .8,unlocked,Spearman of rating"
+            rows.append([setting, method, shown(row), row["n"], *shares, row["calls"], good, row["unlocked"], rank])
+    titles = (
+        "world and reflector,method,exact match [95 %],seeds,warm start and first prompt,warm start and final prompt"
+    )
+    titles += ",trained and first prompt,calls,calls until .8,unlocked,Spearman of rating"
     return markdown(titles.split(","), rows)
 
 

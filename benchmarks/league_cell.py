@@ -88,7 +88,8 @@ def run(world: str, reflector: str, seed: int, method: str, folder: Path, steps:
         `dict`: Besides the arguments `correct` (`1` or `0` for each held-out question), `ends` (the relation that each
             of them ends on), `guarded` (the relations with a word), `rollouts`, `calls`, `curve` (calls so far and mean
             exact match of each training batch), `rated` (rating, held-out exact match and id of each prompt that was
-            rated), the final `prompt`; `leaks` in the cells of `joint`.
+            rated), the final `prompt`, `others` (exact match of the warm start and the trained weights under the first
+            and the final prompt, where `correct` is not that); `leaks` in the cells of `joint`.
     """
     started, sandbox = time.perf_counter(), prepare(world, seed)
     counted = Counted(reflector_of(sandbox, reflector, seed), MAX_CALLS)
@@ -104,6 +105,7 @@ def run(world: str, reflector: str, seed: int, method: str, folder: Path, steps:
         **{"correct": answers(sandbox, agent.model, agent.prompt), "ends": _ends(sandbox)},
         **{"guarded": list(sandbox.oracle.rules), "rollouts": agent.rollouts, "calls": min(counted.calls, MAX_CALLS)},
         **{"curve": agent.curve, "rated": agent.rated(), "prompt": agent.prompt.text},
+        **{"others": agent.others()},
         **({"leaks": leaks(world, seed)} if method == "joint" else {}),
         **{"seconds": round(time.perf_counter() - started)},
     }
@@ -204,6 +206,12 @@ class Agent:
             )
             for one in members
         ]
+
+    def others(self) -> dict[str, float]:
+        """What is the final prompt worth, and what are the weights? The table's other three cells."""
+        start, first, final = Path(self.sandbox.model), self.sandbox.root, self.prompt
+        pairs = {"base, first": (start, first), "base, final": (start, final), "trained, first": (self.model, first)}
+        return {name: round(share(answers(self.sandbox, *pair)), 4) for name, pair in pairs.items()}
 
 
 def answers(sandbox: Any, model: Path, prompt: Any, questions: int | None = None) -> str:

@@ -15,6 +15,7 @@ def record(cell, correct="1100", **changes):
     world, reflector, seed, method = cell
     about = {"world": world, "reflector": reflector, "seed": seed, "method": method, "correct": correct}
     about |= {"ends": ["code", "code", "symbol", "domain"], "guarded": ["capital", "code", "symbol"]}
+    about["others"] = dict.fromkeys(league.OTHERS, 0.125)
     return {**about, "calls": 10, "curve": [], "rated": [], "commit": "x", "seconds": 1, **changes}
 
 
@@ -147,6 +148,7 @@ def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path
     assert trainer.population.members[0].prompt.preamble == sandbox.root.preamble
     assert record["prompt"] == "" and found[0].model == found[0].output
     assert record["rollouts"] >= 3 * 96 and len(record["correct"]) == len(record["ends"]) == 8 and record["calls"] > 0
+    assert list(record["others"]) == list(league.OTHERS)
     (batch,) = record["curve"]
     assert 0 <= batch[1] <= 1 and record["rated"] == [] and set(record["guarded"]) == set(sandbox.oracle.rules)
 

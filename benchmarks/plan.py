@@ -20,7 +20,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +94,19 @@ def measured(job: Any) -> int:
             trainer = build(job, args, world_tokenizer())
             trainer.memory = Memory()  # counts nothing: it is not entered
             trainer.train()
-    return max(_totals(profiled.profiler.kineto_results.experimental_event_tree()))
+    return most_held(profiled)
 
 
-def _totals(events: Any) -> Iterator[int]:
-    """What the allocator held after each of its events."""
-    waiting = list(events)
+def most_held(profiled: Any) -> int:
+    """The largest sum of allocations that were live at once in a profile with memory."""
+    waiting, events = list(profiled.profiler.kineto_results.experimental_event_tree()), []
     while waiting:
         one = waiting.pop()
         waiting += one.children
         if one.name == "[memory]":
-            yield one.extra_fields.total_allocated
+            events.append((one.start_time_ns, one.extra_fields.alloc_size, one.extra_fields.total_allocated))
+    _, size, total = min(events)
+    return max(held for _, _, held in events) - (total - size)  # less what an earlier profile has left
 
 
 def in_processes(name: str, real: bool) -> int:

@@ -92,8 +92,10 @@ class Memory(TorchDispatchMode):
             args = args[0].reshape(-1, *args[0].shape[mask.dim() :]), [rows]
         out = func(*args, **(kwargs or {}))
         if not self._paused:
-            new = [one for one in tree_leaves(out) if isinstance(one, torch.Tensor)]
-            self.see(one for one in new if one.untyped_storage() not in self._seen)
+            made = (out,) if isinstance(out, torch.Tensor) else tree_leaves(out)
+            for one in made:
+                if isinstance(one, torch.Tensor) and one.untyped_storage() not in self._seen:
+                    self.see((one,))
         return out
 
     @contextmanager

@@ -13,7 +13,7 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, TrainerCallback
 from transformers.initialization import no_init_weights
 
+from ..local.slab import Slab, attention_with_masks, can_slab, masks_of
 from ..rollout import Rollout, Sample
 from ..rollout.grammar import Turn
 from ..sandbox.policy import world_tokenizer
@@ -71,19 +72,23 @@ class Job:
 
     def settings(self, folder: str, steps: int = 1) -> MultiTurnGRPOConfig:
         """The arguments of a few steps on a CPU, of at most two micro-batches each: a third adds nothing."""
-        parts = min(2, self.args.get("gradient_accumulation_steps") or 1)
+        accumulated = self.args.get("gradient_accumulation_steps") or 1
+        parts = min(2, accumulated)
+        # Rollouts that outlive a step have their log-probabilities computed once more, in passes without gradient.
+        blocks = 2 if (self.args.get("steps_per_generation") or 1) > accumulated else 1
         kept = {one.name for one in fields(MultiTurnGRPOConfig) if one.init}
         changed = {
             "output_dir": folder, "max_steps": steps, "use_cpu": True, "per_device_train_batch_size": self.rows,
-            "gradient_accumulation_steps": parts, "steps_per_generation": parts, "generation_batch_size": None,
+            "gradient_accumulation_steps": parts, "steps_per_generation": parts * blocks, "generation_batch_size": None,
             "num_generations": 2 if self.rows * parts * self.processes % 2 == 0 else 1, "max_context": None,
             "max_completion_length": self.context, "save_strategy": "no", "eval_strategy": "no", "logging_steps": 1,
             "report_to": "none", "disable_tqdm": True, "rollouts_max_mb": 0, "use_vllm": False, "async_lead": 0,
             "vllm_sync": "nccl", "model_init_kwargs": None, "overwrite": False, "push_to_hub": False,
-            "dataloader_num_workers": 0, "warmup_steps": 0, "budget_usd": None, "budget_tokens": None,
+            "dataloader_num_workers": 0, "deepspeed": None, "warmup_steps": 0,
+            "budget_usd": None, "budget_tokens": None,
         }  # fmt: skip
         if changed["num_generations"] == 1:  # a group of one is no group, and TRL refuses it
-            changed |= {"steps_per_generation": 2 * parts, "num_generations": 2}
+            changed |= {"steps_per_generation": 2 * parts * blocks, "num_generations": 2}
         if self.args.get("fp16"):  # as many bytes, and no scaler, which a CPU lacks
             changed |= {"fp16": False, "bf16": True}
         return MultiTurnGRPOConfig(**{**{k: v for k, v in self.args.items() if k in kept}, **changed})
@@ -118,12 +123,14 @@ class _Measured(MultiTurnGRPOTrainer):
         with self.memory.during(SCORING):
             return super()._generate_and_score_completions(inputs)
 
-    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Any, mask: Any, keep: int, *args: Any, **kwargs: Any) -> Any:  # fmt: skip
-        size, rows = kwargs.get("batch_size"), len(input_ids)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        of, size, rows = super()._get_per_token_logps_and_entropies, kwargs.get("batch_size"), len(input_ids)
         if torch.is_grad_enabled() or size is None or size >= rows:
-            return super()._get_per_token_logps_and_entropies(model, input_ids, mask, keep, *args, **kwargs)
+            return of(model, input_ids, attention_mask, logits_to_keep, *args, **kwargs)
         # Parts of a batch are alike: the first one is run.
-        first = super()._get_per_token_logps_and_entropies(model, input_ids[:size], mask[:size], keep, *args, **kwargs)
+        first = of(model, input_ids[:size], attention_mask[:size], logits_to_keep, *args, **kwargs)
         return tuple(one if one is None or not one.dim() else one.repeat(rows // size, 1) for one in first)
 
 
@@ -152,6 +159,13 @@ class _Moments(TrainerCallback):
 
 def _gradients(model: torch.nn.Module) -> list[torch.Tensor]:
     return [one.grad for one in model.parameters() if one.grad is not None]
+
+
+def _watch_gradients(model: torch.nn.Module, memory: Memory) -> None:
+    """Count gradients as such from when they are there. Of FSDP's this is seen only after a micro-batch."""
+    for one in model.parameters():
+        if one.requires_grad:
+            one.register_post_accumulate_grad_hook(lambda one: memory.see([one.grad], "gradients"))
 
 
 def _parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -183,19 +197,19 @@ def measure(job: Job) -> dict[str, Any]:
 
         memory = trainer.memory = Memory(chosen, 512 if job.gpu else 1)
         if trainer.ref_model is not None:
-            memory.see(trainer.ref_model.parameters(), "reference")
+            memory.see((*trainer.ref_model.parameters(), *trainer.ref_model.buffers()), "reference")
         memory.see(trainer.model.parameters(), "weights")
         moments = _Moments(trainer)
         trainer.add_callback(moments)
-        for one in trainer.model.parameters():
-            if one.requires_grad:
-                one.register_post_accumulate_grad_hook(lambda one: memory.see([one.grad], "gradients"))
+        _watch_gradients(trainer.model, memory)
         # Whether a process was interrupted is a sum over processes, and that of fake numbers is not 0.
         with memory.counting(), mock.patch("agentic_prompting.trainers.resumable.checkpoint_on_interrupt", nullcontext):
             trainer.train()
     return {
         "moments": {
-            moment: {**parts, **({} if moment == OPTIMIZER else {"optimizer": moments.states})}
+            # The first step has no states before its last moment, where they are made; later they stay.
+            moment: {**parts, "optimizer": moments.states}
+            | ({"activations": parts["activations"] - moments.states} if moment == OPTIMIZER else {})
             for moment, parts in memory.peaks.items()
             if moment
         },
@@ -205,20 +219,46 @@ def measure(job: Job) -> dict[str, Any]:
     }
 
 
+def read(job: Job) -> dict[str, int]:
+    """Bytes that sampling in this process takes beside the whole weights: `token`, keys and values of one token of one
+    conversation; `reading`, what a pass over one whole context takes beside those. Empty for a model that the engine
+    cannot run."""
+    with FakeTensorMode(), as_on_a_gpu(is_padded=False, head=job.gpu), torch.no_grad():
+        model = shaped(job)
+        if not can_slab(model):
+            return {}
+        memory, slab = Memory(), Slab()
+        memory.see((*model.parameters(), *model.buffers()), "weights")
+        columns = torch.zeros(1, job.context, dtype=torch.long)
+        slab.look(0, columns, 1, job.context)
+        autocast = torch.autocast("cpu", torch.bfloat16) if job.args.get("bf16") else nullcontext()
+        with memory.counting(), autocast, attention_with_masks(model):
+            model(
+                input_ids=columns, attention_mask=masks_of(model, columns, job.context), position_ids=columns,
+                past_key_values=slab, use_cache=True, logits_to_keep=1,
+            )  # fmt: skip
+        weights = memory.parts["weights"]
+        most = max(sum(parts.values()) for parts in memory.peaks.values())
+        kept = int(slab.grown_bytes(1, job.context))
+        return {"token": int(slab.bytes(1, 1)), "reading": max(0, most - weights - kept), "weights": weights}
+
+
+def shaped(job: Job) -> Any:
+    """The model without its weights."""
+    job.model._name_or_path = ""
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(job.model, dtype=getattr(torch, job.dtype))
+    model.tie_weights()
+    return model
+
+
 def build(job: Job, args: MultiTurnGRPOConfig, tokenizer: Any) -> _Measured:
     """The trainer around a model without weights, with rollouts that are made up."""
     from datasets import Dataset
 
-    def model(*args: Any, **kwargs: Any) -> Any:
-        job.model._name_or_path = ""
-        with no_init_weights():
-            made = AutoModelForCausalLM.from_config(job.model, dtype=getattr(torch, job.dtype))
-        made.tie_weights()
-        return made
-
-    with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", model):  # the reference model
-        trainer = _Measured(
-            model=model(),
+    with mock.patch("trl.trainer.grpo_trainer.create_model_from_path", lambda *args, **kwargs: shaped(job)):
+        trainer = _Measured(  # that above: its reference model
+            model=shaped(job),
             reward_funcs=lambda completions, **columns: [0.0] * len(completions),
             args=args,
             processing_class=tokenizer,
@@ -242,24 +282,28 @@ def _environment(job: Job) -> Iterator[None]:
     def gathered(objects: list[Any], one: Any, *args: Any, **kwargs: Any) -> None:
         objects[:] = [one] * len(objects)
 
-    with mock.patch.dict(os.environ, fsdp2(job.processes)), fsdp_on_a_cpu():
-        with mock.patch.object(dist, "all_gather_object", gathered):
-            dist.init_process_group("fake", rank=0, world_size=job.processes, store=FakeStore())
-            mesh = dist.device_mesh.init_device_mesh("cpu", (job.processes,))  # reads values, which fake ones lack
-            shards = "torch.distributed.fsdp._fully_shard._fully_shard._init_default_mesh"
-            try:
-                with mock.patch(shards, lambda *args, **kwargs: mesh):
-                    yield
-            finally:
-                dist.destroy_process_group()
+    variables, gather = mock.patch.dict(os.environ, fsdp2(job.processes)), "torch.distributed.all_gather_object"
+    with variables, fsdp_on_a_cpu(), mock.patch(gather, gathered):
+        dist.init_process_group("fake", rank=0, world_size=job.processes, store=FakeStore())
+        mesh = dist.device_mesh.init_device_mesh("cpu", (job.processes,))  # reads values, which fake ones lack
+        shards = "torch.distributed.fsdp._fully_shard._fully_shard._init_default_mesh"
+        try:
+            with mock.patch(shards, lambda *args, **kwargs: mesh):
+                yield
+        finally:
+            dist.destroy_process_group()
 
 
 def main() -> None:
-    """Read jobs, write their figures or errors, one line each."""
+    """Read jobs until there are no more, and write the figures or the error of each as a line."""
     out, sys.stdout = sys.stdout, sys.stderr
-    for job in pickle.load(sys.stdin.buffer):
+    while True:
         try:
-            line = measure(job)
+            job = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            line = {**measure(job), "sampling": read(job)}
         except Exception as error:  # of any library on the way: the caller says what was tried
             line = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
         print(json.dumps(line), file=out, flush=True)

@@ -11,9 +11,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import is_fake
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
+from torch._subclasses.fake_tensor import is_fake
 
 
 class _Kernel:

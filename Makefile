@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo policies test test-min test-vllm vllm test-foreign foreign lint types docs ci release clean
+.PHONY: help install demo policies test test-min test-vllm vllm test-foreign foreign lint types docs resolve ci release clean
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make test-vllm  the tests with a real vLLM on the CPU, in $(VLLM), which \`make vllm\` creates (2 GB, x86-64)"
 	@echo "make test-foreign  the tests with OpenEnv, verifiers, frameworks of agents and command-line agents such as codex,"
 	@echo "              which \`make foreign\` puts into $(FOREIGN) (3.2 GB; some need npm)"
+	@echo "make resolve  whether each extra, and each documented combination, resolves under its constraints (minutes)"
 	@echo "make install  only create $(VENV) with the package in it"
 	@echo "make clean    remove $(VENV), $(VLLM), $(FOREIGN), caches and build files; runs/ stays"
 
@@ -154,6 +155,11 @@ types: $(VENV)/.test
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# uv resolves in seconds where pip takes minutes; it installs nothing here.
+resolve: $(VENV)/.torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) uv
+	$(BIN)/python docs/tools/resolve.py
 
 ci:
 	.ci/run

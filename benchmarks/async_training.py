@@ -39,7 +39,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from async_clock import GROUPS, ROLLOUTS, on_a_virtual_clock
 from lab import RECORDS as RECORDED, Records, ask, correct, interval, share, shown, train
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -47,6 +46,7 @@ TESTS = Path(__file__).parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(TESTS.parent / "src")]
 
 LEADS = 0, 1, 2, 3
+GROUPS, ROLLOUTS = 16, 8
 RECORDS = RECORDED / "lead.jsonl.gz"
 # For the scores; the batch is smaller to save time.
 SEEDS, STEPS, SCORE_GROUPS, QUESTIONS, TEMPERATURE = range(5), 24, 8, 256, 1.0
@@ -299,11 +299,13 @@ def main() -> None:
         if wanted("kills"):
             found |= kills(folder, policy, 10, steps=6)
         if wanted("virtual"):
+            from agentic_prompting.planning.clock import Pace, on_a_virtual_clock
+
             layouts, steps = ("server", "two nodes", "one node"), 20 if options.quick else 60
             found["virtual"] = {
-                layout: {lead: on_a_virtual_clock(folder, policy, layout, lead, steps) for lead in LEADS}
-                for layout in layouts
+                layout: {lead: on_a_virtual_clock(Pace(), layout, lead, steps) for lead in LEADS} for layout in layouts
             }
+            print(f"virtual: {found['virtual']}", flush=True)
             found["step_over_bound"] = found["virtual"]["server"][3]["over_bound"]
         if wanted("real"):
             found["real"] = in_real_time(folder, 6 if options.quick else 16, 100 if options.quick else 350)

@@ -24,7 +24,7 @@ WIDTH, ROW, BOX, HEIGHT = 900, 92, 118, 44
 COLUMN = {
     **{"environments": 0, "programs": 0.9, "local": 1, "trainers": 2.2, "sandbox": 1, "interop": 4, "agent": 1},
     **{"records": 1.5, "llm": 1.5, "rollout": 1.5, "refine": 1.5, "rewards": 1.5, "cli": 2, "serve": 2},
-    **{"evolution": 3, "evaluation": 3, "report": 3.2, "data": 4},
+    **{"evolution": 3, "evaluation": 3, "report": 3.2, "data": 4, "planning": 0},
 }
 SAYS = {
     "records": "files that last",
@@ -42,6 +42,7 @@ SAYS = {
     "trainers": "TRL",
     "agent": "PromptAgent",
     "sandbox": "the small world",
+    "planning": "what a run needs",
     "report": "a run as a page",
     "serve": "OpenAI's API",
     "cli": "command, programs",

@@ -7,6 +7,7 @@ A family that the engine cannot run is refused by it in a sentence that names it
 import random
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -82,6 +83,26 @@ def model(family):
 def tokenizer():
     """What a policy asks of a tokenizer where nothing is decoded."""
     return SimpleNamespace(pad_token_id=0, bos_token_id=None)
+
+
+CHECKED = {
+    "sampled": "engine", "greedy as `generate`": "yes", "log-probabilities within 1e-4": "yes", "`ScoredTokens`": "yes",
+    "gradient checkpointing": "yes",
+}  # fmt: skip
+IN_BATCHES = {"sampled": "in batches", "log-probabilities within 1e-4": "none"}
+
+
+def table():
+    """What the tests below check of each family, in Markdown."""
+    rows = [["family", *CHECKED], ["---"] * (len(CHECKED) + 1)]
+    for name, (_, _, refusal) in FAMILIES.items():
+        rows.append([name, *{**CHECKED, **(IN_BATCHES if refusal else {})}.values()])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def test_the_page_of_families_has_them_all():
+    page = (Path(__file__).parents[2] / "docs" / "families.md").read_text(encoding="utf-8")
+    assert table() in page, f"copy this into docs/families.md:\n{table()}"
 
 
 def texts(n, least=2, most=30, seed=0):

@@ -18,7 +18,7 @@ ABOVE_THE_TORCH_LINE = (
     "data",
     "evaluation",
 )
-BELOW_THE_TORCH_LINE = ("local", "interop", "trainers", "agent", "sandbox", "report", "serve", "cli")
+BELOW_THE_TORCH_LINE = ("local", "interop", "trainers", "agent", "sandbox", "planning", "report", "serve", "cli")
 ROOMS = ABOVE_THE_TORCH_LINE + BELOW_THE_TORCH_LINE
 HEAVY = {"torch", "transformers", "trl", "peft", "accelerate"}
 MODULES = sorted(

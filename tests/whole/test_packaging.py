@@ -84,6 +84,15 @@ def test_vllms_environment_has_the_versions_that_the_tests_run_with():
     assert {name for name in ours.keys() & vllms.keys() if ours[name] != vllms[name]} == {"fastapi"}
 
 
+def test_the_set_for_gpus_is_whole():
+    """It pins vLLM, DeepSpeed and every runtime dependency within our ranges, with what TRL talks to."""
+    lines = (ROOT / "constraints-gpu.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pinned = {_name(name): version for name, version in pinned.items()}
+    for one in map(Requirement, [*PROJECT["dependencies"], "deepspeed>=0.18.6", "vllm>=0.22,<=0.31"]):
+        assert one.specifier.contains(pinned[_name(one.name)]), one
+
+
 def _name(project):
     return re.sub(r"[-_.]+", "-", project).lower()
 

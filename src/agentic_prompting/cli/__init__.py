@@ -38,6 +38,7 @@ COMMANDS = {
     "report": ("commands", "Show what a run left behind."),
     "data": ("commands", "List the data sets, show one, or check them against their sources."),
     "check-env": ("check_env", "Play three episodes with an environment of your own, without training."),
+    "plan": ("plan", "Memory, largest batch, calls, dollars and hours of a run before anything is loaded."),
     "doctor": ("doctor", "Check the installation, and whatever a run needs."),
 }
 """Sub-commands in the order of `--help`: the file of the function of that name (`_` for `-`), and what it does. The

@@ -290,7 +290,7 @@ def values(setup: Setup) -> Iterator[Finding]:
         return  # said already
     program = setup.program[0]
     try:
-        _parse(setup)
+        parsed(setup)
         yield ok(f"{setup.config}: `{program}` takes its values")
     except ValueError as error:
         said = " ".join(str(error).split())
@@ -300,8 +300,9 @@ def values(setup: Setup) -> Iterator[Finding]:
             yield problem(f"{setup.config}: {said}", f"correct it there; `{program} --help` shows every option")
 
 
-def _parse(setup: Setup) -> None:
-    """Make the program's arguments of file and command line. Raises `ValueError` for what it would refuse."""
+def parsed(setup: Setup, check: bool = True) -> tuple[Any, ...]:
+    """The program's arguments of file and command line; with `check` only those that it would train with. Raises
+    `ValueError` for what it would refuse."""
     from trl import TrlParser
 
     def refuse(message: str) -> NoReturn:
@@ -317,8 +318,10 @@ def _parse(setup: Setup) -> None:
     given = {name: str(getattr(setup, name)) for name in shared if getattr(setup, name) is not None}
     parser.set_defaults_with_config(**{k: v for k, v in setup.values.items() if k not in plain and k != "env"} | given)
     with contextlib.redirect_stderr(io.StringIO()):
-        parsed = parser.parse_args_into_dataclasses(args=[word for k, v in plain.items() for word in (f"--{k}", v)])
-    parsed[0].check(parsed[1])
+        made = parser.parse_args_into_dataclasses(args=[word for k, v in plain.items() for word in (f"--{k}", v)])
+    if check:
+        made[0].check(made[1])
+    return tuple(made)
 
 
 # --- the large LLMs --------------------------------------------------------------------------------------------------

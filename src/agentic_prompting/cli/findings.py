@@ -78,8 +78,8 @@ def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
         missing = [name for name in distributions if version_of(name) is None]
         if missing:
             says = f"extra [{extra}] is missing ({', '.join(missing)}), needed for {purpose}"
-            # With our exact versions pip searches for minutes and ends in ResolutionImpossible.
-            apart = ", without `-c constraints.txt`: vLLM pins other versions" if extra == "vllm" else ""
+            # With constraints.txt pip searches for minutes and ends in ResolutionImpossible.
+            apart = ", with `-c constraints-gpu.txt`: vLLM pins other versions" if extra == "vllm" else ""
             yield (problem if needed.get(extra) else warning)(says, f"pip install '{PACKAGE}[{extra}]'{apart}")
 
 

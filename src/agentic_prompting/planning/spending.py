@@ -1,0 +1,223 @@
+"""Calls, tokens, dollars and hours of a run: from its configuration and stated assumptions, or from a pilot run.
+
+The speed of GPUs is arithmetic over bandwidth and FLOPs, of which assumed shares are reached; it is not measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..evaluation import bootstrap_interval
+from ..rollout import read_rollouts
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a configuration does not say.
+
+    Args:
+        calls (`float`): Calls to the large LLM in a rollout.
+        agent_tokens (`float`): Tokens that the agent samples in a rollout.
+        call_input (`float`), call_output (`float`): Tokens that a call reads and writes.
+        call_seconds (`float`): Until its reply is there.
+        bandwidth (`float`), flops (`float`): Of a GPU, in bytes/s and bf16 operations/s: an H100's.
+        decode_share (`float`), train_share (`float`): The shares of them that sampling and training reach.
+        rows_at_once (`int`): Rollouts that a GPU samples at once at most.
+    """
+
+    calls: float = 3.0
+    agent_tokens: float = 800.0
+    call_input: float = 700.0
+    call_output: float = 250.0
+    call_seconds: float = 3.0
+    bandwidth: float = 3.35e12
+    flops: float = 990e12
+    decode_share: float = 0.5
+    train_share: float = 0.35
+    rows_at_once: int = 80
+
+
+@dataclass
+class Spending:
+    """What a run will cost.
+
+    Args:
+        steps (`int`), rollouts (`int`): Of the run, and of a step.
+        calls (`float`), tokens (`float`): To the large LLM, and read and written by it, in the whole run.
+        usd (`float`, *optional*): Dollars of the run; `None` if the price is not known.
+        sampling (`float`), training (`float`): Seconds of a step.
+        hours (`float`): Of the run.
+        hours_ahead (`float`, *optional*): With `async_lead: 1`, on the virtual clock.
+        intervals (`dict`): 95 % intervals of a pilot run's means, by name.
+        notes (`list[str]`): Where the figures are from, and warnings.
+    """
+
+    steps: int
+    rollouts: int
+    calls: float
+    tokens: float
+    usd: float | None
+    sampling: float
+    training: float
+    hours: float
+    hours_ahead: float | None = None
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        usd = "its price is not known" if self.usd is None else f"${self.usd:,.2f}"
+        ahead = "" if self.hours_ahead is None else f"; about {self.hours_ahead:.1f} with async_lead: 1"
+        rows = [
+            f"{self.steps:,} steps of {self.rollouts:,} rollouts: {self.calls:,.0f} calls, "
+            f"{self.tokens / 1e6:,.1f} million tokens, {usd}",
+            f"a step: {self.sampling:.0f} s sampling, {self.training:.0f} s training; "
+            f"{self.hours:.1f} hours in all{ahead}",
+        ]
+        rows += [f"pilot, {name}: 95 % within {low:.4g} and {high:.4g}" for name, (low, high) in self.intervals.items()]
+        return "\n".join([*rows, *(f"note: {one}" for one in self.notes)])
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return asdict(self)
+
+
+def spending(
+    args: Mapping[str, Any],
+    parameters: int,
+    *,
+    gpus: int = 1,
+    rows: int | None = None,
+    price: tuple[float, float] | None = None,
+    pilot: str | Path | None = None,
+    assumed: Assumptions = Assumptions(),
+    trained: int | None = None,
+) -> Spending:
+    """Calls, tokens, dollars and hours of a run.
+
+    Args:
+        args (`dict`): Training arguments by name.
+        parameters (`int`): Of the model.
+        gpus (`int`, *optional*, defaults to `1`): GPUs that train.
+        rows (`int`, *optional*): Of the dataset; needed where `max_steps` is not set.
+        price (`tuple[float, float]`, *optional*): US dollars per million tokens that the large LLM reads and writes.
+        pilot (`str` or `Path`, *optional*): A run's folder, whose records take the place of assumptions.
+        assumed ([`Assumptions`], *optional*): What is not known.
+        trained (`int`, *optional*): Numbers that learn; defaults to all.
+
+    Raises:
+        `ValueError`: Neither steps nor rows are known, or the pilot has no records.
+    """
+    found, notes = Spending(0, 0, 0, 0, None, 0, 0, 0), []
+    of = {name: value for name, value in args.items() if value is not None}
+    micro = int(of.get("per_device_train_batch_size", 8)) * int(of.get("gradient_accumulation_steps", 1))
+    found.rollouts = micro * gpus
+    found.steps = _steps(of, rows, found.rollouts)
+    # A block of rollouts is played at once, for one step or several.
+    block = int(of.get("generation_batch_size") or found.rollouts)
+    updates = max(1, block * int(of.get("num_iterations", 1)) // found.rollouts)
+    usd: float | None = None
+    if pilot is None:
+        notes.append("assumed: " + ", ".join(f"{name} {value:g}" for name, value in asdict(assumed).items()))
+    else:
+        assumed, usd, found.intervals = _piloted(Path(pilot), assumed)
+        notes.append(
+            f"calls, tokens, seconds and dollars of a rollout are those of {pilot}; the GPUs' speed is assumed"
+        )
+    if usd is None and price is not None:
+        usd = assumed.calls * (assumed.call_input * price[0] + assumed.call_output * price[1]) / 1e6
+    played = block / updates * found.steps
+    found.calls = assumed.calls * played
+    found.tokens = found.calls * (assumed.call_input + assumed.call_output)
+    found.usd = None if usd is None else usd * played
+    context = float(of.get("max_context") or of.get("max_completion_length") or 8192)
+    token = 2 * parameters / (assumed.bandwidth * assumed.decode_share)  # seconds of one token of all rows
+    waves = math.ceil(block / gpus / assumed.rows_at_once)
+    found.sampling = waves * (assumed.agent_tokens * token + assumed.calls * assumed.call_seconds) / updates
+    # 6 operations per parameter and token; weights that do not learn save 2; recomputing adds 2, and a reference 2.
+    passes = 6 - 2 * (trained is not None and trained < parameters)
+    passes += 2 * bool(of.get("gradient_checkpointing", True)) + 2 * bool(of.get("beta"))
+    operations = found.rollouts * context / 2 * passes * parameters
+    found.training = operations / (gpus * assumed.flops * assumed.train_share)
+    found.hours = found.steps * (found.sampling + found.training) / 3600
+    if pilot is not None and (seconds := _step_seconds(Path(pilot))) is not None:
+        notes.append(f"the pilot's own steps took {seconds:.1f} s, rollouts included, with its batch and GPUs")
+    if not of.get("async_lead"):
+        found.hours_ahead = found.hours * _saved(of, assumed, token, found)
+    notes += _budget(of, found)
+    found.notes = notes
+    return found
+
+
+def _steps(of: Mapping[str, Any], rows: int | None, rollouts: int) -> int:
+    if int(of.get("max_steps", -1)) > 0:
+        return int(of["max_steps"])
+    if rows is None:
+        raise ValueError("the number of steps is not known: set max_steps, or say how many rows the dataset has")
+    group = int(of.get("num_generations", 8)) * int(of.get("prompts_per_step", 1))
+    played = rows * group * float(of.get("num_train_epochs", 1)) * int(of.get("num_iterations", 1))
+    return max(1, math.ceil(played / rollouts))
+
+
+def _piloted(folder: Path, assumed: Assumptions) -> tuple[Assumptions, float | None, dict[str, tuple[float, float]]]:
+    """The means of a pilot run's rollouts, dollars of one, and the means' intervals."""
+    records = [one for one in read_rollouts(folder / "rollouts") if one.get("mode", "train") == "train"]
+    records = [one for one in records if one["status"] != "failed"]
+    if not records:
+        raise ValueError(f"{folder} holds no rollouts that came to an end: name the folder of a run that has trained")
+    means: dict[str, Any] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    values = {
+        "calls": [float(len(one["observations"])) for one in records],
+        "agent_tokens": [float(one["tokens"]["agent"]) for one in records],
+        "call_seconds": [said["seconds"] for one in records for said in one["observations"] if not said["cached"]],
+        "usd": [float(one["worth_usd"]) for one in records],
+    }
+    for name, of in values.items():
+        if of:
+            estimate = bootstrap_interval(of)
+            means[name], intervals[name] = fmean(of), (estimate.low, estimate.high)
+    usd = means.pop("usd", None) or None  # an LLM without a price is booked as 0
+    return replace(assumed, **means), usd, intervals
+
+
+def _step_seconds(folder: Path) -> float | None:
+    """The mean time of a step in a run's log."""
+    seconds = []
+    with suppress(OSError, ValueError):
+        for line in (folder / "rollouts" / "log.jsonl").read_text(encoding="utf-8").splitlines():
+            seconds += [one] if isinstance(one := json.loads(line).get("step_time"), int | float) else []
+    return fmean(seconds) if seconds else None
+
+
+def _saved(of: Mapping[str, Any], assumed: Assumptions, token: float, found: Spending) -> float:
+    """The share of a step's time that is left with `async_lead: 1`: a smaller batch on the virtual clock."""
+    from .clock import Pace, on_a_virtual_clock
+
+    own = bool(of.get("use_vllm")) and of.get("vllm_mode") == "server"
+    turns = max(1, round(assumed.calls) + 1)
+    pace = Pace(
+        groups=4, rollouts=4, turns=min(turns, 5), tokens=max(1.0, assumed.agent_tokens / turns / 20),
+        reply=max(assumed.call_seconds, 1e-3), update=max(found.training, 1e-3), step=max(token, 1e-4) * 20,
+    )  # fmt: skip
+    seconds = [on_a_virtual_clock(pace, "server" if own else "one node", lead, 6)["step_s"] for lead in (0, 1)]
+    return seconds[1] / seconds[0]
+
+
+def _budget(of: Mapping[str, Any], found: Spending) -> list[str]:
+    """A warning where a budget ends before the last step."""
+    notes = []
+    for name, needed in (("budget_usd", found.usd), ("budget_tokens", found.tokens)):
+        limit = of.get(name)
+        if limit is not None and needed is not None and needed > limit:
+            last = int(found.steps * limit / needed)
+            notes.append(f"warning: {name}: {limit:g} ends after about step {last:,} of {found.steps:,}")
+        elif limit is not None and needed is None:
+            notes.append(f"warning: {name} cannot be compared: the large LLM's price is not known")
+    return notes

@@ -1,0 +1,300 @@
+"""Memory of a run before it starts: a step on fake tensors, how it is laid out over GPUs, and what fits."""
+
+import importlib.util
+import inspect
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from transformers import Qwen3Config
+
+from agentic_prompting.cli import main as command
+from agentic_prompting.planning import Layout, Plan, Unplannable, plan
+from agentic_prompting.planning.layout import GIB, SAMPLING
+from agentic_prompting.planning.plan import _job, _Search
+from agentic_prompting.planning.shapes import shape_of
+from agentic_prompting.planning.step import OPTIMIZER, PASSES, SCORING, Job, measure
+from agentic_prompting.trainers.fake_gpu import REPLACED
+
+ROOT = Path(__file__).parents[2]
+SHAPE = {
+    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 2000, "max_position_embeddings": 4096,
+}  # fmt: skip
+ARGS = {
+    "bf16": True, "gradient_checkpointing": True, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+    "max_context": 512, "max_completion_length": 512, "beta": 0.0,
+}  # fmt: skip
+
+
+def benchmark():
+    spec = importlib.util.spec_from_file_location("plan_benchmark", ROOT / "benchmarks" / "plan.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["small, checkpointing", "small, LoRA"])
+def test_the_peak_is_that_of_real_steps(name):
+    script = benchmark()
+    job = script.job_of(name)
+    assert script.predicted(job) == pytest.approx(script.measured(job), rel=0.01)
+
+
+def test_more_is_more():
+    """Without checkpointing, with another row, and with a reference model a step takes more; states stay."""
+    job = Job(ARGS, Qwen3Config(**SHAPE), context=256, rows=1)
+    few, plain, two, reference = (
+        measure(one)
+        for one in (
+            job,
+            Job({**ARGS, "gradient_checkpointing": False}, job.model, context=256, rows=1),
+            Job(ARGS, job.model, context=256, rows=2),
+            Job({**ARGS, "beta": 0.1}, job.model, context=256, rows=1),
+        )
+    )
+    for more in (plain, two):
+        assert more["moments"][PASSES]["activations"] > few["moments"][PASSES]["activations"]
+        assert more["states"] == few["states"]
+    # The moments themselves, and for each parameter a number of steps.
+    assert few["states"] == pytest.approx(8 * few["parameters"], rel=0.02)
+    assert reference["moments"][PASSES]["reference"] == few["moments"][PASSES]["weights"]
+    assert reference["moments"][SCORING]["activations"] > few["moments"][SCORING]["activations"]
+    assert few["moments"][OPTIMIZER]["optimizer"] == few["states"]
+
+
+def test_paths_that_are_replaced_are_there():
+    """Each name that stands in for a GPU's path is used by the function that it is replaced for."""
+    import transformers.masking_utils
+    import trl.kernels.chunked_logprob as head
+    import trl.trainer.utils as utils
+
+    for name in REPLACED:
+        module, _, attribute = name.rpartition(".")
+        assert f"{attribute}" in inspect.getsource(sys.modules[module]), name
+    assert {"_use_triton", "_addmm_fp32"} <= vars(head).keys() and "_use_triton" in vars(utils)
+    assert "_ignore_causal_mask_sdpa(" in inspect.getsource(transformers.masking_utils.sdpa_mask)
+
+
+# --- in processes of their own ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made():
+    accelerate = {"distributed_type": "FSDP", "num_processes": 2, "fsdp_config": {"fsdp_version": 2}}
+    return plan(ARGS, Qwen3Config(**SHAPE), gpu_memory=8.0, accelerate=accelerate, seconds=240)
+
+
+def test_a_plan_over_fake_processes(made):
+    whole = 4 * made.parameters / GIB
+    assert made.moments[PASSES]["weights"] == pytest.approx(whole / 2, rel=0.02)
+    assert made.moments[PASSES]["optimizer"] == pytest.approx(whole, rel=0.02)
+    assert made.moments[SAMPLING]["gathered weights"] == pytest.approx(whole, rel=0.02)
+    assert made.fits and made.peak == max(sum(of.values()) for of in made.moments.values())
+
+
+def test_what_fits(made):
+    assert made.largest_batch > 2 and made.largest_context == 4096  # what the model can read
+    assert made.options == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
+    assert "per_device_train_batch_size: 4" in str(made) and "measured on no GPU" in str(made)
+    assert json.loads(json.dumps(made.to_json()))["fits"]
+
+
+def test_a_step_that_fails_is_a_sentence():
+    with pytest.raises(Unplannable, match="run on fake tensors and failed.* A plain estimate: 0.0 billion"):
+        plan({**ARGS, "optim": "adamw_bnb_8bit"}, Qwen3Config(**SHAPE), seconds=1)
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+STATES = {"weights": 8 * GIB, "reference": 8 * GIB, "optimizer": 32 * GIB}
+MEASURED = {
+    "parameters": 4 * 10**9,
+    "trained": 4 * 10**9,
+    "states": 32 * GIB,
+    "moments": {
+        SCORING: {**STATES, "activations": 2 * GIB},
+        PASSES: {**STATES, "activations": 4 * GIB, "gradients": 8 * GIB},
+        OPTIMIZER: {**STATES, "activations": 0, "gradients": 8 * GIB},
+    },
+    "sampling": {"token": 147456, "reading": GIB, "weights": 8 * GIB},
+}
+
+
+def test_zero_shards_by_its_rule():
+    billion = 1e9 / GIB
+    zero3 = Layout(8, 80, "zero3").moments(MEASURED, 2560)[PASSES]
+    assert zero3["weights"] == pytest.approx(4 * billion * 2 / 8) and zero3["reference"] == 1
+    assert zero3["optimizer"] == pytest.approx(4 * billion * 12 / 8) and zero3["activations"] == 4
+    assert zero3["gathered weights"] == pytest.approx(2 * 1.05 * billion) and zero3["buckets"] == pytest.approx(billion)
+    zero2 = Layout(8, 80, "zero2").moments(MEASURED, 2560)[PASSES]
+    assert zero2["weights"] == pytest.approx(8 * billion) and zero2["gathered weights"] == 0
+    auto = Layout(8, 80, "zero3", {"reduce_bucket_size": "auto"}).moments(MEASURED, 1024)[PASSES]
+    assert auto["buckets"] == pytest.approx(2 * 1024**2 / GIB)
+    assert Layout(1, 80, "zero3").moments(MEASURED, 2560)[PASSES]["weights"] == 8  # one process shards nothing
+    assert Layout(2, 80, "ddp").moments(MEASURED, 2560)[PASSES]["buckets (estimate)"] == 8
+
+
+def test_layouts_of_the_example_files():
+    def read(name, **more):
+        values = yaml.safe_load((ROOT / "examples" / "accelerate" / name).read_text())
+        return Layout.of({**values, **more}, None, 80)
+
+    assert (read("zero3.yaml").sharding, read("zero3.yaml").gpus) == ("zero3", 8)
+    assert read("fsdp2.yaml").sharding == "fsdp2" and read("ddp.yaml").sharding == "ddp"
+    assert read("single.yaml").gpus == 1 and not read("single.yaml").is_sharded
+    with pytest.raises(ValueError, match="set fsdp_version: 2"):
+        read("fsdp2.yaml", fsdp_config={"fsdp_version": 1})
+    for wrong in ({"gpus": 0}, {"memory": 0}, {"sharding": "megatron"}):
+        with pytest.raises(ValueError):
+            Layout(**wrong)
+
+
+def test_sampling_holds_the_whole_policy():
+    layout = Layout(8, 80, "zero3")
+    moments = layout.moments(MEASURED, 2560)
+    held = layout.sampling(MEASURED, moments, 80, 8192, {"prefix_cache_mb": 1024})
+    assert held["gathered weights"] == 8 and held["cached between turns"] == pytest.approx(1.024e9 / GIB)
+    assert held["keys and values"] == pytest.approx((layout.usable - sum(held.values()) + held["keys and values"]) / 2)
+    few = layout.sampling(MEASURED, moments, 2, 1024, {})
+    assert few["keys and values"] == pytest.approx(2 * 1024 * 147456 / GIB)
+    assert "gathered weights" not in layout.sampling(MEASURED, moments, 80, 8192, {"use_vllm": True})
+
+
+# --- what fits -------------------------------------------------------------------------------------------------------
+
+
+def search(values=ARGS, layout=Layout()):
+    return _Search("a", dict(values), layout, _job(values, Qwen3Config(**SHAPE), layout, None))
+
+
+def test_the_longest_micro_batch():
+    job = search({**ARGS, "max_turns": 1, "max_turn_tokens": 64}).asked
+    assert (job.context, job.prompt, job.scored) == (512, 256, 0.25)
+    assert search({**ARGS, "max_context": None, "max_completion_length": None}).asked.context == 4096
+    assert search(layout=Layout(2, 80, "zero3")).asked.dtype == "bfloat16" and search().asked.dtype == "float32"
+    assert search({**ARGS, "async_lead": 1.0}).asked.off_policy
+    with pytest.raises(Unplannable, match="Quantised weights"):
+        search({**ARGS, "model_init_kwargs": {"quantization_config": "asked for"}})
+
+
+def test_the_largest_batch_lies_on_a_line():
+    here, there = ({PASSES: {"weights": 10.0, "activations": 5.0 * rows}} for rows in (2, 1))
+    assert search().largest(here, there, 2, 1, 1) == int((Layout().usable - 10) / 5)
+    assert search(layout=Layout(memory=10)).largest(here, there, 2, 1, 1) == 0
+
+
+def test_vllm_takes_its_share():
+    values = {**ARGS, "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.25}
+    of = search(values).moments(search(values).asked, MEASURED)
+    assert all(parts["vLLM's share"] == 20 for parts in of.values())
+    of = search({**values, "vllm_enable_sleep_mode": True}).moments(search(values).asked, MEASURED)
+    assert [name for name in of if "vLLM's share" in of[name]] == [SAMPLING]
+
+
+def test_what_is_turned_on_next():
+    values = {**ARGS, "gradient_checkpointing": False, "use_vllm": True}
+    names = [list(options) for options, _, _ in search(values, Layout(2, 80, "ddp")).next_options(search(values).asked)]
+    assert [name[0] for name in names] == [
+        "vllm_mode",
+        "gradient_checkpointing",
+        "accelerate_config",
+        "use_peft",
+        "dtype",
+    ]
+
+
+def test_the_first_option_that_fits_is_taken(monkeypatch):
+    class Measures:
+        """Checkpointing takes the activations to a tenth."""
+
+        def measure(self, jobs):
+            (job,) = jobs.values()
+            activations = 10 if job.args["gradient_checkpointing"] else 100
+            moments = {PASSES: {"weights": GIB, "activations": activations * GIB, "optimizer": 2 * GIB}}
+            return {"next": {"moments": moments, "sampling": {}, "trained": 1, "parameters": 1}}
+
+    one = search({**ARGS, "gradient_checkpointing": False})
+    result = Plan("a", Layout(), 1, 1, 2, 512, {PASSES: {"activations": 100.0}}, largest_batch=0)
+    one.advise(result, Measures())
+    assert result.options == {
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 4,
+        "gradient_checkpointing": True,
+    }
+    result.layout = one.layout = Layout(memory=4)
+    one.advise(result, Measures())
+    assert not result.options and "nothing that was tried fits" in result.notes[-1]
+
+
+# --- models that cannot be planned -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values, says",
+    [
+        (
+            {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}, **SHAPE},
+            "needs Python code of its own.*GiB",
+        ),
+        ({"model_type": "unheard_of", **SHAPE}, "makes no model of its config.json.*A plain estimate: 0.0 billion"),
+        ({"model_type": "unheard_of", "hidden_size": 8}, "It has no num_hidden_layers and no vocab_size"),
+    ],
+)
+def test_a_model_that_cannot_be_made(tmp_path, values, says):
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(Unplannable, match=says):
+        shape_of(str(tmp_path))
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    with pytest.raises(Unplannable, match="its config.json cannot be read"):
+        shape_of(str(tmp_path))
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def asked(*words):
+    with pytest.raises(SystemExit) as end:
+        command(["plan", *map(str, words)])
+    return end.value.code
+
+
+def test_the_command_refuses_in_a_line(capsys, tmp_path):
+    config = ROOT / "examples" / "configs" / "qwen3_4b.yaml"
+    assert asked() == 2 and "--config FILE" in capsys.readouterr().err
+    assert asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    assert asked("--config", config, "--model", tmp_path) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
+    given = {}
+
+    def planned(values, model, **options):
+        given.update(options, model=model, batch=values["per_device_train_batch_size"], bf16=values["bf16"])
+        return made
+
+    monkeypatch.setattr("agentic_prompting.planning.plan", planned)
+    config, zero3 = ROOT / "examples" / "configs" / "qwen3_4b.yaml", ROOT / "examples" / "accelerate" / "zero3.yaml"
+    words = [
+        "--config",
+        config,
+        "--accelerate-config",
+        zero3,
+        "--model",
+        tmp_path,
+        "--environment-model",
+        "gpt-4o-mini",
+    ]
+    assert asked(*words, "--rows", 640, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert given["model"] == str(tmp_path) and given["batch"] == 2 and given["bf16"]
+    assert given["accelerate"]["distributed_type"] == "DEEPSPEED" and printed["spending"]["usd"] > 0
+    assert asked(*words) == 0
+    assert "set max_steps, or say how many rows" in capsys.readouterr().out

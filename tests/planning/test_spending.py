@@ -1,0 +1,66 @@
+"""Calls, tokens, dollars and hours of a run, from its configuration or from a pilot; the virtual clock."""
+
+import pytest
+
+from agentic_prompting.llm import Reply, Usage
+from agentic_prompting.planning import Assumptions, spending
+from agentic_prompting.planning.clock import Pace, on_a_virtual_clock
+from agentic_prompting.rollout import Observation, Rollout, RolloutLog, Sample, parse_turn, rollout_record
+
+ARGS = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 100, "async_lead": 1.0}
+
+
+def test_calls_tokens_and_dollars_follow_from_the_configuration():
+    found = spending(
+        ARGS, 10**9, gpus=8, price=(1.0, 2.0), assumed=Assumptions(calls=2, call_input=500, call_output=100)
+    )
+    assert (found.steps, found.rollouts) == (100, 64) and found.calls == 2 * 64 * 100
+    assert found.tokens == found.calls * 600 and found.usd == pytest.approx(found.calls * 700 / 1e6)
+    assert "assumed: calls 2" in found.notes[0] and found.hours_ahead is None
+
+
+def test_steps_follow_from_rows():
+    args = {**ARGS, "max_steps": -1, "num_generations": 5, "generation_batch_size": 640}
+    found = spending(args, 10**9, gpus=8, rows=5120)
+    assert found.steps == 400 and found.calls == 3 * 640 * 40
+    every_step = spending({**args, "generation_batch_size": None}, 10**9, gpus=8, rows=5120)
+    assert found.sampling < every_step.sampling / 5  # one wait for ten steps
+    with pytest.raises(ValueError, match="set max_steps"):
+        spending({"max_steps": -1}, 10**9)
+
+
+def test_a_budget_that_ends_early_is_warned_of():
+    args = {**ARGS, "budget_usd": 5.0, "budget_tokens": 10**12}
+    dear = spending(args, 10**9, price=(1000.0, 0.0), assumed=Assumptions(calls=1, call_input=100))
+    assert dear.usd == pytest.approx(80.0)
+    assert dear.notes[-1] == "warning: budget_usd: 5 ends after about step 6 of 100"
+    assert "cannot be compared" in spending(args, 10**9).notes[-1] and "price is not known" in str(
+        spending(args, 10**9)
+    )
+
+
+def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
+    log, usage = RolloutLog(tmp_path / "rollouts"), Usage(400, 100, cost_usd=0.01)
+    records = []
+    for calls in (1, 3):
+        one = Rollout([1], row={"question": "q", "answers": ["a"]})
+        for _ in range(calls):
+            one.add_turn(Sample([5] * 50), parse_turn("<interaction_prompt> more </interaction_prompt>"))
+            one.add_observation(Observation("noted", replies=(Reply("noted", usage=usage),), seconds=4.0), [6] * 10)
+        records.append(rollout_record(one.finish("out_of_turns"), mode="train", step=0))
+    log.write(records)
+    (tmp_path / "rollouts" / "log.jsonl").write_text('{"step": 1, "step_time": 7.5}\n')
+    found = spending(ARGS, 10**9, pilot=tmp_path)
+    assert found.calls == 2 * 8 * 100 and found.usd == pytest.approx(0.02 * 8 * 100)
+    assert found.intervals["calls"] == (1.0, 3.0) and found.intervals["agent_tokens"] == (50.0, 150.0)
+    assert "7.5 s" in found.notes[1]
+    with pytest.raises(ValueError, match="holds no rollouts"):
+        spending(ARGS, 10**9, pilot=tmp_path / "nothing")
+
+
+def test_a_lead_hides_the_wait():
+    pace = Pace(groups=2, rollouts=2, turns=2, tokens=5, reply=2.0, update=2.0)
+    waiting, ahead = (on_a_virtual_clock(pace, "server", lead, 6) for lead in (0, 1))
+    assert ahead["step_s"] < waiting["step_s"] and waiting["age"] == 0
+    found = spending({**ARGS, "async_lead": 0.0}, 10**9, gpus=1)
+    assert found.hours_ahead < found.hours

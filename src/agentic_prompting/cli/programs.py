@@ -46,7 +46,7 @@ from ..trainers.callbacks import quiet_libraries
 from ..trainers.checkpoints import alone_in, asked_to_resume, from_first, holds_run, move_aside, occupied
 from .arguments import DataAndEnvironment, rewards
 from .findings import missing_extras, read_yaml
-from .loader import load_object, load_rewards, register_selection, register_selections, text_of
+from .loader import load_object, load_reward, load_rewards, register_selection, register_selections, text_of
 from .options import ReferenceModel, check_model, setting
 from .parser import help_of, parse_program
 from .script import run_script

@@ -13,9 +13,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
-from agentic_prompting.cli.check_harness import ROW, ScriptedAgent, play_scripted, wrote_the_file
+from agentic_prompting.cli.check_harness import ROW, ScriptedAgent, call_of, play_scripted, wrote_the_file
 from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
-from support.programs import byte_tokenizer
+from support.programs import byte_tokenizer, play_program
 from support.training import rows_of, samples_in, vars_for
 
 ROOT = Path(__file__).parents[2]
@@ -49,6 +49,17 @@ def test_a_harness_plays_a_task_in_each_of_its_dialects(name, dialect, installed
     assert found == EXPECTED.get(name, (3, 1, 0))
     assert counts.get("program/witness_differences", 0) == counts["program/undelivered_tokens"] == 0
     assert not any("SECRET42" in text for text in agent.read), "the answer is in no prompt"
+
+
+def test_the_clients_of_anthropic_and_google_read_our_replies():
+    python = FOREIGN / "sdks" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("needs sdks in an environment of their own: make foreign")
+    called = "<think>\nhm\n</think>\n\nI add.  " + call_of("add", '{"a":1}')
+    script = [str(python), str(Path(__file__).with_name("foreign") / "ask_vendors.py")]
+    rollout, _ = play_program(script, lambda text, _: "two" if "tool_response>\n2" in text else called, timeout=120)
+    assert rollout.answer == "two two True", rollout.error
+    assert len(rollout.sequences) == 2 and len(rollout.turns) == 4, "one for each client"
 
 
 class Watched(Program):
@@ -88,6 +99,7 @@ def policy_for(texts):
     return Qwen3ForCausalLM(config), tokenizer
 
 
+@pytest.mark.timeout(1800)  # up to 20,000 tokens of a prompt, on a CPU
 @pytest.mark.parametrize("name", HARNESSES)
 def test_a_harness_trains_three_steps(name, installed, tmp_path):
     installed(name)
@@ -107,7 +119,9 @@ def test_a_harness_trains_three_steps(name, installed, tmp_path):
     trainer.train()
     program.close()
     assert (model.lm_head.weight != before).any() and model.lm_head.weight.isfinite().all()
-    assert [one.status for one in program.played] == ["answered"] * 6
+    # Without its command of submission mini-swe-agent has no answer.
+    idle = "malformed" if name == "mini-swe-agent" else "answered"
+    assert [one.status for one in program.played] == ["answered", idle] * 3
     assert [one.returned["reward"] for one in program.played] == [1.0, 0.0] * 3
     for one in program.played[::2]:
         found = (one.counts["program/calls"], one.counts["program/sequences"], one.counts["program/auxiliary_calls"])

@@ -330,3 +330,18 @@ def test_environments_of_other_vendors_name_the_address(tmp_path):
     assert found["ANTHROPIC_BASE_URL"] + "/v1" == found["GOOGLE_GEMINI_BASE_URL"] + "/v1" == found["OPENAI_BASE_URL"]
     assert found["ANTHROPIC_API_KEY"] == found["GEMINI_API_KEY"] == found["OPENAI_API_KEY"]
     assert json.dumps(found)
+
+
+def test_a_command_that_goes_on_after_its_rollout_is_over_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentic_prompting.programs.program._GRACE", 1.0)
+    text = """
+    import time, urllib.error
+    while True:
+        try:
+            ask()
+        except urllib.error.HTTPError:
+            time.sleep(0.05)
+    """
+    started = time.monotonic()
+    rollout, policy = play_program(script(tmp_path, text), workspace=Workspace(), max_calls=2, timeout=120)
+    assert rollout.status == "out_of_turns" and len(policy.requests) == 2 and time.monotonic() - started < 60

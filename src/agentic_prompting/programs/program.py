@@ -45,6 +45,7 @@ TRUTH = ("answer", "answers", "solution", "target", "label", "reference")
 
 _THREADS = 1024  # plain functions at once
 _STOP_SECONDS = 2.0
+_GRACE = 10.0  # seconds that a command has after it was told that its rollout is over
 _WINDOW = 131_072  # tokens that a harness is told, where neither model nor settings have a limit
 
 
@@ -241,16 +242,18 @@ class Program(Environment):
             work = asyncio.ensure_future(self._run(rollout.row, base_url, key, options))
         else:
             work = asyncio.ensure_future(self._run_command(rollout.row, base_url, key, limits, place, system))
+        over = asyncio.ensure_future(_after_the_end(session))
         error: LLMError | None = None
         returned: Any = None
         try:
             waited: set[asyncio.Future[Any]] = {work, session.broken}
+            waited |= {over} if not callable(self.agent) else set()
             done, _ = await asyncio.wait(waited, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
             if session.broken in done:
                 session.broken.result()
             if not done:
                 raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
-            returned = _as_returned(work.result())
+            returned = _as_returned(work.result()) if work in done else None
         except LLMError as failure:
             is_own = isinstance(failure, OverLimit) or _is_stopped(session, failure) or self._is_cut(session, failure)
             error = None if is_own or self._is_mistake(failure) else failure
@@ -266,6 +269,7 @@ class Program(Environment):
             session.close("the program has ended" if error is None else "it has failed")
             self._gateway.close_key(key)
             work.cancel()
+            over.cancel()
             if not callable(self.agent):  # until its processes have ended
                 await asyncio.wait({work})
         if error is None and not session.calls:
@@ -384,6 +388,12 @@ def _as_returned(value: Any) -> dict[str, Any] | None:
     if not isinstance(value, str):
         raise ServerFailed(f"the program returned {type(value).__name__}: return a text, a number, a dict or None")
     return {"answer": value}
+
+
+async def _after_the_end(session: Session) -> None:
+    """A while after the rollout's last answer: a command that still runs then is ended."""
+    await session.spent.wait()
+    await asyncio.sleep(_GRACE)
 
 
 def _is_stopped(session: Session, failure: LLMError) -> bool:

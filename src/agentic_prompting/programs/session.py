@@ -121,6 +121,7 @@ class Session:
         self.calls: list[Call] = []
         self.replies: list[Reply] = []  # of large LLMs, since the last call of the policy
         self.stopped: Status | None = None
+        self.spent = asyncio.Event()  # a call was refused for good
         self.over = ""  # why no call is answered any more
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.undelivered = 0  # tokens of replies that reached nobody
@@ -256,6 +257,7 @@ class Session:
         if self.stopped is None:
             logger.info("a rollout has reached a limit: %s", why)
         self.stopped = self.stopped or "out_of_turns"
+        self.spent.set()
         return Refusal(400, f"This rollout is over: {why}.", "rollout_ended")
 
     def _conversation_of(self, asked: Asked) -> tuple[Entry, ...]:
@@ -306,6 +308,7 @@ class Session:
             self._too_long += 1
             self.stopped = self.stopped or "truncated"
             if self._too_long >= _PATIENCE:
+                self.spent.set()
                 raise Refusal(400, "This rollout is over: it has no room left.", "rollout_ended")
             most = length + min(room)  # in the words of all vendors, by which their clients know this error
             what = f"This model's maximum context length is {most} tokens. Your messages have {length}: "

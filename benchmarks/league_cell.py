@@ -208,7 +208,7 @@ class Agent:
         ]
 
     def others(self) -> dict[str, float]:
-        """What is the final prompt worth, and what are the weights? The table's other three cells."""
+        """The value of the final prompt, and of the weights. The table's other three cells."""
         start, first, final = Path(self.sandbox.model), self.sandbox.root, self.prompt
         pairs = {"base, first": (start, first), "base, final": (start, final), "trained, first": (self.model, first)}
         return {name: round(share(answers(self.sandbox, *pair)), 4) for name, pair in pairs.items()}

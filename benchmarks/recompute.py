@@ -20,6 +20,7 @@ from typing import Any
 
 import async_training
 import calls
+import credit
 import espl_sandbox
 import league
 import program_sandbox
@@ -224,6 +225,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.training_step": printed("training_step.py", STEP),
     "speed.engine.wall": printed("engine.py", "{prefix_wall_ratio:.2f}"),
     "speed.engine.read": printed("engine.py", "{prefix_read_ratio:.2f}"),
+    "credit.table": credit.table,
     "prorefine_budget.table": prorefine_budget.table,
     "prorefine_budget.against": prorefine_budget.against,
     "prorefine_budget.lift": prorefine_budget.lift,

@@ -135,8 +135,8 @@ class PromptAgent:
             revision (`str`, *optional*): Branch, tag or commit of a hub id.
             token (`str` or `bool`, *optional*): For a private model; defaults to the token stored by huggingface_hub.
             cache_dir (`str` or `Path`, *optional*): The folder of downloads; defaults to huggingface_hub's cache.
-            name (`str`, *optional*): Of an agent that was trained in several environments, the one that it is used in;
-                `environment` is then that one. Without a name it is a dict of all of them.
+            name (`str`, *optional*): The environment to use, if the agent was trained in several; `environment` is
+                then that one. Without a name it is a dict of all of them.
             **model_kwargs: Passed to transformers' `from_pretrained` (`dtype`, `device_map`, ...).
 
         Raises:

@@ -55,7 +55,7 @@ def wrote_the_file(rollout: Rollout, folder: Path) -> float:
 
 
 def report_of(settings: Harness, rollout: Rollout, agent: ScriptedAgent, seconds: float) -> dict[str, Any]:
-    """What was seen, by name."""
+    """The observations, by name."""
     counts = rollout.counts
     return {
         "harness": settings.name, "dialect": settings.dialect, "status": rollout.status,

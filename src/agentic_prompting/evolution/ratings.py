@@ -166,7 +166,7 @@ class Ratings(Protocol):
         """Called when a reflection had no new prompt to offer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it knows beside the ratings, as plain JSON."""
+        """Its state beside the ratings, as plain JSON."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`."""

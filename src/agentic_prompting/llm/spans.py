@@ -293,7 +293,7 @@ def start_traces(trace_content: bool = False) -> None:
     except ImportError as error:
         raise ImportError("traces need the extra otel: pip install 'agentic-prompting[otel]'") from error
     provider = trace.get_tracer_provider()
-    if isinstance(provider, trace.ProxyTracerProvider):  # nobody has set one
+    if isinstance(provider, trace.ProxyTracerProvider):  # no provider is set
         provider = _own_provider(TracerProvider)
         trace.set_tracer_provider(provider)
     _traces = _Traces(provider, trace_content)

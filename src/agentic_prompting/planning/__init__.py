@@ -1,4 +1,4 @@
-"""What a run will need, before it starts."""
+"""The needs of a run, before it starts."""
 
 from .layout import Layout
 from .plan import Plan, plan

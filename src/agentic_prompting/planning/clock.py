@@ -28,11 +28,11 @@ class Pace:
     """How long things take, in seconds; the medians of log-normal numbers, and their σ.
 
     Args:
-        groups (`int`), rollouts (`int`): Of a step, and of a group.
-        turns (`int`): Of a rollout.
-        tokens (`float`), tokens_sigma (`float`): Of a turn.
+        groups (`int`), rollouts (`int`): Groups in a step, rollouts in a group.
+        turns (`int`): Turns in a rollout.
+        tokens (`float`), tokens_sigma (`float`): Tokens in a turn.
         reply (`float`), reply_sigma (`float`): Until the environment answers.
-        update (`float`): Of the weights.
+        update (`float`): Seconds of an update of the weights.
         step (`float`), step_per_row (`float`): Of the decoder, for one token of all rows, and more for each row.
     """
 
@@ -126,7 +126,7 @@ def on_a_virtual_clock(pace: Pace, layout: str, lead: int, steps: int) -> dict[s
         layout (`str`): `server` (the policy has devices of its own), `two nodes` (one samples at half the speed, the
             other one trains at half the speed) or `one node` (the policy samples only while the trainer waits).
         lead (`int`): `async_lead`.
-        steps (`int`): Of which the second half counts.
+        steps (`int`): Steps to run; the second half of them counts.
 
     Returns:
         `dict`: `step_s`; `over_bound`, that divided by the least possible; `trainer_idle`, a share; `age` of a

@@ -131,7 +131,7 @@ class Layout:
 
         Args:
             measured (`dict`): As above.
-            moments (`dict`): Of the training step.
+            moments (`dict`): The moments of the training step.
             rollouts (`int`): Of this process at once.
             context (`int`): Tokens of each at most.
             args (`dict`): The trainer's.

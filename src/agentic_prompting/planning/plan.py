@@ -23,7 +23,7 @@ SECONDS = 50.0
 
 @dataclass
 class Plan:
-    """What a run will need.
+    """The needs of a run.
 
     Args:
         model (`str`): Its name.
@@ -34,7 +34,7 @@ class Plan:
         largest_batch (`int`, *optional*), largest_context (`int`, *optional*): That fit, the other one as asked;
             `None` where there was no time to find out, 0 where none fits.
         options (`dict`): What to put into the run's YAML file: what is needed to fit, or the largest batch.
-        notes (`list[str]`): What is estimated, assumed, or was not looked at.
+        notes (`list[str]`): Everything that is estimated, assumed, or was not looked at.
     """
 
     model: str
@@ -270,7 +270,7 @@ class _Search:
                 yield {"dtype": "bfloat16"}, replace(job, dtype="bfloat16"), layout
 
     def notes(self, measured: Mapping[str, Any]) -> list[str]:
-        """What is not measured."""
+        """The parts that are not measured."""
         assumed = ", ".join(f"{size} GiB {name}" for name, size in UNMEASURED.items())
         notes = [f"usable leaves out {assumed}, {FRAGMENTATION:.0%} fragmentation: assumed, measured on no GPU"]
         if self.layout.gpus > 1 and self.layout.sharding.startswith("zero"):

@@ -20,14 +20,14 @@ from ..rollout import read_rollouts
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a configuration does not say.
+    """Facts that a configuration does not have.
 
     Args:
         calls (`float`): Calls to the large LLM in a rollout.
         agent_tokens (`float`): Tokens that the agent samples in a rollout.
         call_input (`float`), call_output (`float`): Tokens that a call reads and writes.
         call_seconds (`float`): Until its reply is there.
-        bandwidth (`float`), flops (`float`): Of a GPU, in bytes/s and bf16 operations/s: an H100's.
+        bandwidth (`float`), flops (`float`): Figures of a GPU, in bytes/s and bf16 operations/s: an H100's.
         decode_share (`float`), train_share (`float`): The shares of them that sampling and training reach.
         rows_at_once (`int`): Rollouts that a GPU samples at once at most.
     """
@@ -46,14 +46,14 @@ class Assumptions:
 
 @dataclass
 class Spending:
-    """What a run will cost.
+    """The cost of a run.
 
     Args:
-        steps (`int`), rollouts (`int`): Of the run, and of a step.
+        steps (`int`), rollouts (`int`): Steps of the run, rollouts of a step.
         calls (`float`), tokens (`float`): To the large LLM, and read and written by it, in the whole run.
         usd (`float`, *optional*): Dollars of the run; `None` if the price is not known.
         sampling (`float`), training (`float`): Seconds of a step.
-        hours (`float`): Of the run.
+        hours (`float`): Duration of the run.
         hours_ahead (`float`, *optional*): With `async_lead: 1`, on the virtual clock.
         intervals (`dict`): 95 % intervals of a pilot run's means, by name.
         notes (`list[str]`): Where the figures are from, and warnings.
@@ -103,12 +103,12 @@ def spending(
 
     Args:
         args (`dict`): Training arguments by name.
-        parameters (`int`): Of the model.
+        parameters (`int`): Parameters of the model.
         gpus (`int`, *optional*, defaults to `1`): GPUs that train.
-        rows (`int`, *optional*): Of the dataset; needed where `max_steps` is not set.
+        rows (`int`, *optional*): Rows of the dataset; needed where `max_steps` is not set.
         price (`tuple[float, float]`, *optional*): US dollars per million tokens that the large LLM reads and writes.
         pilot (`str` or `Path`, *optional*): A run's folder, whose records take the place of assumptions.
-        assumed ([`Assumptions`], *optional*): What is not known.
+        assumed ([`Assumptions`], *optional*): Values for everything that is not known.
         trained (`int`, *optional*): Numbers that learn; defaults to all.
 
     Raises:

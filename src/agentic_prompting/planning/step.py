@@ -43,7 +43,7 @@ class Job:
     Args:
         args (`dict`): Values of [`MultiTurnGRPOConfig`]; those that say where to run are replaced.
         model (`PretrainedConfig`): The shape.
-        dtype (`str`, *optional*, defaults to `"float32"`): Of the weights.
+        dtype (`str`, *optional*, defaults to `"float32"`): Type of the weights.
         rows (`int`, *optional*, defaults to `2`): Rollouts of a micro-batch.
         context (`int`, *optional*, defaults to `1024`): Tokens of each, prompt and response.
         scored (`float`, *optional*, defaults to `1.0`): The share of the response that the agent wrote.

@@ -1,4 +1,4 @@
-"""[`Harness`]: how a command-line agent is told about an address, as data; and the table of those that were tried."""
+"""[`Harness`]: how a command-line agent gets an address, as data; and the table of the agents that were tried."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Harness:
         trace (`str`, *optional*): Its own record of a session, below its home: a pattern of files with JSON.
         version (`str`, *optional*): The version that these settings were tried with.
         package (`str`, *optional*): How it is installed.
-        task (`str`, *optional*, defaults to `"{question}"`): What it is asked, as a template over the row.
+        task (`str`, *optional*, defaults to `"{question}"`): Its task, as a template over the row.
         dialect (`str`, *optional*): The dialect in use.
 
     Example:
@@ -116,7 +116,7 @@ def harness(name: str, dialect: str = "", task: str = "{question}", **changes: A
     Args:
         name (`str`): `codex`, `opencode`, `pi`, `qwen-code`, `gemini-cli` or `mini-swe-agent`.
         dialect (`str`, *optional*): `chat`, `responses`, `messages` or `google`, where it speaks several.
-        task (`str`, *optional*, defaults to `"{question}"`): What it is asked, as a template over the row.
+        task (`str`, *optional*, defaults to `"{question}"`): Its task, as a template over the row.
         **changes: Other fields of [`Harness`].
 
     Raises:

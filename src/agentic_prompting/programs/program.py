@@ -45,8 +45,8 @@ TRUTH = ("answer", "answers", "solution", "target", "label", "reference")
 
 _THREADS = 1024  # plain functions at once
 _STOP_SECONDS = 2.0
-_GRACE = 10.0  # seconds that a command has after it was told that its rollout is over
-_WINDOW = 131_072  # tokens that a harness is told, where neither model nor settings have a limit
+_GRACE = 10.0  # seconds that a command has after it has heard that its rollout is over
+_WINDOW = 131_072  # tokens that a harness is given as the limit, where neither model nor settings have a limit
 
 
 class Program(Environment):
@@ -372,7 +372,7 @@ class Program(Environment):
 
 
 def _as_returned(value: Any) -> dict[str, Any] | None:
-    """What a program returned as a dict; `None` if that is no answer.
+    """A program's returned value as a dict; `None` if that is no answer.
 
     Raises:
         [`ServerFailed`]: It is neither a text, a number nor a dict, or its reward is `None`.

@@ -34,7 +34,7 @@ class Refusal(Exception):
 
     Args:
         status (`int`): The HTTP status.
-        message (`str`): What is wrong, and what to do about it.
+        message (`str`): The mistake, and what to do about it.
         code (`str`, *optional*): OpenAI's short name of the error.
         param (`str`, *optional*): The field of the request that is wrong.
     """
@@ -75,7 +75,7 @@ class Entry:
 
     Args:
         role (`str`): `system`, `user`, `assistant` or `tool`.
-        text (`str`, *optional*, defaults to `""`): What it says, without a thought that came in a field of its own.
+        text (`str`, *optional*, defaults to `""`): Its text, without a thought that came in a field of its own.
         thought (`str`, *optional*, defaults to `""`): That thought.
         calls (`tuple[ToolCall, ...]`, *optional*): The tools that an assistant's message calls.
         handle (`str`, *optional*, defaults to `""`): The id of the reply, where its dialect has a field for that.

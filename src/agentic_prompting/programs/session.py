@@ -124,7 +124,7 @@ class Session:
         self.spent = asyncio.Event()  # a call was refused for good
         self.over = ""  # why no call is answered any more
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.undelivered = 0  # tokens of replies that reached nobody
+        self.undelivered = 0  # tokens of replies that reached no client
         self.ignored: dict[str, Any] = {}
         # The seed of a call, by what is asked and not by when: parallel calls arrive in any order.
         self.seed_of: Callable[[Call, int], int] = lambda call, times: rollout_seed(rollout.seed, call._place, times)
@@ -141,7 +141,7 @@ class Session:
     # --- a call ------------------------------------------------------------------------------------------------------
 
     async def ask(self, asked: Asked, is_retry: bool = False) -> Call | Completion:
-        """Take a request. What is refused is refused here, before anything is sent to the client.
+        """Take a request. A request that is refused is refused here, before anything is sent to the client.
 
         Args:
             asked ([`Asked`]): The request.
@@ -328,7 +328,7 @@ class Session:
             self._forget(earlier)
 
     def _forget(self, call: Call) -> None:
-        """Take a call back: nobody has read its reply."""
+        """Take a call back: no client has read its reply."""
         if call in self.calls:
             self.calls.remove(call)
             self._sampled[call._place] -= 1

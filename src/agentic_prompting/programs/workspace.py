@@ -59,7 +59,7 @@ class Workspace:
         network (`bool`, *optional*, defaults to `False`): Whether the command may reach more than the gateway.
         keep_failed (`str`, *optional*): Move the folders of failed rollouts here.
         max_bytes (`int`, *optional*, defaults to 1 GiB): On the disk, and of one file.
-        max_memory (`int`, *optional*, defaults to 4 GiB): Of all its processes together.
+        max_memory (`int`, *optional*, defaults to 4 GiB): Memory of all its processes together.
         max_processes (`int`, *optional*, defaults to `256`): At once, threads not counted.
         hides (`Sequence[str]`, *optional*): Files and folders that the command sees empty.
 

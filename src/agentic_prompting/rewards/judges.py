@@ -94,7 +94,7 @@ class RubricJudge(Judge):
     Args:
         chat ([`ChatModel`] or `Callable`): The judge.
         rubric (`dict[str, str | tuple[str, float]]`): Criteria by name: what each asks for, or that and its weight.
-        max_characters (`int`, *optional*, defaults to `20000`): Of a longer rollout the middle is left out, which the
+        max_characters (`int`, *optional*, defaults to `20000`): The middle of a longer rollout is left out, which the
             judge sees. A larger value shows more and costs more.
         **sampling: As in [`AccuracyJudge`]. `response_format` is the JSON schema; `response_format=None` is for
             endpoints that have no such parameter.
@@ -228,7 +228,7 @@ def show_rollout(rollout: Rollout, name: str, max_characters: int) -> str:
     Args:
         rollout ([`Rollout`]): The episode.
         name (`str`): Of its tags.
-        max_characters (`int`): Of the agent's turns and the replies together.
+        max_characters (`int`): Limit for the agent's turns and the replies together.
     """
     said = [("turn", turn.text) for turn in rollout.turns]
     heard = [("reply", one.text) for one in rollout.observations if one.error is None]

@@ -37,7 +37,7 @@ class TextFormat:
 
     Attributes:
         turn_prefix (`str`): What stands in front of the agent's turn and is read as a part of it. Empty here.
-        environments (`dict[str, TextFormat]`): Of a run with several environments the format of each, by name; see
+        environments (`dict[str, TextFormat]`): In a run with several environments the format of each, by name; see
             [`TextFormat.of`].
     """
 

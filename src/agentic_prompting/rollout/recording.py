@@ -110,7 +110,7 @@ def metrics_by_environment(facts: Sequence[RolloutFacts], rewards: Sequence[floa
     mean `reward` (of those that have one) and `turns`, shares of `answered` and `failed`.
 
     Args:
-        facts (`Sequence[RolloutFacts]`): Of the batch; each names its environment.
+        facts (`Sequence[RolloutFacts]`): The facts of a batch; each names its environment.
         rewards (`Sequence[float]`): Theirs; NaN where there is none.
     """
     metrics: dict[str, float] = {}

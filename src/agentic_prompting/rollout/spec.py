@@ -113,7 +113,7 @@ class AgentSpec:
         prompt_format (`str`, *optional*, defaults to `"chat"`): The form of prompts: `"chat"`, messages for the chat
             template, or `"text"`, text that is tokenised as it is (TRL's standard format; see [`TextFormat`]). A
             trainer sets it by its data: `"text"` where each row has a `prompt` that is a string.
-        environments (`dict[str, dict]`, *optional*): Of a run with several environments, for each name those of
+        environments (`dict[str, dict]`, *optional*): In a run with several environments, for each name those of
             `prompt_template`, `grammar` and `chat_template_kwargs` that are its own; see [`AgentSpec.of`].
 
     Raises:

@@ -110,7 +110,7 @@ def _example(example: str) -> Case:
 
 
 def _retold(attempt: str, rest: str = "") -> str:
-    """What it makes of the part of an attempt that it reads, and of what stands behind it in the request."""
+    """Its advice on the part of an attempt that it reads, and on the text behind it in the request."""
     return retell(f"<attempt>{attempt[:READ_CHARS]}</attempt>{rest}")
 
 

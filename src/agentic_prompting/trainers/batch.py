@@ -127,7 +127,7 @@ class Batch:
         """The advantages of TRL's rows as those of their tokens: each token has its turn's.
 
         Args:
-            advantages (`torch.Tensor`): Of the rollouts, of shape `(rows,)`.
+            advantages (`torch.Tensor`): Those of the rollouts, of shape `(rows,)`.
             width (`int`): Tokens of a row, padding included.
             weight (`float`, *optional*): Add so many times the turn's advantage to the rollout's; `None`: the turn's
                 alone.

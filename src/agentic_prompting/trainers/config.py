@@ -55,15 +55,15 @@ class MultiTurnGRPOConfig(GRPOConfig):
             (`token_truncate` unless another one is set) and `_clip_max`.
         max_staleness (`int`, *optional*): Updates of the weights between a group's start and its use at most; a group
             at this limit is waited for. Defaults to those that twice `async_lead` make.
-        credit (`str`, *optional*, defaults to `"rollout"`): What a turn's tokens learn from. `rollout`: the reward of
+        credit (`str`, *optional*, defaults to `"rollout"`): The reward that a turn's tokens learn from. `rollout`: of
             the whole rollout, as in GRPO. `turn`: the return from the turn on, compared with the turns of the same
             position in the group. `state`: `rollout`, and `credit_state_weight` times the return compared with those
             turns of the group that were taken in the same conversation so far. Use the last two with reward functions
             that return a list with a number for each turn.
-        credit_discount (`float`, *optional*, defaults to `1.0`): What a reward counts one turn earlier, in (0, 1]. A
+        credit_discount (`float`, *optional*, defaults to `1.0`): Weight of a reward one turn earlier, in (0, 1]. A
             smaller value gives a turn less of what later turns earn. Only with `credit="turn"` or `"state"`.
-        credit_state_weight (`float`, *optional*, defaults to `1.0`): Of the comparison within a state; a larger value
-            lets it count more beside the whole rollout's. Only with `credit="state"`.
+        credit_state_weight (`float`, *optional*, defaults to `1.0`): Weight of the comparison within a state; with a
+            larger value it counts more beside the whole rollout's. Only with `credit="state"`.
         environment_ratio (`dict`, *optional*): With several environments, the share of the training rows that each
             has: `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to get there; none is left out. By default each row
             comes once an epoch.

@@ -36,8 +36,8 @@ def turn_rewards(by_function: Sequence[Given], weights: Sequence[float], turns: 
 
     Args:
         by_function (`Sequence`): What each reward function says of the rollout. `None` and NaN are nothing.
-        weights (`Sequence[float]`): Of the functions.
-        turns (`int`): Of the rollout. One without a turn counts as if it had one.
+        weights (`Sequence[float]`): Weights of the functions.
+        turns (`int`): Turns of the rollout. One without a turn counts as if it had one.
     """
     rewards, is_judged = [0.0] * max(turns, 1), False
     for given, weight in zip(by_function, weights, strict=True):
@@ -66,7 +66,7 @@ def turn_advantages(
     Args:
         groups (`Sequence`): For each group its rollouts' rewards by turn ([`turn_rewards`]); `None` for a rollout
             without reward, which is in no baseline.
-        discount (`float`): Of a later turn's reward, in (0, 1].
+        discount (`float`): Weight of a later turn's reward, in (0, 1].
         scale (`str`): What advantages are divided by, TRL's `scale_rewards`. `group`: the standard deviation over what
             the baseline is a mean of; `batch`: that of the returns of all first turns; `none`: nothing.
 

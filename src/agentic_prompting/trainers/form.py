@@ -46,7 +46,7 @@ def agent_spec(
         grammar ([`Grammar`] or `Mapping`, *optional*): The trainer's argument, as `prompt_template`.
         default_grammar (`Callable`): Makes the grammar for an environment where there is no other.
         default_template (`Callable`): Makes the template for an environment and a grammar.
-        name (`str`, *optional*): Of the environment, where it is one of several.
+        name (`str`, *optional*): Name of the environment, where it is one of several.
     """
     if isinstance(environment, Environments):
         forms = {
@@ -102,7 +102,7 @@ def saved_form(
         grammar ([`Grammar`], *optional*): The one that the trainer or its environment asks for.
         template (`str`, *optional*): The trainer's `prompt_template`, which wins.
         args ([`MultiTurnGRPOConfig`]): Training arguments.
-        name (`str`, *optional*): Of the environment, where it is one of several.
+        name (`str`, *optional*): Name of the environment, where it is one of several.
     """
     if (file := _saved_file(model, args)) is None:
         return None

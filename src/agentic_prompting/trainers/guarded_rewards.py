@@ -58,7 +58,7 @@ def guarded_reward(function: Any, by_turn: Callable[[list[Any]], None] = lambda 
 
 
 def one_for_each(value: Any, n: int, function: Any) -> list[Any]:
-    """What a reward function returned for `n` completions as a list of numbers, `None`, or lists of them.
+    """The rewards that a function returned for `n` completions, as a list of numbers, `None`, or lists of them.
 
     Raises:
         `ValueError`: It is something else; names the function.

@@ -161,8 +161,8 @@ def eval_passes(scores: torch.Tensor, group: int) -> dict[str, float]:
     """The metrics `pass@k` of an evaluation's batch, for k = 1, 2, 4, ... and the size of a group.
 
     Args:
-        scores (`torch.Tensor`): Of all processes' rollouts, from one reward function; NaN where there is none. 1 or
-            more is a right answer.
+        scores (`torch.Tensor`): Scores of all processes' rollouts, from one reward function; NaN where there is none.
+            1 or more is a right answer.
         group (`int`): Rollouts of a question, `num_generations_eval`. Of a single one nothing is logged.
     """
     groups = [one.tolist() for one in scores.split(group)]

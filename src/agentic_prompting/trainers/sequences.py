@@ -92,7 +92,7 @@ def spread(
         owners (`Sequence[int]`): For each row the number of its rollout on this process, -1 for a filler.
         loss_type (`str`): TRL's.
         longest (`int`): `max_completion_length`, the constant of `dr_grpo`.
-        processes (`int`): Of the job; each has as many rollouts.
+        processes (`int`): Processes of the job; each has as many rollouts.
     """
     advantages, mask = scored["advantages"], scored["tool_mask"] * scored["completion_mask"]
     owner = torch.tensor(owners, device=advantages.device)

@@ -21,7 +21,7 @@ class RewardOf:
     """A reward function that only the rollouts of one environment get; the others have none from it.
 
     Args:
-        name (`str`): Of the environment.
+        name (`str`): Name of the environment.
         function (`Callable`): Its reward function. Its other attributes are this object's as well.
     """
 
@@ -117,7 +117,7 @@ def draw_by_ratio(dataset: Any, ratio: Mapping[str, float], seed: int) -> Any:
     Args:
         dataset (`Dataset`): With a column `environment`.
         ratio (`Mapping[str, float]`): The share of each environment; their sum counts as 1.
-        seed (`int`): Of the order, and of which rows are there once more than others.
+        seed (`int`): Decides the order, and which rows are there once more than others.
 
     Raises:
         `ValueError`: The ratio names other environments than the rows, or a share is not above 0.

@@ -10,6 +10,8 @@ import league
 import league_cell
 import pytest
 
+from support.marks import long
+
 
 def record(cell, correct="1100", **changes):
     world, reflector, seed, method = cell
@@ -131,6 +133,7 @@ def test_a_warm_start_has_the_code_that_made_it_in_its_name(monkeypatch, tmp_pat
     assert made[3] != made[0] and made[3].parent == tmp_path
 
 
+@long
 def test_the_phases_of_a_method_hand_on_weights_and_prompt(monkeypatch, tmp_path):
     """GEPA's prompt is where joint training starts, whose prompt is then left out; every phase's rollouts count."""
     pytest.importorskip("gepa", reason="needs the extra optimizers")

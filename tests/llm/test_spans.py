@@ -225,12 +225,13 @@ def test_a_programs_calls_are_below_its_rollout(headers):
     assert rollout.status == "answered" and found.below(None) == [("invoke_agent agent", [("chat agent", [])])]
 
 
-def test_a_command_gets_the_rollouts_name():
+def test_a_command_gets_the_rollouts_name(tmp_path):
     code = "import os; print(os.environ.get('TRACEPARENT'))"
 
     async def commanded():
         with spans.span("outer") as outer:
-            return await run_command([sys.executable, "-c", code], {}, (), "http://x", "k"), outer.traceparent
+            address = {"base_url": "http://x/v1", "address": "http://x", "api_key": "k"}
+            return await run_command([sys.executable, "-c", code], {}, address, tmp_path), outer.traceparent
 
     with traced():
         said, expected = run(commanded())

@@ -3,7 +3,10 @@
 import importlib.util
 from pathlib import Path
 
+from support.marks import long
 
+
+@long
 def test_memory_grows_with_the_tokens_and_stays_below_trls():
     path = Path(__file__).parents[2] / "benchmarks" / "long_contexts.py"
     spec = importlib.util.spec_from_file_location("long_contexts", path)

@@ -17,6 +17,7 @@ from agentic_prompting.planning.plan import _job, _Search
 from agentic_prompting.planning.shapes import shape_of
 from agentic_prompting.planning.step import OPTIMIZER, PASSES, SCORING, Job, measure
 from agentic_prompting.trainers.fake_gpu import REPLACED
+from support.marks import long
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {
@@ -43,6 +44,7 @@ def test_the_peak_is_that_of_real_steps(name):
     assert script.predicted(job) == pytest.approx(script.measured(job), rel=0.01)
 
 
+@long
 def test_more_is_more():
     """Without checkpointing, with another row, and with a reference model a step takes more; states stay."""
     job = Job(ARGS, Qwen3Config(**SHAPE), context=256, rows=1)
@@ -269,7 +271,7 @@ def test_the_command_refuses_in_a_line(capsys, tmp_path):
     assert asked() == 2 and "--config FILE" in capsys.readouterr().err
     assert asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}")
-    assert asked("--config", config, "--model", tmp_path) == 2
+    assert asked("--config", config, "--model-name", tmp_path) == 2
     assert "cannot be read" in capsys.readouterr().err
 
 
@@ -287,7 +289,7 @@ def test_the_command_prints_the_plan(capsys, monkeypatch, tmp_path, made):
         config,
         "--accelerate-config",
         zero3,
-        "--model",
+        "--model-name",
         tmp_path,
         "--environment-model",
         "gpt-4o-mini",

@@ -21,7 +21,7 @@ class PlanSetup(Setup):
 
     gpus: int | None = setting("GPUs that train: accelerate's num_processes.")
     gpu_memory: float = setting("GiB of one GPU.", 80.0)
-    model: str | None = setting("Instead of the configuration's model_name_or_path.")
+    model_name: str | None = setting("Instead of the configuration's model_name_or_path.")
     rows: int | None = setting("Rows of the dataset, where the configuration has no max_steps.")
     seconds: float = setting("When to stop looking for what fits better.", 50.0)
 
@@ -68,9 +68,9 @@ def planned(setup: PlanSetup, pilot: Path | None = None) -> tuple[Plan, Spending
     from ..planning import plan, spending
 
     _script, args, model = parsed(setup, check=False)
-    name = setup.model or model.model_name_or_path
+    name = setup.model_name or model.model_name_or_path
     if not name:
-        raise ValueError("say which model: model_name_or_path in the configuration, or --model NAME")
+        raise ValueError("say which model: model_name_or_path in the configuration, or --model-name NAME")
     if not Path(name).exists():
         hub_answers()
     accelerate = read_yaml(setup.accelerate_config) if setup.accelerate_config else {}

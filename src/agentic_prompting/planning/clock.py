@@ -144,7 +144,7 @@ def _played(folder: Path, pace: Pace, layout: str, lead: int, steps: int) -> dic
     player: Any = SimpleNamespace(  # on this loop, one process, and no session to open
         policy=decoder, environment=as_environment(Replies(pace)), chat_format=chat_format, limits=Limits(pace.turns),
         accelerator=SimpleNamespace(process_index=0, num_processes=1), prompt=chat_format.prompt,
-        prompt_ids=chat_format.prompt_ids, reset=lambda rows: rows,
+        prompt_ids=lambda row: chat_format.prompt_ids(row["prompt"]), reset=lambda rows: rows,
         run=lambda work, what: loop.run_until_complete(work),
     )  # fmt: skip
     stream = RowStream([{"question": str(i)} for i in range(1024)], seed=0, shuffle=True, groups_per_batch=pace.groups)

@@ -129,8 +129,8 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
         return None
     # What only passes the step on to another environment has no name of its own, and no span.
     name = getattr(getattr(environment, "described_by", None), "__name__", "_")
-    work = _observe(environment, rollout)
-    return await (work if name.startswith("_") else run_tool(name, rollout.turns[-1].request or "", work))
+    work, asked = _observe(environment, rollout), rollout.turns[-1].request if rollout.turns else None
+    return await (work if name.startswith("_") else run_tool(name, asked or "", work))
 
 
 async def run_tool(name: str, arguments: str, work: Awaitable[T]) -> T:

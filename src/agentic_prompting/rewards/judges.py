@@ -145,7 +145,9 @@ class GroupJudge(Judge):
         both_orders (`bool`, *optional*, defaults to `False`): Ask a second time with the rollouts in reverse order and
             take the mean: it cancels a judge's preference for a place, for twice the price.
         seed (`int`, *optional*, defaults to `0`): Shuffles the order in which rollouts are shown.
-        max_characters (`int`), **sampling: As in [`RubricJudge`]; the length is that of each rollout.
+        max_characters (`int`, *optional*, defaults to `20000`): The middle of a longer rollout is left out, and its
+            text says so.
+        **sampling: As in [`RubricJudge`].
 
     Raises:
         `ValueError`: As in [`RubricJudge`].

@@ -63,7 +63,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         model (`str` or `PreTrainedModel`): As in [`~trl.GRPOTrainer`].
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions. They get the rollouts as the keyword
             argument `rollout` (`list[Rollout]`) beside the dataset's columns. In place of a number they may return a
-            list with a number (or `None`) for each turn of a rollout; see `credit` in [`MultiTurnGRPOConfig`]. Their
+            list with a number (or `None`) for each turn of a rollout; see the option `credit`. Their
             value for a failed rollout is not used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
         train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),

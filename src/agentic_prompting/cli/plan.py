@@ -23,7 +23,7 @@ class PlanSetup(Setup):
     gpu_memory: float = setting("GiB of one GPU.", 80.0)
     model_name: str | None = setting("Instead of the configuration's model_name_or_path.")
     rows: int | None = setting("Rows of the dataset, where the configuration has no max_steps.")
-    seconds: float = setting("When to stop looking for what fits better.", 50.0)
+    seconds: float = setting("When to stop looking for what fits better.", 40.0)
 
     @property
     def processes(self) -> int:

@@ -17,7 +17,7 @@ from .shapes import Unplannable, estimate, shape_of
 from .step import Job
 from .workers import Workers
 
-SECONDS = 50.0
+SECONDS = 40.0
 """How long `plan` measures at most."""
 
 

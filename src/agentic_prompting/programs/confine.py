@@ -30,7 +30,7 @@ _RDONLY, _AT_FDCWD, _AT_RECURSIVE, _MOUNT_SETATTR = 1, -100, 0x8000, 442
 _PDEATHSIG, _CAPBSET_DROP, _NO_NEW_PRIVS = 1, 24, 38
 _LIMITS = {
     "open_files": resource.RLIMIT_NOFILE, "file_bytes": resource.RLIMIT_FSIZE, "processes": resource.RLIMIT_NPROC,
-    "cpu_seconds": resource.RLIMIT_CPU, "core": resource.RLIMIT_CORE,
+    "core": resource.RLIMIT_CORE,
 }  # fmt: skip
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -109,7 +109,8 @@ async def sample_turn(policy: Policy, request: SampleRequest, number: int, chat_
         return await policy(request)
     with spans.span("chat agent", {**_ABOUT["chat"], f"{spans.OWN}.turn": number}) as turn:
         sample = await policy(request)
-        said = [Message(role="assistant", content=chat_format.parse(sample.ids).text)]
+        # Read only where contents are in the spans.
+        said = (Message(role="assistant", content=chat_format.parse(ids).text) for ids in [sample.ids])
         turn.set(
             {
                 "gen_ai.usage.input_tokens": len(request.context),

@@ -1,6 +1,6 @@
 """The paths that TRL and transformers take on a GPU, for fake tensors, which are on a CPU in a build without CUDA.
 
-`planning/` runs a training step so. `tests/planning/test_fake_gpu.py` checks that every name is still there.
+`planning/` runs a training step so. `tests/planning/test_plan.py` checks that every name is still there.
 """
 
 from __future__ import annotations

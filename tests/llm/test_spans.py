@@ -9,17 +9,19 @@ import urllib.request
 import pytest
 
 from agentic_prompting.environments import LLMEnvironment
+from agentic_prompting.evaluation import evaluate_agent
 from agentic_prompting.evolution import Job, propose_children
 from agentic_prompting.interop import ToolEnvironment
 from agentic_prompting.llm import OpenAIChat, ScriptedChat, ServerFailed, complete, run, spans, start_traces
 from agentic_prompting.programs import Program
 from agentic_prompting.programs.command import run_command
 from agentic_prompting.refine import ProRefiner
-from agentic_prompting.rollout import ChatFormat, Environment, Limits, Rollout, TagGrammar, play
+from agentic_prompting.rollout import ChatFormat, Environment, Environments, Limits, Rollout, TagGrammar, play
+from agentic_prompting.rollout.play import observe
 from support.operators import MIXED, reference
 from support.programs import Scripted, byte_format, called
 from support.servers import LoopbackServer, unused_url
-from support.traces import Collector, in_process, traced
+from support.traces import Collector, collected_over_grpc, in_process, traced
 
 REQUEST = "<think> planted-thought </think> <interaction_prompt> planted-request </interaction_prompt>"
 ANSWER = "<think> done </think> <answer> planted-answer </answer>"
@@ -80,6 +82,18 @@ def test_an_episode_is_a_tree():
     )
     assert call.kind.name == "CLIENT" and call.attributes["gen_ai.request.model"] == "ScriptedChat"
     assert format(episode.context.span_id, "016x") in rollout.traceparent
+
+
+def test_one_of_several_environments_has_its_own_name():
+    class Shop(Environment):
+        def step(self, rollout):
+            return 3
+
+    with traced() as found:
+        rollout = Rollout([1], {"environment": "shop"})
+        observed = run(observe(Environments({"shop": Shop()}), rollout))
+    assert [one.name for one in found.all] == ["execute_tool Shop"]
+    assert "Shop.step" in str(observed.error) and "Environments" not in str(observed.error)
 
 
 def test_contents_only_if_asked_for():
@@ -276,6 +290,15 @@ def test_a_refinement():
     assert whole.attributes["agentic_prompting.stop_reason"] == result.stop_reason
 
 
+def test_an_evaluation():
+    chat = ScriptedChat(["1"])
+    system = lambda questions: [complete(chat, one).text for one in questions]  # noqa: E731
+    with traced() as found:
+        evaluate_agent(system, {"sums": [{"question": "1", "answers": ["1"]}] * 2}, runs=2, progress=False)
+    ((name, calls),) = found.below(None)
+    assert name == "invoke_workflow evaluation" and calls == [("chat ScriptedChat", [])] * 4
+
+
 def test_a_reflection():
     with traced() as found:
         asyncio.run(propose_children(reference(), Job(0, MIXED, None, {}, {})))
@@ -304,6 +327,13 @@ def test_a_back_end_gets_them_by_the_standard_variables():
     assert [span.name for span in collector.spans] == ["a"] * 3, done.stderr
     assert collector.headers[0]["x-tenant"] == "me"
     assert collector.resources[0].items() >= {"service.name": "agentic-prompting", "team": "blue"}.items()
+
+
+def test_a_back_end_gets_them_over_grpc():
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="its exporter is not installed")
+    with collected_over_grpc() as (address, names):
+        done = in_process(SEND, 3, OTEL_EXPORTER_OTLP_ENDPOINT=address, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+    assert names == ["a"] * 3 and not done.stderr, done.stderr
 
 
 def test_a_back_end_that_is_down_is_one_warning():

@@ -44,6 +44,20 @@ def test_the_curves_are_means_over_what_is_known():
     assert [entry["reward"] for entry in history_of(records, "eval")] == [9.0]
 
 
+def test_an_evaluation_with_several_rollouts_a_question_has_a_curve_for_each_k(tmp_path):
+    records = [
+        one(mode="eval", question=question, rewards={"a": reward})
+        for question, rewards in (("q", (1.0, 0.0, 0.0)), ("r", (0.0, 0.0, None)))
+        for reward in rewards
+    ]
+    (entry,) = history_of(records, "eval")
+    assert (entry["pass@1"], entry["pass@2"], entry["pass@3"]) == pytest.approx((1 / 6, 1 / 3, 1))
+    assert not any("pass@" in key for key in history_of([one(rewards={"a": 1.0})] * 3)[0]), "not of training"
+    RolloutLog(tmp_path / "rollouts").write(records)
+    panels = block(write_report(tmp_path, pictures=False).read_text(), "history")["panels"]
+    assert {"pass@1": "k = 1", "pass@2": "k = 2", "pass@3": "k = 3"} in [panel["keys"] for panel in panels]
+
+
 def test_several_environments_have_curves_of_their_own(tmp_path):
     records = [
         one(environment="shop", rewards={"a": 1.0}),

@@ -109,6 +109,33 @@ class Collector:
         self._server.server_close()
 
 
+@contextmanager
+def collected_over_grpc():
+    """A real OTLP collector over gRPC: its address, and the names of the spans that came, at once and later."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import grpc
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+    names = []
+
+    class Service(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, request, context):
+            names.extend(
+                s.name for resource in request.resource_spans for scope in resource.scope_spans for s in scope.spans
+            )
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{port}", names
+    finally:
+        server.stop(0)
+
+
 def in_process(code, *arguments, **variables):
     """Run Python in a process of its own, with OpenTelemetry's variables; what it printed on both streams."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TRACE"))}

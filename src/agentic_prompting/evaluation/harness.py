@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import TASKS, find_task, is_own, load_task, validate_dataset
+from ..llm import spans
 from ..records import Record, RecordFile, digest, only_writer
 from ..rollout.progress import progress as progress_of
 from .metrics import Encoder, Metric, find_metrics
@@ -114,7 +115,7 @@ def evaluate_agent(
     for name, one in systems.items():
         answering = as_system(one)
         path = None if output is None else Path(output) / f"{file_name(name)}.jsonl"
-        with nullcontext() if path is None else only_writer(path):
+        with nullcontext() if path is None else only_writer(path), spans.workflow("evaluation", runs=runs):
             records = _answers(name, answering, asked, runs, seed, path, progress)
         evaluation.records += records
         for task in asked:

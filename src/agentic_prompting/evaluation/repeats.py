@@ -53,6 +53,14 @@ def mean_pass_at(groups: Iterable[Sequence[float | None]], k: int) -> float | No
     return fmean(found) if found else None
 
 
+def passes(groups: Sequence[Sequence[float | None]]) -> dict[str, float]:
+    """`pass@k` of groups of scores, for k = 1, 2, 4, ... and the size of the largest; empty where none has two."""
+    most = max(map(len, groups), default=0)
+    sizes = sorted({2**power for power in range(most.bit_length())} | {most}) if most > 1 else []
+    found = {f"pass@{k}": mean_pass_at(groups, k) for k in sizes}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def repeat_values(
     records: Sequence[Mapping[str, Any]], scores: Sequence[float | None], is_binary: bool
 ) -> dict[str, dict[int, float]]:

@@ -185,7 +185,7 @@ def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> It
     yield "run", {**about, "watch": watch}
     if any(run.history.values()):
         panels = [panel._asdict() for panel in PANELS if any(panel in panels_in(log) for log in run.history.values())]
-        panels[1:1] = _panels_by_environment(run)
+        panels[1:1] = _own_panels(run)
         yield "history", {"panels": panels, "modes": run.history, "dashes": [dashes for _, dashes in LINES]}
     if run.lineage:
         yield from _lineage(run.lineage)
@@ -198,13 +198,16 @@ def blocks_of(run: RunSummary, max_trajectories: int, watch: bool = False) -> It
         yield from _evaluation(run.evaluation)
 
 
-def _panels_by_environment(run: RunSummary) -> list[dict[str, Any]]:
-    """Reward and exact match with a line for each of several environments."""
-    found = dict.fromkeys(key for log in run.history.values() for entry in log for key in entry if " in " in key)
+def _own_panels(run: RunSummary) -> list[dict[str, Any]]:
+    """Panels whose lines depend on the run: reward and exact match of several environments, and pass@k."""
+    found = dict.fromkeys(key for log in run.history.values() for entry in log for key in entry)
+    titles = {"reward in ": "mean reward by environment", "exact_match in ": "exact match by environment"}
     panels = []
-    for what, title in (("reward", "mean reward by environment"), ("exact_match", "exact match by environment")):
-        keys = {key: key.removeprefix(f"{what} in ") for key in sorted(found) if key.startswith(f"{what} in ")}
-        panels += [{"name": f"{what}_by_environment", "title": title, "keys": keys}] if keys else []
+    for prefix, title in {**titles, "pass@": "pass@k: a right answer among k"}.items():
+        keys = {key: key.removeprefix(prefix) for key in sorted(found) if key.startswith(prefix)}
+        if prefix == "pass@":
+            keys = {key: f"k = {k}" for key, k in sorted(keys.items(), key=lambda pair: int(pair[1]))}
+        panels += [{"name": title.replace(" ", "_"), "title": title, "keys": keys}] if keys else []
     return panels
 
 

@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from ..evaluation import METRICS, Evaluation, bootstrap_interval, find_metrics
+from ..evaluation.repeats import passes
 from ..evaluation.scoring import score_records, summarise
 from ..evolution import Lineage, read_lineage
 from ..evolution.lineage import JOURNAL_FILE
@@ -324,7 +325,8 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
     Returns:
         `list[dict]`: `step` and the means `reward`, `exact_match`, `rollout/turns`, shares `rollout/<status>`; and
         `environment/cost_usd`, the dollars spent from the first step to this one, if any; with several environments
-        the means of each, `reward in NAME`. Keys without values are left out.
+        the means of each, `reward in NAME`; of an evaluation with several rollouts a question `pass@k`, by the first
+        reward function as training logs it. Keys without values are left out.
     """
     steps: dict[int, list[Record]] = defaultdict(list)
     for record in records:
@@ -342,6 +344,11 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
                     entry[key] = sum(values) / len(values)
         statuses = [record["status"] for record in found]
         entry |= {f"rollout/{status}": statuses.count(status) / len(found) for status in STATUSES}
+        if mode == "eval":
+            scores: dict[int, list[float | None]] = defaultdict(list)
+            for group, record in zip(groups_of(found)[0], found, strict=True):
+                scores[group].append(next(iter((record.get("rewards") or {}).values()), None))
+            entry |= passes([*scores.values()])
         history.append(entry)
     return history
 

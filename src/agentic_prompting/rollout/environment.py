@@ -59,6 +59,10 @@ class Environment:
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(rollout)")
 
+    def of(self, row: Mapping[str, Any]) -> Environment:
+        """The environment that plays a row: this one."""
+        return self
+
     def reset(self, row: dict[str, Any]) -> Awaitable[dict[str, Any]] | dict[str, Any]:
         """Start an episode.
 
@@ -124,10 +128,6 @@ class Environments(Environment):
         if (name := row.get("environment")) not in self.by_name:
             raise ValueError(f"a row names the environment {name!r}; there are: {', '.join(self.by_name)}")
         return self.by_name[name]
-
-    async def step(self, rollout: Rollout) -> Any:
-        """The row's environment answers."""
-        return await call_guarded(self.of(rollout.row).step, rollout)
 
     async def reset(self, row: dict[str, Any]) -> Any:
         """The row's environment starts an episode."""
@@ -233,8 +233,8 @@ def as_environment(thing: Any) -> Environment | None:
     Raises:
         `TypeError`: There is no `step(rollout)` to call; the message says what to pass instead.
     """
-    if thing is None:
-        return None
+    if thing is None or isinstance(thing, Environments):
+        return thing
     if isinstance(thing, Mapping):
         return Environments(thing)
     if inspect.isclass(thing):

@@ -128,8 +128,9 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
     """
     if environment is None:
         return None
+    environment = environment.of(rollout.row)
     # What only passes the step on to another environment has no name of its own, and no span.
-    name = getattr(getattr(environment, "described_by", None), "__name__", "_")
+    name = getattr(environment.described_by, "__name__", "_")
     work, asked = _observe(environment, rollout), rollout.turns[-1].request if rollout.turns else None
     return await (work if name.startswith("_") else run_tool(name, asked or "", work))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from ..evaluation.repeats import mean_pass_at
+from ..evaluation.repeats import passes
 from ..llm import spans
 from ..llm.guard import traceback_of
 from ..rollout import (
@@ -158,17 +158,14 @@ class Observer:
 
 
 def eval_passes(scores: torch.Tensor, group: int) -> dict[str, float]:
-    """The metrics `pass@k` of an evaluation's batch, for k = 1, 2, 4, ... and the size of a group.
+    """The metrics `pass@k` of an evaluation's batch, as [`passes`] has them.
 
     Args:
         scores (`torch.Tensor`): Scores of all processes' rollouts, from one reward function; NaN where there is none.
             1 or more is a right answer.
         group (`int`): Rollouts of a question, `num_generations_eval`. Of a single one nothing is logged.
     """
-    groups = [one.tolist() for one in scores.split(group)]
-    sizes = sorted({2**power for power in range(group.bit_length())} | {group}) if group > 1 else []
-    passes = {f"pass@{k}": mean_pass_at(groups, k) for k in sizes}
-    return {name: value for name, value in passes.items() if value is not None}
+    return passes([one.tolist() for one in scores.split(group)])
 
 
 def _or_none(reward: float) -> float | None:

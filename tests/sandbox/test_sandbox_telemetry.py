@@ -13,6 +13,7 @@ from huggingface_hub.utils import _telemetry
 from agentic_prompting import PromptR1Config, PromptR1Trainer, ScriptedChat
 from agentic_prompting.environments import LLMEnvironment
 from agentic_prompting.sandbox.setup import prepare_guarded, prepare_sandbox
+from support.marks import LONG
 from support.training import vars_for
 
 
@@ -48,7 +49,9 @@ def test_a_trainer_pings_unless_the_switch_is_set(tiny_policy, rows, tmp_path, p
     assert len(pings) == 1
 
 
-@pytest.mark.parametrize("prepare", [prepare_sandbox, partial(prepare_guarded, copying_steps=1)])
+@pytest.mark.parametrize(
+    "prepare", [prepare_sandbox, pytest.param(partial(prepare_guarded, copying_steps=1), marks=LONG)]
+)
 def test_the_sandbox_sends_nothing(prepare, tiny_policy, rows, tmp_path, pings):
     prepare(tmp_path, n_test=4, warm_start_steps=1)
     made(tiny_policy, tmp_path / "run", rows)

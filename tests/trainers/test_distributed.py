@@ -102,7 +102,7 @@ def test_resumed_run_is_the_uninterrupted_one(play, backend, processes, method):
         assert again["population"] == whole["population"]
 
 
-@pytest.mark.parametrize("backend", ["ddp", "zero3", "fsdp2"])
+@pytest.mark.parametrize("backend", ["ddp", pytest.param("zero3", marks=LONG), pytest.param("fsdp2", marks=LONG)])
 def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backend):
     """With replies of different speed, at each step, each group once; and what is gone on with takes what was left. As
     many losses on both; under E-SPL one population."""
@@ -125,7 +125,7 @@ def test_carried_groups_are_equally_many_everywhere(tiny_policy, tmp_path, backe
             assert (first["type"], first["sharded"]) == (TYPES[backend], backend in SHARDED)
 
 
-@pytest.mark.parametrize(("backend", "lead"), [("ddp", 0), ("zero3", 0), ("ddp", 1)])
+@pytest.mark.parametrize(("backend", "lead"), [("ddp", 0), pytest.param("zero3", 0, marks=LONG), ("ddp", 1)])
 def test_a_failing_process_takes_the_others_with_it(tiny_policy, tmp_path, backend, lead):
     """An exception in a rollout on one of two processes: both end, and both say where and what."""
     settings = {"policy": str(tiny_policy), "folder": str(tmp_path), "backend": backend, "processes": 2}

@@ -7,6 +7,7 @@ from agentic_prompting.programs import Program
 from agentic_prompting.trainers.sequences import padded_rows, sequences_of
 from support.crafted_rollouts import ROW, B, Crafted, agent, crafted, launched, split_errors, trainer_for
 from support.distributed_backends import TYPES
+from support.marks import LONG
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.05])
@@ -20,7 +21,10 @@ def test_split_error(tiny_policy, tmp_path, loss_type, parts, beta):
     assert found["losses"][1:] == pytest.approx(found["losses"][:1] * 2, abs=1e-6)
 
 
-@pytest.mark.parametrize("loss_type, backend", [("grpo", "ddp"), ("dapo", "ddp"), ("grpo", "zero3"), ("grpo", "fsdp2")])
+@pytest.mark.parametrize(
+    "loss_type, backend",
+    [("grpo", "ddp"), pytest.param("dapo", "ddp", marks=LONG), ("grpo", "zero3"), ("grpo", "fsdp2")],
+)
 def test_processes_with_other_numbers_of_sequences(tiny_policy, tmp_path, loss_type, backend):
     """Two processes, the rollouts of one in a sequence each, those of the other in three: the step of one process."""
     if backend == "zero3":

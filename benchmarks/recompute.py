@@ -28,6 +28,7 @@ import prompt_r1_tables
 import prorefine
 import prorefine_budget
 import ratings
+import several_environments
 from lab import REPOSITORY, Records, markdown
 from league_first import summarise, table, verdicts
 
@@ -226,6 +227,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.engine.wall": printed("engine.py", "{prefix_wall_ratio:.2f}"),
     "speed.engine.read": printed("engine.py", "{prefix_read_ratio:.2f}"),
     "credit.table": credit.table,
+    "several.table": several_environments.table,
+    "several.cost": several_environments.cost,
     "prorefine_budget.table": prorefine_budget.table,
     "prorefine_budget.against": prorefine_budget.against,
     "prorefine_budget.lift": prorefine_budget.lift,

@@ -125,6 +125,16 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown(("trained on", "seeds", "asked in tags", "asked by tools"), rows)
 
 
+def cost(records: Sequence[Mapping[str, Any]]) -> str:
+    """The differences of the figure, in words."""
+    said = [
+        f"{one['mean']:+.3f}" + (f" [{one['low']:+.3f}, {one['high']:+.3f}]" if one["low"] is not None else "")
+        + (" in tags" if name == "tags" else " by tools")
+        for name, one in differences(records).items()
+    ]  # fmt: skip
+    return " and ".join(said)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")

@@ -24,10 +24,10 @@ from lab import DEMO, RECORDS, Records, interval, log, markdown, quiet, settings
 SEEDS, TUNING_SEED = tuple(range(901, 911)), 1
 WORLDS = ("doors", "countries")
 RULES: dict[str, dict[str, Any]] = {
-    "rollout": {},
-    "turn": {"credit": "turn"},
-    "turn, discount .5": {"credit": "turn", "credit_discount": 0.5},
-    "state": {"credit": "state"},
+    "rollout": {"rule": "rollout"},
+    "turn": {"rule": "turn"},
+    "turn, discount .5": {"rule": "turn", "discount": 0.5},
+    "state": {"rule": "state"},
 }
 BATCH, GROUP, MOST_STEPS = 64, 8, 60
 GOOD, WINDOW = 0.85, 3  # the mean success of so many steps in a row
@@ -145,20 +145,21 @@ def world_of(world: str, seed: int, folder: Path) -> tuple[Any, Any, Callable[[A
 
 def measure(world: str, rule: str, seed: int, folder: Path, most_steps: int) -> dict[str, Any]:
     """Train until the agent is good: the record of a run."""
+    from credit_rules import CreditTrainer
     from transformers import TrainerCallback
 
-    from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+    from agentic_prompting import MultiTurnGRPOConfig
 
     sandbox, environment, by_turn, succeeds = world_of(world, seed, folder / world)
     success: list[float] = []
     wrong: list[int] = []  # wrong turns of each failing rollout of the first step
 
-    def reward(rollout: Any, **columns: Any) -> list[list[float]]:
+    def reward(rollout: Any, **columns: Any) -> list[float]:
         solved, rewards = [succeeds(one) for one in rollout], [by_turn(one) for one in rollout]
         if not success:
             wrong.extend(one.count(0.0) for one, is_right in zip(rewards, solved, strict=True) if not is_right)
         success.append(fmean(solved))
-        return rewards
+        return [sum(one) for one in rewards]
 
     def is_good() -> bool:
         return len(success) >= WINDOW and fmean(success[-WINDOW:]) >= GOOD
@@ -171,12 +172,11 @@ def measure(world: str, rule: str, seed: int, folder: Path, most_steps: int) -> 
     options = {"per_device_train_batch_size": BATCH, "num_generations": GROUP, "lr_scheduler_type": "constant"}
     place = folder / world / rule.replace(" ", "_")
     args = MultiTurnGRPOConfig(
-        **settings(DEMO, output_dir=str(place), seed=seed, max_steps=most_steps, overwrite=True, **options),
-        **RULES[rule],
+        **settings(DEMO, output_dir=str(place), seed=seed, max_steps=most_steps, overwrite=True, **options)
     )
     train(
-        MultiTurnGRPOTrainer, args, sandbox, environment, lambda trainer: trainer.add_callback(Stop()),
-        reward_funcs=reward,
+        CreditTrainer, args, sandbox, environment, lambda trainer: trainer.add_callback(Stop()),
+        reward_funcs=reward, by_turn=by_turn, **RULES[rule],
     )  # fmt: skip
     return {
         "world": world, "rule": rule, "seed": seed, "rollouts": BATCH * len(success), "reached": is_good(),

@@ -117,20 +117,6 @@ def test_another_grammar():
     assert prompt_r1_score(turns, NILE).total == -1.0
 
 
-@given(turns=st.lists(st.sampled_from([ASK, END, WRONG, BARE, "text"]), min_size=1, max_size=8))
-@pytest.mark.parametrize("gate", ["paper", "strict"])
-def test_the_reward_by_turn_adds_up(turns, gate):
-    (parts,) = PromptR1Reward(gate=gate, per_turn=True)([], [], [episode(*turns)], [NILE])
-    assert len(parts) == len(turns) and sum(parts) == pytest.approx(prompt_r1_score(turns, NILE, gate=gate).total)
-    earned = [part for turn, part in zip(turns[:-1], parts, strict=False) if turn == ASK]
-    assert all(part == pytest.approx(0.4) for part in earned[:1]) and all(part >= 0 for part in parts[:-1])
-    assert all(part == 0 for turn, part in zip(turns[:-1], parts, strict=False) if turn != ASK)
-
-
-def test_the_reward_by_turn_of_a_failed_rollout_is_none():
-    assert PromptR1Reward(per_turn=True)([], [], [episode(ASK, status="failed")], [NILE]) == [None]
-
-
 @given(
     turns=st.lists(
         st.sampled_from([ASK, END, WRONG, BARE, "", "<think>x", "<answer></answer>", "text"]) | st.text(), max_size=8

@@ -114,7 +114,7 @@ WRONG = {
     "a text": (lambda n: "1" * n, "returned a str"),
     "too few": (lambda n: [0.5] * (n - 1), "returned a list of 3"),
     "texts": (lambda n: ["good"] * n, "returned a list with a str in it"),
-    "lists of lists": (lambda n: [[[1.0]]] * n, "returned a list"),  # a list is a reward for each turn
+    "lists": (lambda n: [[1.0]] * n, "returned a list"),
     "no dimension": (lambda n: torch.tensor(0.5), "returned a Tensor"),
 }
 

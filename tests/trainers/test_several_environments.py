@@ -99,7 +99,7 @@ def test_limits_of_an_environment(tiny_policy, both, tmp_path):
     assert limits.of({"environment": "shop"}).max_turns == 1 and limits.of({"environment": "oracle"}).max_turns == 3
 
 
-@pytest.mark.parametrize("changes", [{}, {"async_lead": 1, "max_staleness": 2}, {"credit": "turn"}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"async_lead": 1, "max_staleness": 2}], ids=str)
 def test_training_saving_and_use(tiny_policy, both, tmp_path, changes):
     trainer = several_trainer(tiny_policy, tmp_path, both, reward_funcs=PromptR1Reward(), changes=changes)
     trainer.train()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from ..rollout import Rollout, TagGrammar, Turn, parse_turn
@@ -56,8 +55,6 @@ class PromptR1Reward:
             count (Appendix G).
         grammar ([`TagGrammar`], *optional*): Read the turns' text anew with this grammar. By default the turns count
             as the rollout parsed them, so a trainer's own grammar needs no repeating here.
-        per_turn (`bool`, *optional*, defaults to `False`): Return the reward by turn: each well-formed request's part
-            of R_fmt, and the rest on the last turn. The sum is R. For trainers with `credit="turn"` or `"state"`.
 
     Raises:
         `ValueError`: If `gate` is not known, a coefficient is negative or `k` is not positive.
@@ -70,7 +67,6 @@ class PromptR1Reward:
     delta: float = 0.1
     k: float = 1.0
     grammar: TagGrammar | None = None
-    per_turn: bool = False
 
     def __post_init__(self):
         if self.gate not in _GATES:
@@ -95,22 +91,14 @@ class PromptR1Reward:
         if not turns:
             return 0.0
         *before, last = turns
-        requests = self._requests(before)[-1]
+        requests = self.alpha * sum(turn.well_formed and turn.kind == "act" for turn in before)
+        if self.gate == "strict":
+            requests = min(requests, max(0.0, self.k - (self.beta + self.gamma + self.delta)))
         ending = 0.0
         if last.kind == "answer":
             ending = self.beta + self.gamma * bool(last.answer) + self.delta * last.well_formed
         total = requests + ending
         return self.k if total >= self.k - _TOLERANCE else total
-
-    def _requests(self, turns: Sequence[Turn]) -> list[float]:
-        """What no, the first, the first two, ... of these turns have earned as requests."""
-        most = max(0.0, self.k - (self.beta + self.gamma + self.delta)) if self.gate == "strict" else self.k
-        counts = accumulate((turn.well_formed and turn.kind == "act" for turn in turns), initial=0)
-        return [min(self.alpha * count, most) for count in counts]
-
-    def _by_turn(self, turns: Sequence[Turn], total: float) -> list[float]:
-        earned = self._requests(turns[:-1])
-        return [*(after - before for before, after in pairwise(earned)), total - earned[-1]]
 
     def __call__(
         self,
@@ -119,8 +107,8 @@ class PromptR1Reward:
         rollout: Sequence[Rollout],
         answers: Sequence[Sequence[str]],
         **kwargs: Any,
-    ) -> list[float | None] | list[list[float] | None]:
-        """R (eq 13) of each rollout; with `per_turn` as a list of its turns' parts.
+    ) -> list[float | None]:
+        """R (eq 13) of each rollout.
 
         Args:
             prompts (`Sequence`), completions (`Sequence`): Not read.
@@ -130,8 +118,7 @@ class PromptR1Reward:
                 `format_reward` and `answer_reward` (the part of R_ans that passed the gate) of every scored rollout.
 
         Returns:
-            `list[float | None]` or `list[list[float] | None]`: `None` for a rollout that failed through no fault of
-            the agent.
+            `list[float | None]`: `None` for a rollout that failed through no fault of the agent.
 
         Raises:
             `ValueError`: If a row has no accepted answer.
@@ -144,9 +131,6 @@ class PromptR1Reward:
                 log_metric("f1", score.answer)
                 log_metric("format_reward", score.format)
                 log_metric("answer_reward", max(score.total, 0.0))
-        if self.per_turn:
-            both = zip(rollout, scores, strict=True)
-            return [None if score is None else self._by_turn(self._turns(one), score.total) for one, score in both]
         return [None if score is None else score.total for score in scores]
 
     def scores(self, rollouts: Sequence[Rollout], answers: Sequence[Sequence[str]]) -> list[PromptR1Score | None]:

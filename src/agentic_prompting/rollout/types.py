@@ -150,7 +150,6 @@ class Rollout(TokenSequence):
         turns (`list[Turn]`): The agent's turns, parsed; of a program sequence by sequence.
         observations (`list[Observation]`): The environment's observations; one fewer than turns, or as many after a
             failure.
-        starts (`list[int]`): For each turn the place of its first token in `ids`; empty for a program's episode.
         status (`str`): How it ended: `answered`; `out_of_turns`, the last turn allowed was still a request;
             `truncated`, a turn, the response or the context hit its token limit; `malformed`, a turn fits no rule of
             the grammar; `failed`, the environment failed: no reward, no gradient.
@@ -169,7 +168,6 @@ class Rollout(TokenSequence):
     observations: list[Observation] = field(default_factory=list)
     status: Status = "running"
     error: LLMError | None = None
-    starts: list[int] = field(default_factory=list, repr=False)
     others: list[TokenSequence] = field(default_factory=list, repr=False)
     returned: dict[str, Any] | None = None
     counts: dict[str, float] = field(default_factory=dict, repr=False)
@@ -177,7 +175,6 @@ class Rollout(TokenSequence):
 
     def add_turn(self, sample: Sample, turn: Turn) -> None:
         """Append the agent's next turn: its tokens (mask 1) and their parsed text."""
-        self.starts.append(len(self.ids))
         self.add_sampled(sample)
         self.turns.append(turn)
 

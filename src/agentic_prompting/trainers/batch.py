@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any, Literal
 
 import torch
-from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 
 from ..rollout import Rollout, TokenSequence, rollout_seed
-from .credit import Given, shared_states, state_advantages, turn_advantages, turn_rewards
 from .sequences import filler, sequences_of
 
 
@@ -79,8 +76,6 @@ class Batch:
     metadata: list[dict[str, Any]]
     rollouts: list[Rollout]
     off_policy: bool = False
-    by_turn: dict[int, list[Given]] = field(default_factory=dict)  # rewards, by the number of a function that has some
-    credit: list[list[float]] = field(default_factory=list)  # advantages by turn
     scored: torch.Tensor | None = None  # these three are set by `for_trl`
     sequences: list[TokenSequence] = field(default_factory=list)  # of TRL's rows
     owners: list[int] = field(default_factory=list)  # for each row the number of its rollout, -1 for a filler
@@ -123,21 +118,6 @@ class Batch:
         """From values for each of TRL's rows to one for each rollout: that of its first row."""
         return [of_rows[self.owners.index(number)] for number in range(len(self.rollouts))]
 
-    def by_token(self, advantages: torch.Tensor, width: int, weight: float | None) -> torch.Tensor:
-        """The advantages of TRL's rows as those of their tokens: each token has its turn's.
-
-        Args:
-            advantages (`torch.Tensor`): Those of the rollouts, of shape `(rows,)`.
-            width (`int`): Tokens of a row, padding included.
-            weight (`float`, *optional*): Add so many times the turn's advantage to the rollout's; `None`: the turn's
-                alone.
-        """
-        spread = torch.zeros(len(advantages), width, dtype=advantages.dtype, device=advantages.device)
-        for row, rollout, turns in zip(spread, self.rollouts, self.credit, strict=True):
-            for start, advantage in zip(rollout.starts, turns, strict=False):
-                row[start:] = advantage
-        return spread if weight is None else advantages.unsqueeze(1) + weight * spread
-
     def sampler_columns(self, completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """What TRL is to shuffle and split with the rows besides its own, for [`logp_difference`].
 
@@ -153,37 +133,3 @@ class Batch:
             known = sequence.logprobs or []
             row[: len(known)] = torch.tensor(known)
         return {"sampler_logps": logps.to(completion_ids.device), "sampled_at": torch.tensor(self.place.step)}
-
-
-def credit_turns(batch: Batch, rewards: torch.Tensor, size: int, args: Any, process: int) -> dict[str, float]:
-    """Set `batch.credit`. Called on every process alike, because groups may straddle processes.
-
-    Args:
-        batch ([`Batch`]): This process's part, its rewards by turn known.
-        rewards (`torch.Tensor`): Of shape `(rollouts of all processes, reward functions)`, NaN where there is none.
-        size (`int`): Rollouts of a group.
-        args ([`MultiTurnGRPOConfig`]): The run's `credit`, `credit_discount`, `scale_rewards` and `reward_weights`.
-        process (`int`): This process's number.
-
-    Returns:
-        `dict[str, float]`: With `credit="state"` the metric `credit/shared`: the share of turns that were taken in the
-        same conversation as another one.
-    """
-    first, weights = process * len(batch.rollouts), args.reward_weights or [1.0] * rewards.shape[1]
-    own: list[tuple[list[float] | None, list[bytes]]] = []
-    for number, rollout in enumerate(batch.rollouts):
-        totals = rewards[first + number].tolist()
-        # The sum says whether the trainer let the reward stand: a failed rollout has none.
-        given = [batch.by_turn[i][number] if i in batch.by_turn and one == one else one for i, one in enumerate(totals)]
-        contexts = [[*rollout.prompt_ids, *rollout.ids[:start]] for start in rollout.starts]
-        digests = [sha256(torch.tensor(one).numpy().tobytes()).digest() for one in contexts]  # equal for equal tokens
-        own.append((turn_rewards(given, weights, len(rollout.turns)), digests))
-    everyone = gather_object(own)
-    groups = [everyone[start : start + size] for start in range(0, len(everyone), size)]
-    earned, states = [[one for one, _ in group] for group in groups], [[one for _, one in group] for group in groups]
-    if args.credit == "turn":
-        found = turn_advantages(earned, args.credit_discount, args.scale_rewards)
-    else:
-        found = state_advantages(earned, states, args.credit_discount, args.scale_rewards)
-    batch.credit = [one for group in found for one in group][first : first + len(batch.rollouts)]
-    return {"credit/shared": shared_states(states)} if args.credit == "state" else {}

@@ -55,15 +55,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
             (`token_truncate` unless another one is set) and `_clip_max`.
         max_staleness (`int`, *optional*): Updates of the weights between a group's start and its use at most; a group
             at this limit is waited for. Defaults to those that twice `async_lead` make.
-        credit (`str`, *optional*, defaults to `"rollout"`): The reward that a turn's tokens learn from. `rollout`: of
-            the whole rollout, as in GRPO. `turn`: the return from the turn on, compared with the turns of the same
-            position in the group. `state`: `rollout`, and `credit_state_weight` times the return compared with those
-            turns of the group that were taken in the same conversation so far. Use the last two with reward functions
-            that return a list with a number for each turn.
-        credit_discount (`float`, *optional*, defaults to `1.0`): Weight of a reward one turn earlier, in (0, 1]. A
-            smaller value gives a turn less of what later turns earn. Only with `credit="turn"` or `"state"`.
-        credit_state_weight (`float`, *optional*, defaults to `1.0`): Weight of the comparison within a state; with a
-            larger value it counts more beside the whole rollout's. Only with `credit="state"`.
         environment_ratio (`dict`, *optional*): With several environments, the share of the training rows that each
             has: `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to get there; none is left out. By default each row
             comes once an epoch.
@@ -96,9 +87,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
     prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
     async_lead: float = _setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
     max_staleness: int | None = _setting(None, "Updates between a group's start and its use at most.")
-    credit: str = _setting("rollout", "Learn by rollout, turn or state.")
-    credit_discount: float = _setting(1.0, "Weight of the next turn's return.")
-    credit_state_weight: float = _setting(1.0, "Weight of the comparison by state.")
     environment_ratio: dict[str, float] | str | None = _setting(
         None, "Several environments: the share of rows of each."
     )
@@ -128,7 +116,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
                 f"max_tool_calling_iterations={self.max_tool_calling_iterations} belongs to TRL's own loop, which the "
                 "trainers replace: set max_turns"
             )
-        self._check_credit()
         for name in ("budget_usd", "budget_tokens"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -144,23 +131,6 @@ class MultiTurnGRPOConfig(GRPOConfig):
                 raise ValueError(f"{name} must be an object by environment, got {getattr(self, name)!r}")
         if self.async_lead:
             self._check_lead()
-
-    def _check_credit(self) -> None:
-        if self.credit not in ("rollout", "turn", "state"):
-            raise ValueError(f"credit must be rollout, turn or state, got {self.credit!r}")
-        if not 0 < self.credit_discount <= 1:
-            raise ValueError(f"credit_discount must be above 0 and at most 1, got {self.credit_discount}")
-        if not 0 <= self.credit_state_weight < math.inf:
-            raise ValueError(f"credit_state_weight must be at least 0, got {self.credit_state_weight}")
-        if self.credit == "rollout" and self.credit_discount != 1:
-            raise ValueError("credit_discount would be ignored: set credit='turn' or credit='state' as well")
-        if self.credit != "state" and self.credit_state_weight != 1:
-            raise ValueError("credit_state_weight would be ignored: set credit='state' as well")
-        if self.credit != "rollout" and self.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"credit={self.credit!r} adds rewards up before it normalises them: leave out "
-                f"multi_objective_aggregation={self.multi_objective_aggregation!r}"
-            )
 
     def _check_lead(self) -> None:
         """What carries groups over to later steps needs a correction, and time."""

@@ -15,20 +15,17 @@ import torch
 
 from ..data import validate_dataset
 from ..llm.guard import Escaped, describe, guarded, place_of
-from .credit import add_up
 from .form import own_prompts
 
 logger = logging.getLogger(__name__)
 
 
-def guarded_reward(function: Any, by_turn: Callable[[list[Any]], None] = lambda rewards: None) -> Any:
+def guarded_reward(function: Any) -> Any:
     """A reward function for TRL. `exit()` and its like (code that a model wrote may call it) give no reward for the
     batch, with a warning; an ordinary exception is a mistake in the function and is raised as it is.
 
     Args:
         function (`Callable`, `str` or `torch.nn.Module`): Models and their names are returned as they are.
-        by_turn (`Callable`, *optional*): Gets the rewards of a batch if some of them are lists, a number for each turn.
-            TRL gets their sums.
     """
     if not callable(function) or isinstance(function, torch.nn.Module):
         return function
@@ -40,17 +37,7 @@ def guarded_reward(function: Any, by_turn: Callable[[list[Any]], None] = lambda 
         return [None] * len(columns["completions"])
 
     def checked(value: Any, **columns: Any) -> list[Any]:
-        rewards = one_for_each(value, len(columns["completions"]), function)
-        if not any(isinstance(one, list) for one in rewards):
-            return rewards
-        for row, (one, rollout) in enumerate(zip(rewards, columns["rollout"], strict=True)):
-            if isinstance(one, list) and len(one) != len(rollout.turns):
-                raise ValueError(
-                    f"the reward function {place_of(function)} returned {len(one)} rewards by turn for row {row} of "
-                    f"the batch, and that rollout has {len(rollout.turns)} turns: return a number or None for each"
-                )
-        by_turn(rewards)
-        return [add_up(one) for one in rewards]
+        return one_for_each(value, len(columns["completions"]), function)
 
     reward: Callable[..., Any] = guarded(function, no_rewards, checked)
     name = reward.__name__
@@ -58,7 +45,7 @@ def guarded_reward(function: Any, by_turn: Callable[[list[Any]], None] = lambda 
 
 
 def one_for_each(value: Any, n: int, function: Any) -> list[Any]:
-    """The rewards that a function returned for `n` completions, as a list of numbers, `None`, or lists of them.
+    """The rewards that a function returned for `n` completions, as a list of numbers or `None`.
 
     Raises:
         `ValueError`: It is something else; names the function.
@@ -69,7 +56,7 @@ def one_for_each(value: Any, n: int, function: Any) -> list[Any]:
             f"the reward function {place_of(function)} must return a list of {n} numbers (or None), one for each "
             f"completion; it returned {returned}"
         )
-    return [list(one) if isinstance(one, tuple) else one for one in rewards]
+    return rewards
 
 
 def _as_list(value: Any) -> tuple[list[Any] | None, str]:
@@ -77,8 +64,7 @@ def _as_list(value: Any) -> tuple[list[Any] | None, str]:
     kind = "None" if value is None else f"a {type(value).__name__}"
     try:
         rewards = None if isinstance(value, str | bytes | Mapping) else list(value)
-        flat = [each for one in rewards or () for each in (one if isinstance(one, list | tuple) else [one])]
-        for one in flat:
+        for one in rewards or ():
             if isinstance(one, str):
                 return None, f"{kind} with a {type(one).__name__} in it"
             if one is not None:

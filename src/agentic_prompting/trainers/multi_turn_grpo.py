@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -27,7 +26,7 @@ from ..llm import Budget, BudgetExceeded, charge, spans, start_traces
 from ..local import context_length
 from ..rollout import AgentSpec, Environment, FreeText, Grammar, Limits, Policy, RolloutLog, TagGrammar, template_for
 from .ahead import Ahead, RowStream
-from .batch import Batch, Place, credit_turns
+from .batch import Batch, Place
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .form import agent_spec, own_prompts
@@ -62,9 +61,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     Args:
         model (`str` or `PreTrainedModel`): As in [`~trl.GRPOTrainer`].
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions. They get the rollouts as the keyword
-            argument `rollout` (`list[Rollout]`) beside the dataset's columns. In place of a number they may return a
-            list with a number (or `None`) for each turn of a rollout; see the option `credit`. Their
-            value for a failed rollout is not used: it has no reward.
+            argument `rollout` (`list[Rollout]`) beside the dataset's columns. Their value for a failed rollout is not
+            used: it has no reward.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
         train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
             as [`load_task`] gives; or `prompt`, which is then used as it is: messages for the chat template,
@@ -162,10 +160,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model=model,
-                reward_funcs=[
-                    guarded_reward(one, partial(self._keep_by_turn, number)) for number, one in enumerate(functions)
-                ]
-                or None,
+                reward_funcs=[*map(guarded_reward, functions)] or None,
                 args=args,
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -342,9 +337,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             scored |= self._batch.sampler_columns(scored["completion_ids"])
             if "importance_sampling_ratio" in scored:  # TRL has logged the difference
                 self.observer.warn_of_logps(self._metrics["train"]["sampling/sampling_logp_difference/mean"][-1])
-        if self._batch.credit:
-            weight = self.args.credit_state_weight if self.args.credit == "state" else None
-            scored["advantages"] = self._batch.by_token(scored["advantages"], scored["completion_ids"].shape[1], weight)
         if self._plays_itself:
             processes, longest = self.accelerator.num_processes, self.args.max_completion_length
             scored = spread(scored, self._batch.owners, self.loss_type, longest, processes)
@@ -371,15 +363,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if unscored and (why := first_reason(self._out_of_budget())):
             self._stop(why)
         self._after_rewards(batch, self.total_rewards(rewards))
-        if self.args.credit != "rollout":
-            metrics = credit_turns(batch, rewards, self._group_size(), self.args, self.accelerator.process_index)
-            self.log_batch(batch.place.mode, metrics)
         return rewards
-
-    def _keep_by_turn(self, number: int, rewards: list[Any]) -> None:
-        """Keep the rewards by turn of a function, of which TRL gets the sums."""
-        assert self._batch is not None
-        self._batch.by_turn[number] = rewards
 
     def _group_size(self) -> int:
         """Rollouts of a group; an evaluation has a number of its own."""

@@ -41,7 +41,6 @@ def check_settings(args: MultiTurnGRPOConfig, has_aux_loss: bool, prompt_format:
     ratios = args.vllm_importance_sampling_mode
     wrong = {
         f"loss_type={args.loss_type!r} (use dapo, grpo, dr_grpo or cispo)": args.loss_type not in _SUMS + PER_ROLLOUT,
-        f"credit={args.credit!r} (use 'rollout')": args.credit != "rollout",
         "importance_sampling_level='sequence' (use 'token')": args.importance_sampling_level != "token",
         "top_entropy_quantile (leave it at 1.0)": args.top_entropy_quantile < 1.0,
         "entropy_coef (leave it at 0)": bool(args.entropy_coef) or bool(args.use_adaptive_entropy),

@@ -28,7 +28,7 @@ class Prompts(Protocol):
         """What the record of the rollout at this place of the global batch says besides its rewards: plain JSON from
         which [`Prompts.messages`] can render the row again."""
 
-    def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Any]:
         """The conversation that a row begins with.
 
         Raises:
@@ -54,7 +54,7 @@ class RowPrompts:
         """Nothing: all rollouts of a row are alike."""
         return {}
 
-    def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Any]:
         """The row's messages, as [`AgentSpec.messages`] renders them."""
         return [dict(message) for message in self.spec.messages(row)]
 

@@ -411,7 +411,7 @@ def numbers() -> Iterator[Row]:
     years = [year for year in ("2023", "2024", "2025") if any(year in path for path in (hmmt.path, *hmmt.also))]
     yield Row("4.1", "HMMT of three years", ["2023", "2024", "2025"], years)
     modes = {mode: ESPLConfig("unused", mode=mode, use_cpu=True, bf16=False) for mode in ("rl", "evolution", "joint")}
-    does = {mode: (args.evolves, args.trains_weights) for mode, args in modes.items()}
+    does = {mode: (args.evolves, args.mode_at(0) in ("joint", "rl")) for mode, args in modes.items()}
     expected = {"rl": (False, True), "evolution": (True, False), "joint": (True, True)}
     yield Row("4.1", "RL only, evolution and both: what changes", expected, does)
     maths = yaml.safe_load((EXAMPLES / "configs" / "espl" / "math_qwen3_4b.yaml").read_text(encoding="utf-8"))

@@ -41,7 +41,7 @@ from trl import GRPOConfig, GRPOTrainer
 from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPOTrainer, ScriptedChat
 from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
 from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
-from agentic_prompting.trainers.trl_batch import scored_only
+from agentic_prompting.trainers.loss import scored_only
 
 WORDS = ["country", "city", "capital", "airport", "currency", "language", "continent"]
 REPLY = " ".join(["country"] * 92)

@@ -37,8 +37,8 @@ from agentic_prompting.rollout import (
     rollout_metrics,
     rollout_seed,
 )
+from agentic_prompting.trainers.batch import completion_of
 from agentic_prompting.trainers.stopping import FailureWatch, TrainingStopped
-from agentic_prompting.trainers.trl_batch import completion_of
 
 
 @dataclass(eq=False)

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, Program, exact_match_reward
 from agentic_prompting.rollout import Sample, read_rollouts
 from support.programs import byte_tokenizer, called
-from support.training import rows_of, samples_in, vars_for
+from support.training import rows_learned, samples_in, vars_for
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).with_name("foreign")
@@ -112,16 +112,8 @@ def test_an_agent_of_a_framework_trains_three_steps(framework, tmp_path):
     trainer = MultiTurnGRPOTrainer(
         model, exact_match_reward, args, ROWS, processing_class=tokenizer, environment=program
     )
-    before, rows, loss_of = model.lm_head.weight.clone(), [], trainer._compute_loss
-
-    def watched_loss(model, inputs):
-        rows.extend(rows_of(inputs))
-        return loss_of(model, inputs)
-
-    trainer._compute_loss = watched_loss
-    trainer.train()
+    rows = rows_learned(trainer)
     program.close()
-    assert (model.lm_head.weight != before).any() and model.lm_head.weight.isfinite().all()
 
     # Each row was played twice, and ended as this framework ends it.
     seen = [

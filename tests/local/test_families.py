@@ -19,7 +19,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from agentic_prompting.local import Sampling, TransformersEngine, local_policy
 from agentic_prompting.rollout import BatchEngine, SampleRequest
-from agentic_prompting.trainers.trl_batch import ScoredTokens
+from agentic_prompting.trainers.loss import ScoredTokens
 from support.sampling import sample
 
 VOCABULARY, END = 128, 2

@@ -143,8 +143,8 @@ def parameters_after_a_step(policy, folder, pieces, environment, failed=(2, 5), 
     source = Crafted(rollouts[rank * own : (rank + 1) * own])
     trainer.on_policy = trainer.source = source
     seen = []
-    loss_of = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: seen.append(len(inputs["prompt_ids"])) or loss_of(model, inputs)
+    loss_of = trainer._loss_of
+    trainer._loss_of = lambda model, inputs: seen.append(len(inputs["prompt_ids"])) or loss_of(model, inputs)
     trainer.train()
     held = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # of sharded ones only on the first process
     held = {name: value.detach().double() for name, value in (held or {}).items()}

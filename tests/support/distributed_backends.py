@@ -4,16 +4,17 @@ Three mistakes here would run one process, or plain DDP, with exit code 0. So ev
 the tests compare it.
 """
 
-import functools
 import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 from support.forked import ALL, forked
 
 HERE = Path(__file__).parent
+UNTIL_THE_END = ExitStack()  # of the process
 
 # The distributed type that accelerate must report, by back end.
 TYPES = {"ddp": "MULTI_CPU", "zero2": "DEEPSPEED", "zero3": "DEEPSPEED", "fsdp2": "FSDP"}
@@ -30,12 +31,10 @@ def prepare(backend, folder):
         config.write_text(json.dumps(_deepspeed(stage=int(backend[-1]))))
         os.environ |= {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(config)}
     if backend == "fsdp2":
-        os.environ |= {
-            "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-            "FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_RESHARD_AFTER_FORWARD": "true",
-            "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-        }  # fmt: skip
-        _fsdp_on_a_cpu()
+        from agentic_prompting.trainers.fake_gpu import FSDP2, fsdp_on_a_cpu
+
+        os.environ |= FSDP2
+        UNTIL_THE_END.enter_context(fsdp_on_a_cpu())
 
 
 def _deepspeed(stage):
@@ -48,24 +47,6 @@ def _deepspeed(stage):
     allowed = {"zero_allow_untested_optimizer": True}
     batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
     return {"zero_optimization": optimization, **allowed, **dict.fromkeys(batch, "auto")}
-
-
-def _fsdp_on_a_cpu():
-    """accelerate chooses FSDP for accelerators only; torch's own works on a CPU as well."""
-    from accelerate.state import AcceleratorState, PartialState
-    from accelerate.utils import DistributedType
-
-    original = AcceleratorState.__init__
-
-    @functools.wraps(original)
-    def init(self, *args, fsdp_plugin=None, **kwargs):
-        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
-        if self.distributed_type == DistributedType.MULTI_CPU and fsdp_plugin is not None:
-            self.distributed_type = DistributedType.FSDP
-            self.fsdp_plugin = fsdp_plugin
-            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
-
-    AcceleratorState.__init__ = init
 
 
 def stated(trainer):

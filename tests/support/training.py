@@ -104,6 +104,21 @@ def rows_of(inputs):
         yield prompt[is_prompt.bool()].tolist(), ids[own].tolist(), (counts[own] > 0).tolist()
 
 
+def rows_learned(trainer):
+    """Train, and return the rows of the loss, as [`rows_of`] has them; the weights have moved."""
+    weight, rows, loss_of = trainer.model.lm_head.weight, [], trainer._compute_loss
+    before = weight.clone()
+
+    def watched_loss(model, inputs):
+        rows.extend(rows_of(inputs))
+        return loss_of(model, inputs)
+
+    trainer._compute_loss = watched_loss
+    trainer.train()
+    assert (weight != before).any() and weight.isfinite().all()
+    return rows
+
+
 def samples_in(rows):
     """The samples that the loss has, each as the ids before it and its own."""
     for prompt, ids, in_loss in rows:

@@ -8,7 +8,7 @@ from trl import GRPOTrainer
 
 from agentic_prompting.rollout import BatchEngine
 from agentic_prompting.sandbox.policy import sandbox_spec, save_policy, world_tokenizer
-from agentic_prompting.trainers.trl_batch import IGNORED, ScoredTokens
+from agentic_prompting.trainers.loss import IGNORED, ScoredTokens
 from support.training import Acts, one_batch, trainer_for
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from agentic_prompting.programs import Program
-from agentic_prompting.trainers.sequences import padded_rows, sequences_of
+from agentic_prompting.trainers.batch import padded_rows, sequences_of
 from support.crafted_rollouts import ROW, B, Crafted, agent, crafted, launched, split_errors, trainer_for
 from support.distributed_backends import TYPES
 from support.marks import LONG
@@ -52,7 +52,7 @@ def test_rewards_and_logs_have_one_entry_for_each_rollout(tiny_policy, tmp_path)
 
 
 def test_rows_are_as_many_as_parts_need(monkeypatch):
-    monkeypatch.setattr("agentic_prompting.trainers.sequences.gather_object", lambda rows: [*rows, 13])
+    monkeypatch.setattr("agentic_prompting.trainers.batch.gather_object", lambda rows: [*rows, 13])
     assert padded_rows(9, 4) == 16 and padded_rows(17, 1) == 17
 
 

@@ -9,7 +9,7 @@ import torch
 
 from agentic_prompting import ScriptedChat
 from agentic_prompting.rollout import BatchEngine
-from agentic_prompting.trainers.trl_batch import LOGP_BOUND, logp_difference
+from agentic_prompting.trainers.loss import LOGP_BOUND, logp_difference
 from support.asking import Asks, Counts
 from support.training import Acts, one_batch, trainer_for
 

@@ -219,7 +219,7 @@ def double(number: int) -> int:
 
 
 def test_tool_calls_and_their_results_are_messages_of_their_own():
-    from agentic_prompting.trainers.trl_batch import completion_of
+    from agentic_prompting.trainers.batch import completion_of
 
     environment = ToolEnvironment([double])
     form = ChatFormat(tokenizer_for("qwen3"), environment.grammar)

@@ -63,18 +63,12 @@ def evaluate(
 
     --config fills a table of systems and tasks, --run asks one trained agent the rows of --dataset.
     """
-    from ..evaluation import EvaluationStopped, compare_runs, differences_table, load_run
+    from ..evaluation import EvaluationStopped, differences_table
 
     if [config, run, compare].count(None) != 2 or (more_seeds and not seeds):
         raise ValueError("say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER")
     if compare is not None:
-        first, second = compare
-        found = compare_runs(load_run(first), load_run(second), (first.name, second.name))
-        if as_json:
-            print(json.dumps({"comparisons": [asdict(one) for one in found]}, ensure_ascii=False))
-        else:
-            show_table(differences_table(found))
-        return 0
+        return _compared(*compare, as_json)
     tracing.start()
     judges = [register_judge(name) for name in judge or ()]
     where = output_dir or (None if run is None else run / "evaluation")
@@ -108,6 +102,17 @@ def evaluate(
     for name, reason in left_out.items():
         say(f"left out: {name}: {reason}")
     print("written to " + ", ".join(str(path) for path in files.values()))
+    return 0
+
+
+def _compared(first: Path, second: Path, as_json: bool) -> int:
+    from ..evaluation import compare_runs, differences_table, load_run
+
+    found = compare_runs(load_run(first), load_run(second), (first.name, second.name))
+    if as_json:
+        print(json.dumps({"comparisons": [asdict(one) for one in found]}, ensure_ascii=False))
+    else:
+        show_table(differences_table(found))
     return 0
 
 

@@ -117,14 +117,7 @@ def evolve(
     path, stopped = None if checkpoint is None else Path(checkpoint), None
     with nullcontext() if path is None else only_writer(path):
         if path is not None and path.exists():
-            load_state(path, evolution.load_state_dict)
-            done, steps = len(evolution.logs), evolution.config.steps
-            if done < steps:
-                logger.warning("the run goes on from %s: %d of %d steps are done", path, done, steps)
-            else:
-                logger.warning(
-                    "%s holds a finished run of %d steps: raise steps= to go on, or begin elsewhere", path, done
-                )
+            _resume(evolution, path)
         logs, population = evolution.logs, evolution.population
         try:
             _run(evolution, on_step, path)
@@ -136,6 +129,15 @@ def evolve(
     if stopped is None and result.nothing_learned:
         logger.warning("nothing was learned: %s", result.nothing_learned)
     return result
+
+
+def _resume(evolution: Evolution, path: Path) -> None:
+    load_state(path, evolution.load_state_dict)
+    done, steps = len(evolution.logs), evolution.config.steps
+    if done < steps:
+        logger.warning("the run goes on from %s: %d of %d steps are done", path, done, steps)
+    else:
+        logger.warning("%s holds a finished run of %d steps: raise steps= to go on, or begin elsewhere", path, done)
 
 
 def _run(evolution: Evolution, on_step: Callable[[StepLog], None] | None, path: Path | None) -> None:

@@ -17,10 +17,11 @@ from typing import Any
 
 from ..rollout import AgentSpec, ChatFormat, Limits, Sample, TagGrammar, as_environment
 from ..sandbox.policy import world_tokenizer
-from ..trainers.ahead import Ahead, RowStream
+from ..trainers.ahead import Ahead
 from ..trainers.batch import Place
 from ..trainers.in_flight import InFlightFile
-from ..trainers.prompts import RowPrompts
+from ..trainers.rows import RowStream
+from ..trainers.source import RowPrompts
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,7 @@ def _played(folder: Path, pace: Pace, layout: str, lead: int, steps: int) -> dic
     decoder = Decoder(pace, layout != "one node", speed, chat_format)
     player: Any = SimpleNamespace(  # on this loop, one process, and no session to open
         policy=decoder, environment=as_environment(Replies(pace)), chat_format=chat_format, limits=Limits(pace.turns),
-        accelerator=SimpleNamespace(process_index=0, num_processes=1), prompt=chat_format.prompt,
-        prompt_ids=lambda row: chat_format.prompt_ids(row["prompt"]), reset=lambda rows: rows,
+        accelerator=SimpleNamespace(process_index=0, num_processes=1), reset=lambda rows: rows,
         run=lambda work, what: loop.run_until_complete(work),
     )  # fmt: skip
     stream = RowStream([{"question": str(i)} for i in range(1024)], seed=0, shuffle=True, groups_per_batch=pace.groups)

@@ -6,26 +6,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .protocol import (
-    Asked,
-    Completion,
-    Dialect,
-    Entry,
-    ToolCall,
-    arguments_of,
-    as_dict,
-    asked_of,
-    check_form,
-    check_offered,
-    event,
-    hosted,
-    limit_of,
-    list_of,
-    logprob_of,
-    role_of,
-    text_of,
-    tool_of,
-)  # fmt: skip
+from . import fields
+from .fields import as_dict, text_of
+from .protocol import Asked, Completion, Dialect, Entry, ToolCall, event
 
 
 class ChatCompletions(Dialect):
@@ -34,33 +17,33 @@ class ChatCompletions(Dialect):
     path = "/chat/completions"
 
     def read(self, body: Any, path: str = "") -> Asked:
-        messages = list_of(body, "messages")
-        check_form(body.get("response_format"), "response_format")
-        check_offered(body, not body.get("top_logprobs"), "top_logprobs")
-        check_offered(body, not body.get("functions"), "functions")
+        messages = fields.list_of(body, "messages")
+        fields.check_form(body.get("response_format"), "response_format")
+        fields.check_offered(body, not body.get("top_logprobs"), "top_logprobs")
+        fields.check_offered(body, not body.get("functions"), "functions")
         given = [as_dict(one) for one in body.get("tools") or ()]
         of_functions = [one for one in given if one.get("type", "function") == "function"]
-        tools = tuple(tool_of(as_dict(one.get("function"))) for one in of_functions)
-        left_out = [hosted(one.get("type")) for one in given if one not in of_functions]
-        return asked_of(
+        tools = tuple(fields.tool_of(as_dict(one.get("function"))) for one in of_functions)
+        left_out = [fields.hosted(one.get("type")) for one in given if one not in of_functions]
+        return fields.asked_of(
             body,
             [self._entry(one) for one in messages],
             tools,
-            limit_of(body, "max_tokens", "max_completion_tokens"),
+            fields.limit_of(body, "max_tokens", "max_completion_tokens"),
             with_usage=bool(as_dict(body.get("stream_options")).get("include_usage")),
             left_out=left_out,
         )
 
     @staticmethod
     def _entry(message: Mapping[str, Any]) -> Entry:
-        functions = [
-            (one.get("id"), as_dict(one.get("function"))) for one in map(as_dict, message.get("tool_calls") or ())
-        ]
-        calls = [
-            ToolCall(str(id or ""), str(one.get("name")), arguments_of(one.get("arguments"))) for id, one in functions
-        ]
+        calls = []
+        for call in map(as_dict, message.get("tool_calls") or ()):
+            one = as_dict(call.get("function"))
+            arguments = fields.arguments_of(one.get("arguments"))
+            calls.append(ToolCall(str(call.get("id") or ""), str(one.get("name")), arguments))
         thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        return Entry(role_of(message.get("role")), text_of(message.get("content")), text_of(thought), tuple(calls))
+        role, text = fields.role_of(message.get("role")), text_of(message.get("content"))
+        return Entry(role, text, text_of(thought), tuple(calls))
 
     def body(self, said: Completion) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": said.text or None if said.calls else said.text}
@@ -117,4 +100,4 @@ def _chat_call(call: ToolCall) -> dict[str, Any]:
 def _chat_logprobs(said: Completion) -> dict[str, Any] | None:
     if said.logprobs is None:
         return None
-    return {"content": [logprob_of(text, value) for text, value in said.logprobs], "refusal": None}
+    return {"content": [fields.logprob_of(text, value) for text, value in said.logprobs], "refusal": None}

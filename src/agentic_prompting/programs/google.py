@@ -8,25 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .protocol import (
-    Asked,
-    Completion,
-    Dialect,
-    Entry,
-    Refusal,
-    ToolCall,
-    arguments_of,
-    as_dict,
-    asked_of,
-    check_form,
-    check_offered,
-    event,
-    limit_of,
-    list_of,
-    object_of,
-    text_of,
-    tool_of,
-)  # fmt: skip
+from . import fields
+from .fields import as_dict, text_of
+from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
 
 _HOSTED = ("google", "codeExecution", "urlContext", "enterpriseWebSearch", "fileSearch")
 _STATUS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED"}
@@ -44,16 +28,16 @@ class Google(Dialect):
 
     def read(self, body: Any, path: str = "") -> Asked:
         body = _with_capitals(as_dict(body).get("generateContentRequest", body))
-        given, config = list_of(body, "contents"), _with_capitals(body.get("generationConfig"))
+        given, config = fields.list_of(body, "contents"), _with_capitals(body.get("generationConfig"))
         streams = ":streamGenerateContent" in path
         if streams and "alt=sse" not in path:
             raise Refusal(400, "A stream is sent as events alone: add `?alt=sse`.", "unsupported_value", "alt")
-        check_offered(body, not body.get("cachedContent"), "cachedContent")
-        check_offered(body, config.get("candidateCount") in (None, 1), "candidateCount")
-        check_offered(body, set(config.get("responseModalities") or ["TEXT"]) <= {"TEXT"}, "responseModalities")
-        check_offered(body, not config.get("responseLogprobs"), "responseLogprobs")
+        fields.check_offered(body, not body.get("cachedContent"), "cachedContent")
+        fields.check_offered(body, config.get("candidateCount") in (None, 1), "candidateCount")
+        fields.check_offered(body, set(config.get("responseModalities") or ["TEXT"]) <= {"TEXT"}, "responseModalities")
+        fields.check_offered(body, not config.get("responseLogprobs"), "responseLogprobs")
         if config.get("responseMimeType", "text/plain") != "text/plain":
-            check_form({"type": config["responseMimeType"]}, "responseMimeType")
+            fields.check_form({"type": config["responseMimeType"]}, "responseMimeType")
         system = body.get("systemInstruction")
         system = _text(_parts(system)) if isinstance(system, dict) else text_of(system)
         entries = [Entry("system", system)] if system else []
@@ -62,7 +46,7 @@ class Google(Dialect):
         for tool in map(_with_capitals, body.get("tools") or ()):
             tools += [_tool(one) for one in map(_with_capitals, tool.pop("functionDeclarations", None) or ())]
             for name in tool:
-                check_offered(body, name.startswith(_HOSTED), f"tools.{name}")
+                fields.check_offered(body, name.startswith(_HOSTED), f"tools.{name}")
             left_out += [*tool]
         calling = _with_capitals(_with_capitals(body.get("toolConfig")).get("functionCallingConfig"))
         mode = str(calling.get("mode") or "AUTO").lower()
@@ -72,13 +56,13 @@ class Google(Dialect):
             "tool_choice": "auto" if mode == "mode_unspecified" else mode,
             **{ours: config[theirs] for theirs, ours in _SAMPLING.items() if theirs in config},
         }  # fmt: skip
-        return asked_of(shared, entries, tools, limit_of(config, "maxOutputTokens"), left_out=left_out)
+        return fields.asked_of(shared, entries, tools, fields.limit_of(config, "maxOutputTokens"), left_out=left_out)
 
     def body(self, said: Completion) -> dict[str, Any]:
         parts: list[dict[str, Any]] = [{"text": said.thought, "thought": True}] if said.thought else []
         parts += [{"text": said.text or ""}] if said.text or not said.calls else []
         for call in said.calls:
-            shown = {"id": call.id, "name": call.name, "args": object_of(call.arguments)}
+            shown = {"id": call.id, "name": call.name, "args": fields.object_of(call.arguments)}
             parts.append({"functionCall": shown})
         parts[-max(1, len(said.calls))]["thoughtSignature"] = said.id  # twice twelve hex digits are base64, too
         read, written = said.prompt_tokens, said.completion_tokens
@@ -133,7 +117,7 @@ def _entries(content: Mapping[str, Any]) -> Iterator[Entry]:
     for part in _parts(content):
         handle = str(part.get("thoughtSignature") or said.handle)
         if (call := part.get("functionCall")) is not None:
-            made = ToolCall(str(call.get("id") or ""), str(call.get("name")), arguments_of(call.get("args")))
+            made = ToolCall(str(call.get("id") or ""), str(call.get("name")), fields.arguments_of(call.get("args")))
             said = replace(said, calls=(*said.calls, made), handle=said.handle or handle)
         elif (result := part.get("functionResponse")) is not None:
             if said.text:
@@ -161,7 +145,7 @@ def _result(result: Mapping[str, Any]) -> str:
 
 
 def _tool(declared: Mapping[str, Any]) -> dict[str, Any]:
-    return tool_of(
+    return fields.tool_of(
         {**declared, "parameters": declared.get("parametersJsonSchema") or _lowered(declared.get("parameters"))}
     )
 

@@ -25,6 +25,7 @@ def keys_of(tools: Sequence[Any], entries: Sequence[Entry]) -> Iterator[bytes]:
 
 
 def key_of(before: bytes, entry: Entry) -> bytes:
+    """The fingerprint of a conversation, from that of the conversation before its last message."""
     if entry.role != "assistant":
         said = f"{entry.role}\0{entry.text.strip()}"
     elif entry.calls:  # some clients drop the text beside calls

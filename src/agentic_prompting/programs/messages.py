@@ -7,27 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .protocol import (
-    Asked,
-    Completion,
-    Dialect,
-    Entry,
-    Refusal,
-    ToolCall,
-    arguments_of,
-    as_dict,
-    asked_of,
-    check_form,
-    check_offered,
-    event,
-    hosted,
-    limit_of,
-    list_of,
-    object_of,
-    role_of,
-    text_of,
-    tool_of,
-)  # fmt: skip
+from . import fields
+from .fields import as_dict, text_of
+from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
 
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -39,26 +21,26 @@ class Messages(Dialect):
     count_path = "/messages/count_tokens"
 
     def read(self, body: Any, path: str = "") -> Asked:
-        given = list_of(body, "messages")
+        given = fields.list_of(body, "messages")
         for name in ("container", "mcp_servers", "context_management"):
-            check_offered(body, not body.get(name), name)
-        check_form(body.get("output_format"), "output_format")
-        check_form(as_dict(body.get("output_config")).get("format"), "output_config.format")
+            fields.check_offered(body, not body.get(name), name)
+        fields.check_form(body.get("output_format"), "output_format")
+        fields.check_form(as_dict(body.get("output_config")).get("format"), "output_config.format")
         entries = [Entry("system", text_of(body["system"]))] if body.get("system") else []
         entries += [entry for message in given for entry in _entries(message)]
         tools, left_out = [], []
         for tool in map(as_dict, body.get("tools") or ()):
             if tool.get("type", "custom") == "custom":
-                tools.append(tool_of({**tool, "parameters": tool.get("input_schema")}))
+                tools.append(fields.tool_of({**tool, "parameters": tool.get("input_schema")}))
             else:
-                left_out.append(hosted(tool["type"]))
+                left_out.append(fields.hosted(tool["type"]))
         choice = as_dict(body.get("tool_choice"))
         shared = {
             **body,
             "stop": body.get("stop_sequences"),
             "tool_choice": choice["type"] if [*choice] == ["type"] and choice["type"] in ("auto", "none") else choice,
         }
-        return asked_of(shared, entries, tools, limit_of(body, "max_tokens"), left_out=left_out)
+        return fields.asked_of(shared, entries, tools, fields.limit_of(body, "max_tokens"), left_out=left_out)
 
     def body(self, said: Completion) -> dict[str, Any]:
         content: list[dict[str, Any]] = []
@@ -67,7 +49,9 @@ class Messages(Dialect):
         if said.text:
             content.append({"type": "text", "text": said.text})
         for call in said.calls:
-            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": object_of(call.arguments)})
+            content.append(
+                {"type": "tool_use", "id": call.id, "name": call.name, "input": fields.object_of(call.arguments)}
+            )
         return {
             "id": f"msg_{said.id}", "type": "message", "role": "assistant", "model": said.model, "content": content,
             "stop_reason": _FINISH[said.finish], "stop_sequence": None,
@@ -118,7 +102,7 @@ def _named(type: str, **more: Any) -> bytes:
 
 def _entries(message: Mapping[str, Any]) -> Iterator[Entry]:
     """A message's blocks: each result of a tool is a message of its own."""
-    role, content = role_of(message.get("role")), message.get("content")
+    role, content = fields.role_of(message.get("role")), message.get("content")
     said, is_open = Entry(role), True
     for block in _blocks(content):
         kind = block.get("type")
@@ -132,7 +116,7 @@ def _entries(message: Mapping[str, Any]) -> Iterator[Entry]:
             thought, handle = said.thought + str(block.get("thinking") or ""), str(block.get("signature") or "")
             said = replace(said, thought=thought, handle=handle or said.handle)
         elif kind == "tool_use":
-            call = ToolCall(str(block.get("id") or ""), str(block.get("name")), arguments_of(block.get("input")))
+            call = ToolCall(str(block.get("id") or ""), str(block.get("name")), fields.arguments_of(block.get("input")))
             said = replace(said, calls=(*said.calls, call))
         else:
             said = replace(said, text=said.text + text_of([block]))

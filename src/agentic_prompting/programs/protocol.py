@@ -2,8 +2,7 @@
 `messages.py`, `google.py`).
 
 A [`Dialect`] reads a request ([`Asked`]) and writes a [`Completion`], as one JSON body or as server-sent events. Code
-behind it does not know which dialect a client speaks. Here are also the parts that all dialects read in the same way,
-and OpenAI's form of an error ([`Refusal`]).
+behind it does not know which dialect a client speaks. Here is also OpenAI's form of an error ([`Refusal`]).
 """
 
 from __future__ import annotations
@@ -16,17 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
-
-_ROLES: dict[Any, Role] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
-    "function": "tool",
-}  # fmt: skip
-_TEXT_PARTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal")
-_HOSTED = (
-    "web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "image_generation", "mcp",
-    "tool_search",
-)  # fmt: skip
-_SAMPLING = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "logit_bias", "seed")
 
 
 class Refusal(Exception):
@@ -191,145 +179,6 @@ class Dialect(ABC):
         raise NotImplementedError
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def asked_of(
-    body: Any,
-    entries: Sequence[Entry],
-    tools: Any,
-    limit: int | None,
-    with_usage: bool = False,
-    left_out: Sequence[str] = (),
-) -> Asked:
-    """What the dialects call the same. `left_out` are the tools that are not offered to the policy."""
-    check_offered(body, body.get("n") in (None, 1), "n")
-    stops = body.get("stop") or ()
-    stops = (stops,) if isinstance(stops, str) else stops
-    if not isinstance(stops, list | tuple) or not all(isinstance(one, str) for one in stops):
-        raise Refusal(400, "`stop` must be a text or a list of texts.", "invalid_value", "stop")
-    choice = body.get("tool_choice")
-    ignored = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    ignored |= {"tool_choice": choice} if choice not in (None, {}, "auto", "none") else {}
-    ignored |= {"tools": ", ".join(left_out)} if left_out else {}
-    return Asked(
-        model=str(body.get("model") or ""),
-        entries=tuple(entries),
-        tools=tuple(tools),
-        may_call=choice != "none",
-        stops=tuple(filter(None, stops)),
-        max_tokens=limit,
-        logprobs=bool(body.get("logprobs")),
-        stream=bool(body.get("stream")),
-        with_usage=with_usage,
-        ignored=ignored,
-    )
-
-
-def check_offered(body: Any, is_offered: bool, name: str) -> None:
-    if not is_offered:
-        raise Refusal(400, f"`{name}` is not supported here: leave it out.", "unsupported_value", name)
-
-
-def check_form(form: Any, name: str) -> None:
-    """Refuse a reply in a form that only constrained decoding could promise.
-
-    The policy's gradient is that of its own distribution. Tokens drawn under a grammar have another one, which the
-    trainer's log-probabilities do not know.
-    """
-    if as_dict(form).get("type", "text") != "text":
-        what = f"`{name}` is not supported: the policy samples without constraints, as it is trained."
-        instead = (
-            "Ask for JSON in the prompt or as a tool's arguments, and name what broken JSON raises in `mistakes=`."
-        )
-        raise Refusal(400, f"{what} {instead}", "unsupported_value", name)
-
-
-def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
-    limits = [body[name] for name in names if body.get(name) is not None]
-    if any(not isinstance(limit, int) or limit < 1 for limit in limits):
-        raise Refusal(400, f"`{names[0]}` must be a whole number above 0.", "invalid_value", names[0])
-    return min(limits, default=None)
-
-
-def role_of(role: Any) -> Role:
-    if role not in _ROLES:
-        raise Refusal(400, f"A message has the role {role!r}; there are {', '.join(_ROLES)}.", "invalid_value")
-    return _ROLES[role]
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content, which may be a list of parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for part in content if isinstance(content, list) else [content]:
-        if not isinstance(part, dict) or part.get("type", "text") not in _TEXT_PARTS:
-            raise Refusal(
-                400, f"A message holds {as_dict(part).get('type')!r}, and the policy reads text alone.", "invalid_value"
-            )
-        texts.append(str(part.get("text") or part.get("refusal") or ""))
-    return "".join(texts)
-
-
-def arguments_of(given: Any) -> str:
-    return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
-
-
-def object_of(arguments: str) -> dict[str, Any]:
-    """Arguments where a dialect takes an object only: an empty one if the policy wrote none."""
-    try:
-        return as_dict(json.loads(arguments or "{}"))
-    except (ValueError, RecursionError):
-        return {}
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def list_of(body: Any, name: str) -> list[dict[str, Any]]:
-    """The messages of a request."""
-    given = as_dict(body).get(name)
-    if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
-        raise Refusal(400, f"`{name}` must be a list of messages.", "invalid_value", name)
-    return given
-
-
-def hosted(kind: Any) -> str:
-    """The type of a tool that its vendor would run. No vendor is here, so it is not offered to the policy.
-
-    Raises:
-        [`Refusal`]: The client itself runs tools of that type, and the request does not say how they are called.
-    """
-    if not str(kind).startswith(_HOSTED):
-        what = f"Tools of the type {kind!r} are not supported here: give the agent a function in its place."
-        raise Refusal(400, what, "unsupported_value", "tools")
-    return str(kind)
-
-
-def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
-    name, described = function.get("name"), function.get("description") or ""
-    if not isinstance(name, str) or not name:
-        raise Refusal(400, "A tool has no name.", "invalid_value", "tools")
-    shown = {"name": name, "description": described, "parameters": function.get("parameters") or {}}
-    return {"type": "function", "function": shown}
-
-
-def as_dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-# --- writing ---------------------------------------------------------------------------------------------------------
-
-
 def event(data: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"
-
-
-def logprob_of(text: str, value: float) -> dict[str, Any]:
-    return {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}

@@ -8,26 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .protocol import (
-    Asked,
-    Completion,
-    Dialect,
-    Entry,
-    Refusal,
-    ToolCall,
-    arguments_of,
-    as_dict,
-    asked_of,
-    check_form,
-    check_offered,
-    event,
-    hosted,
-    limit_of,
-    logprob_of,
-    role_of,
-    text_of,
-    tool_of,
-)  # fmt: skip
+from . import fields
+from .fields import as_dict, text_of
+from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, event
 
 
 class Responses(Dialect):
@@ -40,17 +23,17 @@ class Responses(Dialect):
         if not isinstance(given, str | list) or not given:
             raise Refusal(400, "`input` must be a text or a list of items.", "invalid_value", "input")
         for name in ("previous_response_id", "conversation", "background", "prompt"):
-            check_offered(body, not body.get(name), name)
-        check_form(as_dict(body.get("text")).get("format"), "text.format")
-        check_offered(body, not body.get("top_logprobs"), "top_logprobs")
+            fields.check_offered(body, not body.get(name), name)
+        fields.check_form(as_dict(body.get("text")).get("format"), "text.format")
+        fields.check_offered(body, not body.get("top_logprobs"), "top_logprobs")
         instructions = body.get("instructions")
         entries = [Entry("system", text_of(instructions))] if instructions else []
         entries += [Entry("user", given)] if isinstance(given, str) else _entries(given)
         logprobs = "message.output_text.logprobs" in (body.get("include") or ())
         left_out: list[str] = []
         tools = list(_response_tools(body.get("tools") or (), left_out))
-        limit = limit_of(body, "max_output_tokens")
-        asked = asked_of({**body, "logprobs": logprobs}, entries, tools, limit, left_out=left_out)
+        limit = fields.limit_of(body, "max_output_tokens")
+        asked = fields.asked_of({**body, "logprobs": logprobs}, entries, tools, limit, left_out=left_out)
         return replace(asked, custom=frozenset(tool["function"]["name"] for tool in tools if tool.pop("custom", False)))
 
     def body(self, said: Completion) -> dict[str, Any]:
@@ -85,7 +68,7 @@ class Responses(Dialect):
             summary = [{"type": "summary_text", "text": said.thought}]
             items.append({"type": "reasoning", "id": f"rs_{said.id}", "summary": summary, "encrypted_content": said.id})
         if said.text or not said.calls:
-            logprobs = [logprob_of(text, value) for text, value in said.logprobs or ()]
+            logprobs = [fields.logprob_of(text, value) for text, value in said.logprobs or ()]
             part = {"type": "output_text", "text": said.text or "", "annotations": [], "logprobs": logprobs}
             head = {"type": "message", "id": f"msg_{said.id}", "role": "assistant", "status": "completed"}
             items.append({**head, "content": [part]})
@@ -118,15 +101,15 @@ def _response_tools(tools: Sequence[Any], left_out: list[str]) -> Iterator[dict[
     """Functions and custom tools, those inside of namespaces as well. Tools that OpenAI itself runs are left out."""
     for tool in map(as_dict, tools):
         if tool.get("type") == "function":
-            yield tool_of(tool)
+            yield fields.tool_of(tool)
         elif tool.get("type") == "custom":
             text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-            yield {**tool_of({**tool, "parameters": text}), "custom": True}
+            yield {**fields.tool_of({**tool, "parameters": text}), "custom": True}
         elif tool.get("type") == "namespace":
             left_out.append(f"namespace {tool.get('name')}, without its name")
             yield from _response_tools(tool.get("tools") or (), left_out)
         else:
-            left_out.append(hosted(tool.get("type")))
+            left_out.append(fields.hosted(tool.get("type")))
 
 
 def _entries(items: Sequence[Any]) -> list[Entry]:
@@ -135,32 +118,32 @@ def _entries(items: Sequence[Any]) -> list[Entry]:
     for item in items:
         if not isinstance(item, dict):
             raise Refusal(400, "An item of `input` is no object.", "invalid_value", "input")
-        kind, last = item.get("type", "message"), entries[-1] if entries else Entry("user")
-        open_reply = last if last.role == "assistant" else None
-        if kind == "message" and item.get("role") != "assistant":
-            entries.append(Entry(role_of(item.get("role")), text_of(item.get("content"))))
-        elif kind in ("function_call_output", "custom_tool_call_output"):
-            output = item.get("output")
-            entries.append(Entry("tool", text_of(output) if isinstance(output, str | list) else json.dumps(output)))
-        elif kind == "reasoning":
-            thought = text_of(item.get("content")) or text_of(item.get("summary"))
-            entries.append(Entry("assistant", thought=thought, handle=str(item.get("encrypted_content") or "")))
-        elif kind == "message":
-            if open_reply is None or open_reply.calls:
-                open_reply = Entry("assistant")
-                entries.append(open_reply)
-            entries[-1] = replace(open_reply, text=open_reply.text + text_of(item.get("content")))
-        elif kind in ("function_call", "custom_tool_call"):
-            custom = kind == "custom_tool_call"
-            arguments = json.dumps({"input": item.get("input")}) if custom else arguments_of(item.get("arguments"))
-            call = ToolCall(str(item.get("call_id") or ""), str(item.get("name")), arguments, custom)
-            if open_reply is None:
-                open_reply = Entry("assistant")
-                entries.append(open_reply)
-            entries[-1] = replace(open_reply, calls=(*open_reply.calls, call))
+        new, last = _entry(item), entries[-1] if entries else Entry("user")
+        begins = item.get("type") == "reasoning" or (last.calls and not new.calls)
+        if new.role == last.role == "assistant" and not begins:
+            entries[-1] = replace(last, text=last.text + new.text, calls=(*last.calls, *new.calls))
         else:
-            raise Refusal(400, f"`input` holds an item {kind!r}, which is not supported here.", "unsupported_value")
+            entries.append(new)
     return entries
+
+
+def _entry(item: dict[str, Any]) -> Entry:
+    """One item as a message, or as a part of one."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        return Entry(fields.role_of(item.get("role")), text_of(item.get("content")))
+    if kind == "reasoning":
+        thought = text_of(item.get("content")) or text_of(item.get("summary"))
+        return Entry("assistant", thought=thought, handle=str(item.get("encrypted_content") or ""))
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        output = item.get("output")
+        return Entry("tool", text_of(output) if isinstance(output, str | list) else json.dumps(output))
+    if kind in ("function_call", "custom_tool_call"):
+        custom = kind == "custom_tool_call"
+        arguments = json.dumps({"input": item.get("input")}) if custom else fields.arguments_of(item.get("arguments"))
+        call = ToolCall(str(item.get("call_id") or ""), str(item.get("name")), arguments, custom)
+        return Entry("assistant", calls=(call,))
+    raise Refusal(400, f"`input` holds an item {kind!r}, which is not supported here.", "unsupported_value")
 
 
 def _value(text: str) -> Any:

@@ -23,8 +23,9 @@ from typing import Any
 
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed, sample_turn
+from .fields import is_json
 from .matching import key_of, keys_of, plain
-from .protocol import Asked, Completion, Entry, Refusal, is_json
+from .protocol import Asked, Completion, Entry, Refusal
 from .rendering import Renderer, read_turn
 
 logger = logging.getLogger(__name__)

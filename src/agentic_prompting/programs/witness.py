@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .fields import arguments_of, as_dict, is_json, text_of
 from .matching import canonical, plain
-from .protocol import Entry, ToolCall, arguments_of, as_dict, is_json, text_of
+from .protocol import Entry, ToolCall
 from .session import Call
 
 _Key = tuple[Any, ...]

@@ -216,10 +216,9 @@ class _Object(Environment):
         return getattr(self.adapted, name)
 
 
-for _name in ("step", "grammar", "prompt_template", "chat_template_kwargs", "play_episode", "reset", "check"):
-    setattr(_Object, _name, _forwarded(_name))
-for _name in ("charge_to", "state_dict", "load_state_dict", "close"):
-    setattr(_Object, _name, _forwarded(_name))
+for _name in vars(Environment):
+    if not _name.startswith("_") and _name not in vars(_Object):
+        setattr(_Object, _name, _forwarded(_name))
 
 
 def as_environment(thing: Any) -> Environment | None:

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from accelerate.utils import gather_object
 
 from ..llm import run
 from ..llm.guard import contain
-from ..rollout import Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed
+from ..rollout import AgentSpec, Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed
 from .batch import Batch, Place
-from .in_flight import EpisodeLog, InFlightFile, length_of
+from .config import MultiTurnGRPOConfig
+from .in_flight import EpisodeLog, InFlightFile, identity_of, length_of, policy_fingerprint
 from .player import Player
-from .prompts import Prompts
+from .rows import RowStream
+from .source import Prompts
 from .stopping import TrainingStopped
 
 
@@ -60,30 +63,6 @@ class Group:
     def start_record(self) -> dict[str, Any]:
         """How the group was started, as plain JSON."""
         return {"group": self.number, "update": self.update, "prompts": self.prompts, "metadata": self.metadata}
-
-
-@dataclass(frozen=True)
-class RowStream:
-    """The rows of a run in the order in which TRL's sampler deals them out, as many epochs as are needed.
-
-    Args:
-        rows (`Sequence`): The training rows.
-        seed (`int`): The run's seed.
-        shuffle (`bool`): Whether each epoch has an order of its own.
-        groups_per_batch (`int`): Rows of a batch, all processes together. The rest of an epoch is left out, as by TRL.
-    """
-
-    rows: Sequence[Any]
-    seed: int
-    shuffle: bool
-    groups_per_batch: int
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        epoch, place = divmod(number, len(self.rows) // self.groups_per_batch * self.groups_per_batch)
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(self.seed + epoch)
-            place = int(torch.randperm(len(self.rows), generator=generator)[place])
-        return dict(self.rows[place])
 
 
 class Ahead:
@@ -183,9 +162,10 @@ class Ahead:
         metadata = kept.get("metadata") or [self.prompts.metadata(i, training=True) for i in indices]
         prompts = kept.get("rendered") or [self.prompts.messages(row, one) for one in metadata]
         seed, batch = self.rows.seed, f"{self.rows.seed}.lead.{number // self.rows.groups_per_batch}"
-        rendered = self.player.reset([{**row, "prompt": self.player.prompt(messages)} for messages in prompts])
+        form = self.player.chat_format
+        rendered = self.player.reset([{**row, "prompt": form.prompt(messages)} for messages in prompts])
         rollouts = [
-            Rollout(self.player.prompt_ids(one), one, rollout_seed(seed, "group", number, i), batch, number)
+            Rollout(form.of(one).prompt_ids(one["prompt"]), one, rollout_seed(seed, "group", number, i), batch, number)
             for i, one in enumerate(rendered)
         ]
         episodes = [self._episode(number, i, kept.get("episodes", {}).get(i, {})) for i in indices]
@@ -341,6 +321,38 @@ class Ahead:
             if not (waits and task in self._asking):
                 task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def ahead_of(
+    args: MultiTurnGRPOConfig,
+    rows: Any,
+    prompts: Prompts,
+    player: Player,
+    spec: AgentSpec,
+    model: torch.nn.Module,
+    resumes: bool,
+    updates_now: Callable[[], int],
+    log: Callable[[Mapping[str, float]], None],
+) -> Ahead:
+    """An [`Ahead`] as a run's settings describe it. A resumed run goes on with the groups in flight, those that were
+    written to `output_dir/in_flight` after the checkpoint among them.
+
+    Raises:
+        `ValueError`: A process cannot hold whole groups.
+    """
+    repeats, own = prompts.rollouts_per_row, args.per_device_train_batch_size * args.steps_per_generation
+    if own % repeats or not hasattr(rows, "__len__"):
+        raise ValueError(
+            f"with async_lead > 0 each process must hold whole groups of rows that can be counted: make "
+            f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
+            "stream train_dataset"
+        )
+    path = Path(args.output_dir, "in_flight", f"{args.process_index:05d}.jsonl")
+    identity = identity_of(spec, player.limits, player.environment, repeats, args)
+    file = InFlightFile(path, identity, policy_fingerprint(model), resumes)
+    stream = RowStream(rows, args.seed, args.shuffle_dataset, args.generation_batch_size // repeats)
+    assert args.max_staleness is not None  # set where `async_lead` is
+    return Ahead(stream, prompts, player, file, args.async_lead, args.max_staleness, updates_now, log)
 
 
 class _Clock:

@@ -6,15 +6,19 @@ hand as one object, and every hook reads from it what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 import torch
+from accelerate.utils import gather_object
 from torch.nn.utils.rnn import pad_sequence
 
-from ..rollout import Rollout, TokenSequence, rollout_seed
-from .sequences import filler, sequences_of
+from ..rollout import Grammar, Rollout, TextFormat, TokenSequence, rollout_seed
 
 
 @dataclass(frozen=True)
@@ -133,3 +137,83 @@ class Batch:
             known = sequence.logprobs or []
             row[: len(known)] = torch.tensor(known)
         return {"sampler_logps": logps.to(completion_ids.device), "sampled_at": torch.tensor(self.place.step)}
+
+
+# --- rows for TRL ----------------------------------------------------------------------------------------------------
+
+
+def sequences_of(rollout: Rollout) -> list[TokenSequence]:
+    """The rows of a rollout: those of its sequences that have a token in the loss; at least one row."""
+    if rollout.status == "failed" or not rollout.others:
+        return [rollout]
+    return [one for one in rollout.sequences if any(one.mask)] or [rollout]
+
+
+def padded_rows(rows: int, parts: int) -> int:
+    """As many rows as the process with the most needs, in equal parts: TRL gathers lengths from all processes by row,
+    cuts a batch into so many parts, and drops what is left over. Called on every process."""
+    most = max(gather_object([rows]))
+    return -(-most // parts) * parts
+
+
+def filler(end_ids: Sequence[int]) -> TokenSequence:
+    """A row without a token in the loss."""
+    return TokenSequence([end_ids[0]], ids=[end_ids[0]], mask=[0], logprobs=[0.0])
+
+
+# --- completions for reward functions --------------------------------------------------------------------------------
+
+
+def completion_of(rollout: Rollout, form: TextFormat) -> Any:
+    """The rollout as TRL's reward functions get a completion.
+
+    Args:
+        rollout ([`Rollout`]): Finished; its row has the `prompt` that it began with.
+        form ([`TextFormat`]): How it became tokens.
+
+    Returns:
+        `str` for a prompt that is text: everything after it. Else `list[dict]`: a message for each turn of the agent
+        (`assistant`, with its `tool_calls` if it made some) and for each observation between them (`tool` with the
+        `name` of the tool, or `user`).
+    """
+    decode = partial(form.tokenizer.decode, skip_special_tokens=True)
+    if isinstance(rollout.row["prompt"], str):
+        return decode(rollout.ids)
+    # A turn is a run of the agent's own tokens: the chat template's stand between two of them.
+    runs = groupby(zip(rollout.mask, rollout.ids, strict=True), key=itemgetter(0))
+    spoken = [decode([token for _, token in run]) for own, run in runs if own]
+    messages: list[dict[str, Any]] = []
+    for number, text in enumerate(spoken):
+        calls = tool_calls(rollout.turns[number].text, form.grammar)
+        messages.append({"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})})
+        if number + 1 < len(spoken):  # what came after the last turn is not in the rollout's tokens
+            messages += _heard(rollout.observations[number].text, calls, form.grammar)
+    return messages
+
+
+def completions_of(rollouts: Sequence[Rollout], given: Sequence[Any], form: TextFormat) -> list[Any]:
+    """The completions of a batch for reward functions: those that TRL has `given`, but for conversations of several
+    turns, which TRL takes for one message."""
+    both = zip(rollouts, given, strict=True)
+    return [one if isinstance(one, str) or len(r.turns) < 2 else completion_of(r, form.of(r.row)) for r, one in both]
+
+
+def tool_calls(text: str, grammar: Grammar) -> list[dict[str, Any]]:
+    """The calls in a turn of a grammar that has them, as chat templates take them; of a broken one its text."""
+    calls = []
+    for body in getattr(grammar, "bodies", lambda text: [])(text):
+        try:
+            function = {"name": json.loads(body)["name"], "arguments": json.loads(body).get("arguments", {})}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            function = {"name": "", "arguments": body}
+        calls.append({"type": "function", "function": function})
+    return calls
+
+
+def _heard(text: str, calls: Sequence[Mapping[str, Any]], grammar: Grammar) -> list[dict[str, Any]]:
+    """An observation as messages: one for each call, or what a user says."""
+    if not calls:
+        return [{"role": "user", "content": text}]
+    results = text.split(getattr(grammar, "separator", "")) if len(calls) > 1 else [text]
+    names = (call["function"]["name"] for call in calls)
+    return [{"role": "tool", "name": name, "content": one} for name, one in zip(names, results, strict=False)]

@@ -251,12 +251,12 @@ class LiveView(TrainerCallback):
     def show(self, mode: str, rollouts: Sequence[Rollout], rewards: Sequence[Sequence[float]]) -> None:
         """Keep a few of this process's rollouts of a `train` or `eval` batch, spread over it, with their rewards by
         reward function (NaN where it has none)."""
-        if self._wanted():
+        if self.is_wanted():
             chosen = range(0, len(rollouts), max(1, len(rollouts) // TRAJECTORIES))[:TRAJECTORIES]
             self._latest = mode, [self._row(rollouts[place], rewards[place]) for place in chosen]
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or not self._wanted():
+        if not state.is_world_process_zero or not self.is_wanted():
             return
         latest, self._latest = self._latest, None
         if latest is not None and latest[1]:
@@ -285,7 +285,8 @@ class LiveView(TrainerCallback):
             else:
                 self._send("picture", "evolution/tree", png, step)
 
-    def _wanted(self) -> bool:
+    def is_wanted(self) -> bool:
+        """Whether a tracker of the run takes tables, and has not failed."""
         return bool({name for name, *_ in _TRACKERS.values()} & set(self.report_to) - self._broken)
 
     def _send(self, what: str, *content: Any) -> None:

@@ -49,7 +49,7 @@ class Staging:
 
 
 @contextmanager
-def saved_whole(trainer: Trainer, staging: Staging, run: Path) -> Iterator[Path]:
+def saved_whole(trainer: Trainer, staging: Staging, run: Path, push: Callable[[str], Any]) -> Iterator[Path]:
     """Around `_save_checkpoint`: gives the folder being filled, and makes it the checkpoint at the end.
 
     Called on every process. While it lasts, the trainer's `_get_output_dir` must give `staging.folder`. If the body
@@ -59,6 +59,7 @@ def saved_whole(trainer: Trainer, staging: Staging, run: Path) -> Iterator[Path]
         trainer (`Trainer`): Whose checkpoint.
         staging ([`Staging`]): Set while it lasts.
         run (`Path`): The run's folder.
+        push (`Callable`): Uploads the finished checkpoint, where `args.push_to_hub` says so.
     """
     name = f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
     filled, final = run / STAGING / name, run / name
@@ -88,7 +89,7 @@ def saved_whole(trainer: Trainer, staging: Staging, run: Path) -> Iterator[Path]
         # By step, never by the clock: it may have been set back, or be another node's, or that of a copy.
         rotate_checkpoints(str(run), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
     if pushes:
-        trainer._push_from_checkpoint(str(final))
+        push(str(final))
 
 
 def _move(filled: Path, final: Path) -> None:

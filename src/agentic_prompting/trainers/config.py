@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from trl import GRPOConfig
 
 from ..evolution import ESPLSettings
 from ..evolution.population import one_of
+from ..evolution.settings import setting
 from ..rollout import Limits
 
 MODES = ("joint", "rl", "evolution", "reflection", "alternating")
-
-
-def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass
@@ -75,27 +72,25 @@ class MultiTurnGRPOConfig(GRPOConfig):
         `ValueError`: If a limit is below 1, a share is outside [0, 1], or a value would be ignored.
     """
 
-    max_turns: int = _setting(5, "Turns of the agent, the answering one included.")
-    max_turn_tokens: int = _setting(1024, "Tokens of one turn.")
-    max_context: int | None = _setting(None, "Tokens of prompt and response together.")
-    stop_at_tags: bool = _setting(True, "End a turn right after a closing request or answer tag.")
-    max_failed_share: float = _setting(0.5, "Stop when more than this share of recent rollouts failed.")
-    failure_window: int = _setting(3, "Batches that max_failed_share looks at.")
-    budget_usd: float | None = _setting(None, "What the job may spend on large LLMs, in US $.")
-    budget_tokens: int | None = _setting(None, "What the job may spend, in tokens.")
-    vllm_sync: str = _setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
-    prefix_cache_mb: float = _setting(1024.0, "Keys and values to keep between turns, in MB.")
-    async_lead: float = _setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
-    max_staleness: int | None = _setting(None, "Updates between a group's start and its use at most.")
-    environment_ratio: dict[str, float] | str | None = _setting(
-        None, "Several environments: the share of rows of each."
-    )
-    environment_limits: dict[str, dict[str, int]] | str | None = _setting(None, "Several environments: own limits.")
-    traces: bool = _setting(False, "Send OpenTelemetry spans.")
-    trace_content: bool = _setting(False, "Put texts into the spans, too.")
-    check_environment: bool = _setting(True, "Ask the environment once before training.")
-    overwrite: bool = _setting(False, "Move another run in output_dir to a folder beside it, and begin anew.")
-    rollouts_max_mb: float = _setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
+    max_turns: int = setting(5, "Turns of the agent, the answering one included.")
+    max_turn_tokens: int = setting(1024, "Tokens of one turn.")
+    max_context: int | None = setting(None, "Tokens of prompt and response together.")
+    stop_at_tags: bool = setting(True, "End a turn right after a closing request or answer tag.")
+    max_failed_share: float = setting(0.5, "Stop when more than this share of recent rollouts failed.")
+    failure_window: int = setting(3, "Batches that max_failed_share looks at.")
+    budget_usd: float | None = setting(None, "What the job may spend on large LLMs, in US $.")
+    budget_tokens: int | None = setting(None, "What the job may spend, in tokens.")
+    vllm_sync: str = setting("nccl", "How weights reach a vLLM server: nccl (TRL's), adapter (LoRA), or disk.")
+    prefix_cache_mb: float = setting(1024.0, "Keys and values to keep between turns, in MB.")
+    async_lead: float = setting(0.0, "Steps' worth of groups to play ahead; 0: on-policy.")
+    max_staleness: int | None = setting(None, "Updates between a group's start and its use at most.")
+    environment_ratio: dict[str, float] | str | None = setting(None, "Several environments: the share of rows of each.")
+    environment_limits: dict[str, dict[str, int]] | str | None = setting(None, "Several environments: own limits.")
+    traces: bool = setting(False, "Send OpenTelemetry spans.")
+    trace_content: bool = setting(False, "Put texts into the spans, too.")
+    check_environment: bool = setting(True, "Ask the environment once before training.")
+    overwrite: bool = setting(False, "Move another run in output_dir to a folder beside it, and begin anew.")
+    rollouts_max_mb: float = setting(1024.0, "Size limit of output_dir/rollouts in MB; 0: none.")
 
     def __post_init__(self):
         self.limits()  # raises for a limit below 1, before TRL looks at anything
@@ -187,20 +182,20 @@ class PromptR1Config(MultiTurnGRPOConfig):
             `"strict"`; see [`prompt_r1_score`].
     """
 
-    gate: str = _setting("paper", "Format reward: 'paper' (eq 10) or 'strict'.")
-    learning_rate: float = _setting(1e-6, "Table 6.")
-    beta: float = _setting(0.001, "KL coefficient (eq 15; value from the released script).")
-    use_bias_correction_kl: bool = _setting(False, "eq 15 has the KL term without a ratio.")
-    epsilon: float = _setting(0.2, "Clip range (eq 15).")
-    loss_type: str = _setting("grpo", "Mean over a trajectory's own tokens (eq 15).")
-    scale_rewards: str = _setting("group", "Advantages standardised in the group (eq 14).")
-    num_generations: int = _setting(5, "Rollouts per question (Table 6).")
-    num_train_epochs: float = _setting(1.0, "Table 6.")
-    max_completion_length: int | None = _setting(8192, "Whole response, tokens (Table 6).")
-    max_context: int | None = _setting(8192, "Prompt and response, tokens (Table 6).")
+    gate: str = setting("paper", "Format reward: 'paper' (eq 10) or 'strict'.")
+    learning_rate: float = setting(1e-6, "Table 6.")
+    beta: float = setting(0.001, "KL coefficient (eq 15; value from the released script).")
+    use_bias_correction_kl: bool = setting(False, "eq 15 has the KL term without a ratio.")
+    epsilon: float = setting(0.2, "Clip range (eq 15).")
+    loss_type: str = setting("grpo", "Mean over a trajectory's own tokens (eq 15).")
+    scale_rewards: str = setting("group", "Advantages standardised in the group (eq 14).")
+    num_generations: int = setting(5, "Rollouts per question (Table 6).")
+    num_train_epochs: float = setting(1.0, "Table 6.")
+    max_completion_length: int | None = setting(8192, "Whole response, tokens (Table 6).")
+    max_context: int | None = setting(8192, "Prompt and response, tokens (Table 6).")
     # Two questions' groups: divisible by num_generations on any number of processes, and small enough to begin with.
-    per_device_train_batch_size: int = _setting(10, "Rollouts per device and backward pass.")
-    per_device_eval_batch_size: int = _setting(10, "Rollouts per device in evaluation.")
+    per_device_train_batch_size: int = setting(10, "Rollouts per device and backward pass.")
+    per_device_eval_batch_size: int = setting(10, "Rollouts per device in evaluation.")
 
 
 @dataclass
@@ -233,23 +228,23 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
         `ValueError`: If a value is out of range, or M·N does not divide the generation batch; says what would work.
     """
 
-    mode: str = _setting("joint", f"One of {', '.join(MODES)}.")
-    phase_steps: int = _setting(10, "Steps of a phase of mode alternating.")
-    distill_epochs: float = _setting(0.0, "In the end, distil the best prompt into the weights: epochs.")
-    baseline: str = _setting("normal", "normal (eq 1-2) or marginalize.")
-    reflector: str = _setting("reference", "Who reflects: reference, or policy.")
-    evolution_lag: int = _setting(1, "Batches that a child joins later; 0: exact algorithm.")
-    reflection_timeout: float = _setting(1800.0, "Seconds that the reference LLM may take for one batch.")
+    mode: str = setting("joint", f"One of {', '.join(MODES)}.")
+    phase_steps: int = setting(10, "Steps of a phase of mode alternating.")
+    distill_epochs: float = setting(0.0, "In the end, distil the best prompt into the weights: epochs.")
+    baseline: str = setting("normal", "normal (eq 1-2) or marginalize.")
+    reflector: str = setting("reference", "Who reflects: reference, or policy.")
+    evolution_lag: int = setting(1, "Batches that a child joins later; 0: exact algorithm.")
+    reflection_timeout: float = setting(1800.0, "Seconds that the reference LLM may take for one batch.")
 
-    learning_rate: float = _setting(4e-5, "Appendix A, with LoRA of rank 32.")
-    lr_scheduler_type: str = _setting("constant", "Algorithm 1's step size does not change.")
-    adam_beta2: float = _setting(0.95, "Appendix A.")
-    beta: float = _setting(0.0, "No KL term with LoRA.")
-    scale_rewards: str = _setting("none", "eq 1-2 do not divide by a deviation.")
+    learning_rate: float = setting(4e-5, "Appendix A, with LoRA of rank 32.")
+    lr_scheduler_type: str = setting("constant", "Algorithm 1's step size does not change.")
+    adam_beta2: float = setting(0.95, "Appendix A.")
+    beta: float = setting(0.0, "No KL term with LoRA.")
+    scale_rewards: str = setting("none", "eq 1-2 do not divide by a deviation.")
     # The sum over a rollout's tokens, as Algorithm 1's log-likelihood, up to the constant factor of its length limit.
-    loss_type: str = _setting("dr_grpo", "Sum over tokens, divided by a constant.")
-    per_device_train_batch_size: int = _setting(15, "One problem: M·N rollouts.")
-    gradient_accumulation_steps: int = _setting(10, "b = 10 problems a batch.")
+    loss_type: str = setting("dr_grpo", "Sum over tokens, divided by a constant.")
+    per_device_train_batch_size: int = setting(15, "One problem: M·N rollouts.")
+    gradient_accumulation_steps: int = setting(10, "b = 10 problems a batch.")
 
     def __post_init__(self):
         one_of("mode", self.mode, MODES)
@@ -294,10 +289,6 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
     def evolves(self) -> bool:
         """Whether prompts have children."""
         return self.mode != "rl"
-
-    @property
-    def trains_weights(self) -> bool:
-        return self.mode in ("joint", "rl", "alternating")
 
     def mode_at(self, step: int) -> str:
         """The mode of a training step, counted from 0: the run's, or that of the phase."""

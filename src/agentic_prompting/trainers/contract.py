@@ -68,15 +68,11 @@ CONTRACT = (
     Part("_calculate_rewards", "inputs prompts completions completion_ids_list"),
     Part("_compute_loss", "model inputs"),
     Part("_get_per_token_logps_and_entropies", _SCORE),
-    Part("_prepare_inputs", "generation_batch"),
     Part("_get_train_sampler", "dataset"),
-    Part("_save", "output_dir state_dict"),
     Part("_save_checkpoint", "model trial"),
     Part("_get_output_dir", "trial"),
-    Part("_load_optimizer_and_scheduler", "checkpoint"),
     Part("_run_epoch"),
     Part("_push_from_checkpoint", "checkpoint_folder"),
-    Part("_tag_names"),
     # Methods that are called.
     Part("_generate_single_turn", "prompt_ids images multimodal_fields num_generations"),
     # Where a run stands, for an exact resume.
@@ -85,8 +81,6 @@ CONTRACT = (
     Part("_metrics"),
     Part("_tr_loss"),
     Part("_globalstep_last_logged"),
-    Part("_current_train_step_time"),
-    Part("current_gradient_accumulation_steps"),
     Part("control"),
     # The arguments that it was made of.
     Part("num_generations"),
@@ -101,12 +95,10 @@ CONTRACT = (
     Part("use_vllm"),
     Part("vllm_generation"),
     Part("_last_loaded_step"),
-    Part("_dist"),
     Part("trl.generation.vllm_generation.VLLMGeneration", "model accelerator processing_class mode"),
     Part("trl.trainer.grpo_trainer"),
     # Functions.
     Part("trl.models.unwrap_model_for_generation", "model accelerator gather_deepspeed3_params"),
-    Part("trl.trainer.utils.RepeatSampler", "data_source mini_repeat_count batch_size repeat_count shuffle seed"),
 )
 """Every undocumented part of TRL (and of transformers' `Trainer` under it) that this room uses."""
 

@@ -37,10 +37,10 @@ from ..records import atomic_write
 from ..rollout import AgentSpec, Environment, Rollout, transcript
 from .batch import Batch
 from .config import ESPLConfig
-from .distillation import imitate_without
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 from .population_prompts import PopulationPrompts
 from .reflecting import PolicyReflector, ReferenceReflector, check_reflector
+from .warm_start import imitate_without
 
 POPULATION_FILE, PROMPT_FILE = "population.json", "system_prompt.txt"
 
@@ -103,25 +103,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             raise ValueError("initial_prompt would be ignored: population= brings its own prompts")
         self.reference = reference
         alone = args.mode == "reflection"
-        start = initial_prompt if population is None else population
-        self.population = args.start_population(start, args.seed, alone)
+        self.population = args.start_population(population or initial_prompt, args.seed, alone)
         self.generation = Generation(self.population, 0.0 if alone else args.p_crossover)
-        self.prompts = PopulationPrompts(
-            self.generation,
-            args,
-            render=lambda row: self.spec.messages(row),
-            trust=lambda text: self.chat_format.trust(text),
-            best_alone=lambda: args.mode == "alternating" and self._mode() == "rl",
-        )
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
         self._held_out: list[float] = []  # rewards of the current evaluation
         self._teacher: list[Rollout] | None = None  # this process's rollouts under the prompt that is being distilled
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, environment=environment, **kwargs)
         if self.is_world_process_zero() and not args.disable_tqdm:
             print(f"E-SPL: {args.batch_in_words}", flush=True)
-        if args.baseline == "marginalize":
-            # One group per problem, over all prompts: the mean over its M·N rollouts is then TRL's own baseline.
-            self.num_generations = args.prompts_per_step * args.num_generations
 
     @cached_property
     def _reflector(self) -> ReferenceReflector | PolicyReflector:
@@ -136,12 +125,14 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     # --- row -> prompt -------------------------------------------------------------------------------------------
 
-    def rollouts_per_row(self) -> int:
-        """M·N instead of N."""
-        return self.prompts.rollouts_per_row
+    def rollouts_per_group(self) -> int:
+        """N, one group per problem and prompt; M·N where the baseline is the mean over all prompts of a problem."""
+        prompts = self.args.prompts_per_step if self.args.baseline == "marginalize" else 1
+        return prompts * self.args.num_generations
 
     def _prompts(self) -> PopulationPrompts:
-        return self.prompts
+        best_alone = lambda: self.args.mode == "alternating" and self._mode() == "rl"  # noqa: E731
+        return PopulationPrompts(self.generation, self.args, self.spec.messages, self.chat_format.trust, best_alone)
 
     def _before_batch(self) -> None:
         self._let_children_join()
@@ -196,13 +187,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             if self.accelerator.is_main_process:
                 self._journal.write(attempt_records(job.batch, outcomes, children, job.scores, self.population))
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One step. In modes and phases that train no weights it plays and rates, without a backward pass."""
-        if self._mode() in ("joint", "rl"):
-            return super().training_step(model, inputs, num_items_in_batch)
-        model.train()
-        self._timed_inputs(inputs)
-        return self._pass_over()
+    def updates_weights(self) -> bool:
+        """Not in modes and phases that train no weights."""
+        return self._mode() in ("joint", "rl")
 
     # --- evaluation and distillation -----------------------------------------------------------------------------
 
@@ -231,7 +218,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if self.prompts.trial is None:
             super().log(logs, *args, **kwargs)
         else:
-            self._metrics["eval"].clear()
+            self.drop_metrics("eval")
 
     def evaluate_prompts(self, prompts: Sequence[SystemPrompt] | None = None, **kwargs: Any) -> dict[int, float]:
         """Evaluate system prompts on the held-out rows, under the current weights (Figure 8).
@@ -301,10 +288,9 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         """As in evaluation here: under the best prompt, or none after [`distill`]."""
         return self.prompts.saved_spec(self.spec)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        path, generation = Path(checkpoint or "") / POPULATION_FILE, self.generation
-        if checkpoint is not None and path.exists():
+    def _load_beside(self, checkpoint: Path | None) -> None:
+        generation = self.generation
+        if checkpoint is not None and (path := checkpoint / POPULATION_FILE).exists():
             load_state(path, self.load_state_dict)
             if self.args.evolves and self.state.global_step < self.state.max_steps:
                 for job in generation.pending:

@@ -72,14 +72,19 @@ def as_on_a_gpu(is_padded: bool, head: bool = True) -> Iterator[None]:
         yield
 
 
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+}  # fmt: skip
+"""The environment variables that make accelerate use FSDP2."""
+
+
 def fsdp2(processes: int) -> dict[str, str]:
     """The environment variables with which `accelerate launch` starts the first process of FSDP2."""
     return {
         "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_TORCH_DEVICE": "cpu",
-        "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-        "FSDP_CPU_RAM_EFFICIENT_LOADING": "false", "FSDP_RESHARD_AFTER_FORWARD": "true",
-        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_TORCH_DEVICE": "cpu", **FSDP2,
     }  # fmt: skip
 
 

@@ -123,6 +123,10 @@ class _Selective:
 # --- the card --------------------------------------------------------------------------------------------------------
 
 
+TAGS = ("trl", "grpo", "agentic-prompting")
+"""Of every model on the hub that was trained here."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """The facts about a trained agent that a model card states.
@@ -132,7 +136,6 @@ class Trained:
         model (`PreTrainedModel`): The agent.
         spec ([`AgentSpec`]): How it is asked.
         method (`str`): The trainer's own name of its method: `Prompt-R1`, `E-SPL`, or another.
-        tags (`Sequence[str]`): The trainer's.
         environment ([`Environment`], *optional*): The agent's environment.
         reference ([`ChatModel`], *optional*): The LLM that wrote its system prompts.
         reward_funcs (`Sequence[Callable]`), reward_names (`Sequence[str]`): The reward functions.
@@ -145,7 +148,6 @@ class Trained:
     model: Any
     spec: AgentSpec
     method: str
-    tags: Sequence[str]
     environment: Any
     reference: Any
     reward_funcs: Sequence[Any]
@@ -186,7 +188,7 @@ def model_card(
     place = trained.hub_id or trained.args.hub_model_id or str(folder)
     methods, sandbox, base = trained.methods, _sandbox(trained, folder), _base_model(trained)
     large, address = _example_of(trained.environment)
-    kinds = {*trained.tags, *tags, *(method.lower() for method in methods), *(["sandbox"] if sandbox else [])}
+    kinds = {*TAGS, *tags, *(method.lower() for method in methods), *(["sandbox"] if sandbox else [])}
     data = ModelCardData(
         base_model=base if base and "/" in base and not base.startswith((".", "/")) else None,
         datasets=dataset,

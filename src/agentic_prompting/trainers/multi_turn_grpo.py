@@ -12,47 +12,33 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from copy import copy
-from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from datasets import Dataset
 
-from ..data import as_dataset
 from ..interop import environment_of
-from ..llm import Budget, BudgetExceeded, charge, spans, start_traces
+from ..llm import BudgetExceeded, spans, start_traces
 from ..local import context_length
-from ..rollout import AgentSpec, Environment, FreeText, Grammar, Limits, Policy, RolloutLog, TagGrammar, template_for
-from .ahead import Ahead, RowStream
-from .batch import Batch, Place
+from ..rollout import AgentSpec, Environment, FreeText, Grammar, Policy, RolloutLog, TagGrammar, template_for
+from .ahead import ahead_of
+from .batch import Batch, Place, completions_of, padded_rows
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
-from .form import agent_spec, own_prompts
-from .guarded_rewards import check_groups, check_rows, guarded_reward
-from .hub import Trained, missing_in_a_line, only_the_model, write_card
-from .in_flight import InFlightFile, identity_of, policy_fingerprint
+from .guarded_rewards import guarded_reward
+from .hub import TAGS, Trained, missing_in_a_line, only_the_model, write_card
+from .loss import PER_ROLLOUT, ScoredTokens, clipped_share, logp_difference, loss_in_slices, scored_only, spread
 from .observer import Observer, eval_passes
 from .player import Player
 from .policies import PolicyUnreachable, pushed_by, tokenizer_of, trainer_backend
-from .prompts import Prompts, RowPrompts
 from .resumable import ResumableGRPOTrainer
-from .sequences import PER_ROLLOUT, check_settings, loss_in_slices, padded_rows, spread
-from .several import checked_rows, rewards_of
-from .source import OnPolicy, Source
+from .setup import Setup, charged, check_experts, check_settings, has_aux_loss, set_up
+from .several import rewards_of
+from .source import OnPolicy, Prompts, RowPrompts, Source
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
 from .tracing import StepSpans, job_span
-from .trl_batch import (
-    ScoredTokens,
-    check_experts,
-    clipped_share,
-    completions_of,
-    has_aux_loss,
-    logp_difference,
-    prompt_format_of,
-    scored_only,
-)
 
 
 class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
@@ -94,7 +80,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     """
 
     method = "multi-turn GRPO"  # for model cards
-    _tag_names: ClassVar[list[str]] = ["trl", "grpo", "agentic-prompting"]
     _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
     _default_output = "trainer_output"
     use_vllm: bool  # these three are TRL's
@@ -121,56 +106,31 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         args = self._checked(args)
         if args.traces:
             start_traces(args.trace_content)
-        train_dataset, eval_dataset = as_dataset(train_dataset), as_dataset(eval_dataset)
         if kwargs.get("rollout_func"):
             raise ValueError(
                 "rollout_func= belongs to TRL's own loop, which this trainer replaces: pass an environment= with "
                 "step(rollout) instead, or use trl.GRPOTrainer"
             )
         environment, added = environment_of(environment, tools, environment_factory)
-        functions = self._rewards(rewards_of(reward_funcs, environment), args, environment)
-        functions = [] if functions is None else functions
-        functions = [*functions, *added] if isinstance(functions, (list, tuple)) else [functions, *added]
-        if added and args.reward_weights is not None:
-            args = copy(args)
-            args.reward_weights = [*args.reward_weights, *[1.0] * len(added)]
-        plays_itself = environment is not None and environment.play_episode is not None
-        if plays_itself and args.use_vllm and args.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default
-            args = copy(args)
-            args.vllm_importance_sampling_mode = "token_truncate"  # a program's rollout may have several sequences
-        check_groups(functions, args, eval_dataset is not None)
-        evaluated = eval_dataset.values() if isinstance(eval_dataset, Mapping) else [eval_dataset]
-        train_dataset = checked_rows(environment, args, train_dataset, evaluated)
-        # An environment with a `reset` may add columns.
-        readers = [] if environment is not None and environment.has_reset else functions
-        for dataset in [train_dataset, *(one for one in evaluated if one is not None)]:
-            check_rows(dataset, readers, prompt_template)
-        prompts = prompt_format_of(train_dataset, *evaluated)
-        # Rows with prompts of their own and no environment: as in TRL a turn is the answer, whatever was saved.
-        saved_in = None if environment is None and own_prompts(train_dataset) else model
-        given, defaults = (prompt_template, system_prompt, grammar), (self._default_grammar, self._default_template)
-        spec, self._template_origin = agent_spec(saved_in, environment, args, *given, *defaults)
-        self.spec = replace(spec, limits=_limits(args, environment), prompt_format=prompts)
+        rewards = self._rewards(rewards_of(reward_funcs, environment), args, environment)
+        form, defaults = (prompt_template, system_prompt, grammar), (self._default_grammar, self._default_template)
+        made = set_up(args, model, environment, rewards, added, train_dataset, eval_dataset, form, defaults)
+        args, functions, self.spec, self._plays_itself = made.args, made.functions, made.spec, made.plays_itself
         self._take_folder(args, model)
-        self.spending, self._functions = self._charged(environment, functions, args), functions
-        if args.use_vllm and args.stop_at_tags:
-            stops = {"stop": list(self.spec.stop_texts), "include_stop_str_in_output": True}
-            args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}
+        self.spending, self._functions = charged(self.roles(environment, functions), args), functions
         with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model=model,
                 reward_funcs=[*map(guarded_reward, functions)] or None,
                 args=args,
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
+                train_dataset=made.train_dataset,
+                eval_dataset=made.eval_dataset,
                 processing_class=processing_class,
-                rollout_func=lambda prompts, trainer: trainer._batch.for_trl(
-                    trainer.eos_token_ids, trainer.use_vllm, trainer._padded_rows
-                ),
+                rollout_func=lambda prompts, trainer: trainer._for_trl(),
                 **kwargs,
             )
-        self._compose(environment)
+        self._compose(made)
 
     # --- construction --------------------------------------------------------------------------------------------
 
@@ -184,32 +144,22 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             )
         return args if args is not None else cls._config(cls._default_output)
 
-    def _charged(self, environment: Any, functions: Sequence[Any], args: MultiTurnGRPOConfig) -> Budget:
-        """One budget for all processes of the job and for its restarts; every component that spends from it is asked
-        whether it can."""
-        spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
-        roles = self.roles(environment, functions)
-        charge(spending, **roles)
-        if args.check_environment and args.process_index == 0:
-            for component in roles.values():
-                if hasattr(component, "check"):
-                    component.check()
-        return spending
-
-    def _compose(self, environment: Environment | None) -> None:
+    def _compose(self, made: Setup) -> None:
         """The parts that the hooks below use."""
-        args, run = self.args, int(time.time())
-        self._plays_itself = environment is not None and environment.play_episode is not None
+        args, environment, run = self.args, made.environment, int(time.time())
         if self._plays_itself:
             check_settings(args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format)
+            self.loss_type = "dapo" if args.loss_type in PER_ROLLOUT else args.loss_type  # a sum; see `loss.py`
         check_experts(self.model, args.router_aux_loss_coef)
+        self.num_generations = self.rollouts_per_group()
+        self.model.add_model_tags(list(TAGS))
         backend = trainer_backend(self, self.spec.stop_texts)
         readable = min(filter(None, (backend.max_context, context_length(self.model))), default=None)
         self.player = Player(
             backend,
             environment,
             self.spec.tokens(tokenizer_of(self), self.eos_token_ids),
-            _limits(args, environment, readable),
+            made.limits(readable),
             self.accelerator,
             full_determinism=args.full_determinism,
             show_progress=not args.disable_tqdm,
@@ -226,13 +176,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             getattr(self, "population", None),
         )
         log = RolloutLog(Path(args.output_dir) / "rollouts", args.process_index, args.rollouts_max_mb)
-        asked = f"{self.spec.prompt_template[:300]!r} ({self._template_origin})"
-        if own_prompts(self.train_dataset):
-            asked = "the rows' own `prompt`"
-        failures = FailureWatch(args.failure_window, args.max_failed_share, asked)
+        failures = FailureWatch(args.failure_window, args.max_failed_share, made.asked)
         self.observer = Observer(
-            log, failures, run, self.reward_func_names, self.limits, args.process_index, self.live.show,
-            several=bool(self.spec.environments),
+            log, failures, run, self.reward_func_names, self.limits, args.process_index,
+            self.live.show if self.live.is_wanted() else None, several=bool(self.spec.environments),
         )  # fmt: skip
         self.keepers["observer"] = self.observer
         if environment is not None:
@@ -287,9 +234,17 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         named = {f"judge_{number + 1}" if len(judges) > 1 else "judge": one for number, one in enumerate(judges)}
         return {"environment": environment, **named}
 
+    def rollouts_per_group(self) -> int:
+        """Rollouts that share a baseline."""
+        return self.args.num_generations
+
     def _prompts(self) -> Prompts:
         """What renders the rows of a batch."""
-        return RowPrompts(self.spec, self.rollouts_per_row())
+        return RowPrompts(self.spec, self.num_generations)
+
+    def rollouts_per_row(self) -> int:
+        """How often the sampler repeats a row: as often as it is played."""
+        return self.prompts.rollouts_per_row
 
     def _before_batch(self) -> None:
         """A training batch begins."""
@@ -339,7 +294,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 self.observer.warn_of_logps(self._metrics["train"]["sampling/sampling_logp_difference/mean"][-1])
         if self._plays_itself:
             processes, longest = self.accelerator.num_processes, self.args.max_completion_length
-            scored = spread(scored, self._batch.owners, self.loss_type, longest, processes)
+            scored = spread(scored, self._batch.owners, self.args.loss_type, longest, processes)
         self._batch = None
         return scored
 
@@ -370,21 +325,22 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         own = None if self.model.training else self.args.num_generations_eval
         return own or self.num_generations
 
-    def _padded_rows(self, rows: int) -> int:
-        """How many rows TRL is to get where a rollout may have several."""
+    def _for_trl(self) -> dict[str, Any]:
+        """The batch as TRL's `rollout_func` returns it."""
+        assert self._batch is not None
         parts = self.args.steps_per_generation if self.model.training else 1
-        return padded_rows(rows, parts) if self._plays_itself else rows
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """As TRL's, with `per_device_train_batch_size` rows at most in a pass."""
-        if not self._plays_itself:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        args, compute = self.args, super().compute_loss
-        most = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
-        with self._summed():
-            return loss_in_slices(lambda part: compute(model, part), inputs, most, self.accelerator, model)
+        padded = partial(padded_rows, parts=parts) if self._plays_itself else lambda rows: rows
+        return self._batch.for_trl(self.eos_token_ids, self.use_vllm, padded)
 
     def _compute_loss(self, model, inputs):
+        if not self._plays_itself:
+            return self._loss_of(model, inputs)
+        args = self.args
+        most = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
+        return loss_in_slices(partial(self._loss_of, model), inputs, most, self.accelerator, model)
+
+    def _loss_of(self, model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """TRL's loss of some rows, of which it scores the agent's tokens alone."""
         model, is_corrected = ScoredTokens(model, inputs["tool_mask"]), "importance_sampling_ratio" in inputs
         with self._corrected() if is_corrected else nullcontext():
             loss = super()._compute_loss(model, scored_only(inputs))
@@ -393,16 +349,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self.log_batch("train", difference)
             self.observer.warn_of_logps(difference.get("sampling/logp_difference/mean", 0.0))
         return loss
-
-    @contextmanager
-    def _summed(self) -> Iterator[None]:
-        """TRL's loss as a plain sum over tokens, whose mask says what each counts."""
-        before = self.loss_type
-        self.loss_type = "dapo" if before in PER_ROLLOUT else before
-        try:
-            yield
-        finally:
-            self.loss_type = before
 
     @contextmanager
     def _corrected(self) -> Iterator[None]:
@@ -449,38 +395,27 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             return str(error)
         return ""
 
+    def drop_metrics(self, mode: str) -> None:
+        """Forget the metrics since the last log."""
+        self._metrics[mode].clear()
+
     def _stop(self, why: str) -> NoReturn:
-        stop(self, self.spending, why)
+        save = partial(self._save_checkpoint, self.model, trial=None) if self.is_in_train else None
+        stop(why, self.spending, self.args, self.state.global_step, save)
 
     # --- training, evaluation, saving and sharing ----------------------------------------------------------------
 
     @contextmanager
     def while_training(self, resumes: bool) -> Iterator[None]:
-        """With `async_lead` > 0, groups are played ahead while training lasts. A resumed run goes on with the groups in
-        flight, those that were written to `output_dir/in_flight` after the checkpoint among them.
-
-        Raises:
-            `ValueError`: A process cannot hold whole groups.
-        """
+        """With `async_lead` > 0, groups are played ahead while training lasts; see [`ahead_of`]."""
         if not self.args.async_lead:
             yield
             return
-        args, repeats = self.args, self.prompts.rollouts_per_row
-        own = args.per_device_train_batch_size * args.steps_per_generation
-        if own % repeats or not hasattr(self.train_dataset, "__len__"):
-            raise ValueError(
-                f"with async_lead > 0 each process must hold whole groups of rows that can be counted: make "
-                f"per_device_train_batch_size x steps_per_generation (now {own}) a multiple of {repeats}, and do not "
-                "stream train_dataset"
-            )
-        path = Path(args.output_dir, "in_flight", f"{args.process_index:05d}.jsonl")
-        identity = identity_of(self.spec, self.limits, self.environment, repeats, args)
-        file = InFlightFile(path, identity, policy_fingerprint(self.model), resumes)
-        rows = RowStream(self.train_dataset, args.seed, args.shuffle_dataset, args.generation_batch_size // repeats)
-        self.source = self.keepers["ahead"] = ahead = Ahead(
-            rows, self.prompts, self.player, file, args.async_lead, args.max_staleness,
-            updates_now=lambda: self.state.global_step, log=lambda metrics: self.log_batch("train", metrics),
+        ahead = ahead_of(
+            self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes,
+            updates_now=lambda: self.state.global_step, log=partial(self.log_batch, "train"),
         )  # fmt: skip
+        self.source = self.keepers["ahead"] = ahead
         try:
             with ahead.running():
                 yield
@@ -506,9 +441,10 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         with job_span("evaluation", self.state.global_step, self.accelerator):
             return super().evaluate(*args, **kwargs)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        if self.args.should_save:  # under ZeRO-3 every process comes here
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """As [`~trl.GRPOTrainer`]'s, with how the agent is asked, and a model card."""
+        super().save_model(output_dir, *args, **kwargs)
+        if self.args.should_save:
             self._save_beside(Path(output_dir or self.args.output_dir))
 
     def _save_beside(self, folder: Path) -> None:
@@ -520,7 +456,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """The facts for the agent's model card."""
         rows = len(self.train_dataset) if hasattr(self.train_dataset, "__len__") else None
         return Trained(
-            self.args, self.model, self.saved_spec(), self.method, self._tag_names, self.environment,
+            self.args, self.model, self.saved_spec(), self.method, self.environment,
             getattr(self, "reference", None), self._functions, self.reward_func_names, rows, self.state.global_step,
             self.hub_model_id,
         )  # fmt: skip
@@ -548,11 +484,3 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
             super()._push_from_checkpoint(checkpoint_folder)
-
-
-def _limits(args: MultiTurnGRPOConfig, environment: Environment | None, readable: int | None = None) -> Limits:
-    """The limits of `args`. Without an environment the only turn is the completion, and may be as long as one."""
-    limits, (own,) = args.limits(readable), (one for one in fields(args) if one.name == "max_turn_tokens")
-    if environment is None and args.max_turn_tokens == own.default:
-        limits = replace(limits, max_turn_tokens=limits.max_tokens)
-    return limits

@@ -23,9 +23,9 @@ from ..rollout import (
     rollout_record,
 )
 from .batch import Batch
+from .loss import LOGP_BOUND
 from .stopping import FailureWatch
 from .tracing import trace_batch, trace_rewards
-from .trl_batch import LOGP_BOUND
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Observer:
         reward_names: Sequence[str],
         limits: Limits,
         process: int,
-        show: Callable[..., None] = lambda mode, rollouts, rewards: None,
+        show: Callable[..., None] | None = None,
         several: bool = False,
     ):
         self.log, self.failures, self.run, self.reward_names = log, failures, run, reward_names
@@ -122,7 +122,8 @@ class Observer:
             )
 
     def _record(self, batch: Batch, by_function: list[list[float]], totals: list[float]) -> None:
-        self.show(batch.place.mode, batch.rollouts, by_function)
+        if self.show is not None:
+            self.show(batch.place.mode, batch.rollouts, by_function)
         if spans.is_on():
             trace_rewards(batch, by_function, totals, self.reward_names)
         for text in filter(None, (traceback_of(rollout.error) for rollout in batch.rollouts)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
@@ -45,14 +45,6 @@ class Player:
         self.backend, self.policy, self.environment = backend, backend.policy, environment
         self.chat_format, self.limits, self.accelerator = chat_format, limits, accelerator
         self.full_determinism, self.show_progress, self.sync = full_determinism, show_progress, sync
-
-    def prompt_ids(self, row: Mapping[str, Any]) -> list[int]:
-        """The token ids of a row's [`Player.prompt`]."""
-        return self.chat_format.of(row).prompt_ids(row["prompt"])
-
-    def prompt(self, messages: Sequence[Any]) -> Any:
-        """Rendered messages as TRL and reward functions get them: text where prompts are text."""
-        return self.chat_format.prompt(messages)
 
     def reset(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Rows with their prompts, after the environment has started an episode for each."""

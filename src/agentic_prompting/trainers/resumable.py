@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,9 +24,9 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType, send_to_device
 from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import TrainerCallback
 from trl import GRPOTrainer
-from trl.trainer.utils import RepeatSampler
 
 from .checkpoints import (
     STATE_FILE,
@@ -42,6 +41,7 @@ from .checkpoints import (
     whole_checkpoint,
 )
 from .contract import check_trl
+from .rows import EpochSampler
 from .stopping import checkpoint_on_interrupt
 
 logger = logging.getLogger(__name__)
@@ -55,10 +55,6 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back a `state_dict`."""
-
-
-class _Prepared(dict):
-    """A micro-batch that `_prepare_inputs` has been through."""
 
 
 class ResumableGRPOTrainer(GRPOTrainer):
@@ -78,16 +74,19 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     locks_folder = True
 
-    _current_train_step_time: float  # TRL's
     _began = _evaluated = False  # by this trainer, in the output folder
     _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
     _learns = True  # whether a token has a part in the gradients of the optimizer's next step
+    _checkpoint: str | None = None  # that training is resumed from
 
     def __init__(self, *args: Any, **kwargs: Any):
         check_trl()
         self.keepers: dict[str, Stateful] = {}
         self.staging = Staging()
         super().__init__(*args, **kwargs)
+        backward = self.accelerator.backward
+        # A constant loss, that of nothing to learn from, has no backward pass.
+        self.accelerator.backward = lambda loss, **options: backward(loss, **options) if loss.requires_grad else None
         self._clock = _Clock(self)
         self.add_callback(self._clock)
 
@@ -121,6 +120,13 @@ class ResumableGRPOTrainer(GRPOTrainer):
         Without failures the look at each micro-batch, a tiny all-reduce, is saved."""
         return True
 
+    def updates_weights(self) -> bool:
+        """Whether the step at hand has a loss. A step without one plays its rollouts and is counted."""
+        return True
+
+    def _load_beside(self, checkpoint: Path | None) -> None:
+        """Read what this trainer saves beside the weights, before the first step of `train`. `None`: it begins anew."""
+
     @contextmanager
     def while_training(self, resumes: bool) -> Iterator[None]:
         """Around training, while no other run can use the output folder.
@@ -132,15 +138,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     # --- the order of rows ---------------------------------------------------------------------------------------
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> RepeatSampler:
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         repeats = self.rollouts_per_row()
         return EpochSampler(
-            data_source=self.train_dataset if dataset is None else dataset,
-            mini_repeat_count=repeats,
-            batch_size=self.args.generation_batch_size // repeats,
-            repeat_count=self.args.num_iterations * self.args.steps_per_generation,
-            shuffle=self.args.shuffle_dataset,
-            seed=self.args.seed,
+            len(self.train_dataset if dataset is None else dataset),
+            rows=self.args.generation_batch_size // repeats,
+            rollouts=repeats,
+            uses=self.args.num_iterations * self.args.steps_per_generation,
+            seed=self.args.seed if self.args.shuffle_dataset else None,
             epoch=lambda: int(self.state.epoch or 0),  # whole at the beginning of an epoch
         )
 
@@ -160,7 +165,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
         return super()._get_output_dir(trial) if self.staging.folder is None else str(self.staging.folder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        with saved_whole(self, self.staging, Path(self._get_output_dir(trial))) as folder:
+        run = Path(self._get_output_dir(trial))
+        with saved_whole(self, self.staging, run, self._push_from_checkpoint) as folder:
             super()._save_checkpoint(model, trial)
             if not self.args.save_only_model:
                 folder.mkdir(parents=True, exist_ok=True)  # on a node whose disk is its own
@@ -217,7 +223,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
                     f"{world}: convert it with DeepSpeed's ds_to_universal.py and set checkpoint.load_universal in its "
                     "config, or train on from its weights alone (they are whole) with this folder as the model"
                 )
-            self._began = True
+            self._began, self._checkpoint = True, checkpoint
             with self.while_training(bool(resume_from_checkpoint)):
                 return super().train(checkpoint, *args, **kwargs)
 
@@ -228,9 +234,13 @@ class ResumableGRPOTrainer(GRPOTrainer):
         else:
             super()._run_epoch(*args, **kwargs)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        state = self._read_exact_state(checkpoint)
+    def _resume(self) -> None:
+        """Go on where the checkpoint was saved; transformers has loaded what it saves itself."""
+        self._load_exact_state()
+        self._load_beside(None if self._checkpoint is None else Path(self._checkpoint))
+
+    def _load_exact_state(self) -> None:
+        state = self._read_exact_state(self._checkpoint)
         if state is None:
             return
         self._step = state["step"]
@@ -245,7 +255,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self._buffered_inputs = send_to_device(state["buffered"], self.accelerator.device)
         for mode, means in state["metrics"].items():
             self._metrics[mode].update(means)
-        self._clock.unlogged = state["loss"], state["last_logged"]
+        self._tr_loss += state["loss"]  # of the steps not yet logged; transformers has set it to zero
+        self._globalstep_last_logged = state["last_logged"]
         for name, keeper in self.keepers.items():
             if state["own"].get(name) is not None:
                 keeper.load_state_dict(state["own"][name])
@@ -273,38 +284,22 @@ class ResumableGRPOTrainer(GRPOTrainer):
             optimizer.register_step_pre_hook(lambda one, *_: None if self._learns else one.zero_grad(set_to_none=True))
         return optimizer
 
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One micro-batch, or nothing where there is nothing to learn from."""
-        model.train()
-        batch = _Prepared(self._timed_inputs(inputs))
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As [`~trl.GRPOTrainer`]'s; in training a constant where there is nothing to learn from."""
+        if self.model.training and self._passes_over(inputs):
+            return torch.zeros((), device=self.accelerator.device)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    def _passes_over(self, batch: Mapping[str, torch.Tensor]) -> bool:
+        if not self.updates_weights():
+            return True
         empty = self._is_empty(batch)
         # Where gradients of an earlier micro-batch wait to be exchanged, the backward pass is what exchanges them.
         if empty and not self._gradients_waiting and self.accelerator.scaler is None:
-            return self._pass_over()
+            return True
         self._learns = not empty or (self._gradients_waiting and self._learns)
-        loss = super().training_step(model, batch, num_items_in_batch)
         self._gradients_waiting = not self.accelerator.sync_gradients
-        return loss
-
-    def _timed_inputs(self, inputs: Any) -> Any:
-        """The batch, rollouts included; TRL's clock of a step runs in its own `training_step` only, after this."""
-        started = time.perf_counter()
-        batch = self._prepare_inputs(inputs)
-        self._current_train_step_time += time.perf_counter() - started
-        return batch
-
-    def _pass_over(self) -> torch.Tensor:
-        """The end of a micro-batch without a loss: what TRL counts there is counted."""
-        self._step += 1
-        if self._step % self.current_gradient_accumulation_steps == 0:
-            self._metrics["train"]["step_time"].append(self._current_train_step_time)
-            self._current_train_step_time = 0.0
-        return torch.zeros((), device=self.accelerator.device)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        # `training_step` has to look at the batch first, and transformers' own prepares it once more.
-        prepared = isinstance(generation_batch, _Prepared)
-        return generation_batch if prepared else super()._prepare_inputs(generation_batch)
+        return False
 
     def _is_empty(self, batch: Mapping[str, torch.Tensor]) -> bool:
         """Whether no process has a token of its own in this micro-batch. The same on every process."""
@@ -314,32 +309,13 @@ class ResumableGRPOTrainer(GRPOTrainer):
         return self.accelerator.reduce(own).item() == 0
 
 
-class EpochSampler(RepeatSampler):
-    """TRL's sampler with the order drawn from seed and epoch, instead of from how many epochs it has been through.
-
-    Args:
-        epoch (`Callable`): Gives the number of the epoch that begins.
-        **options: Of `RepeatSampler`.
-    """
-
-    def __init__(self, *, epoch: Callable[[], int], **options: Any):
-        super().__init__(**options)
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        if self.shuffle:
-            self.generator.manual_seed(self.seed + self.epoch())  # in the first epoch TRL's own order
-        return super().__iter__()
-
-
 class _Clock(TrainerCallback):
     """Knows where a step began, since a checkpoint may be saved in the middle of one (when training has to stop), and
-    puts the loss of steps not yet logged back where transformers starts it at zero."""
+    resumes where it was when transformers has set all else to its beginning."""
 
     def __init__(self, trainer: ResumableGRPOTrainer):
         self.trainer = trainer
         self.began: tuple[int, dict[str, dict[str, list[float]]]] | None = None
-        self.unlogged: tuple[float, int] | None = None
 
     def now(self) -> tuple[int, dict[str, dict[str, list[float]]]]:
         """Micro-batches so far and means to be logged; of an unfinished step, those at its beginning."""
@@ -348,10 +324,7 @@ class _Clock(TrainerCallback):
         return self.trainer._step, copy.deepcopy({mode: dict(means) for mode, means in self.trainer._metrics.items()})
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        if self.unlogged is not None:
-            loss, self.trainer._globalstep_last_logged = self.unlogged
-            self.trainer._tr_loss += loss
-            self.unlogged = None
+        self.trainer._resume()
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self.began = None

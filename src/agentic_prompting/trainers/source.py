@@ -1,14 +1,62 @@
-"""Where training batches come from: played within the step (here), or ahead of it (`ahead.py`)."""
+"""Where training batches come from: what rows begin with ([`Prompts`]), and rollouts played within the step
+([`OnPolicy`]); or ahead of it (`ahead.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ..rollout import Rollout
+from ..rollout import AgentSpec, Rollout
 from .batch import Batch, Place
 from .player import Player
-from .prompts import Prompts
+
+
+class Prompts(Protocol):
+    """Renders the rows of a batch. E-SPL brings its own, which draws a system prompt per slot.
+
+    Attributes:
+        rollouts_per_row (`int`): How often the sampler repeats each training row.
+    """
+
+    @property
+    def rollouts_per_row(self) -> int: ...
+
+    def new_batch(self) -> None:
+        """A training batch begins. Called on every process alike, before the batch's rows are rendered."""
+
+    def metadata(self, index: int, training: bool) -> dict[str, Any]:
+        """What the record of the rollout at this place of the global batch says besides its rewards: plain JSON from
+        which [`Prompts.messages`] can render the row again."""
+
+    def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Any]:
+        """The conversation that a row begins with.
+
+        Raises:
+            `LookupError`: `metadata` names something that does not exist.
+        """
+
+
+class RowPrompts:
+    """Each row under the agent's own template.
+
+    Args:
+        spec ([`AgentSpec`]): How the agent is asked.
+        rollouts_per_row (`int`): Rollouts of a group.
+    """
+
+    def __init__(self, spec: AgentSpec, rollouts_per_row: int):
+        self.spec, self.rollouts_per_row = spec, rollouts_per_row
+
+    def new_batch(self) -> None:
+        """Nothing changes between batches."""
+
+    def metadata(self, index: int, training: bool) -> dict[str, Any]:
+        """Nothing: all rollouts of a row are alike."""
+        return {}
+
+    def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Any]:
+        """The row's messages, as [`AgentSpec.messages`] renders them."""
+        return [dict(message) for message in self.spec.messages(row)]
 
 
 class Source(Protocol):
@@ -39,7 +87,7 @@ class OnPolicy:
         first = self.player.accelerator.process_index * len(rows)
         metadata = [self.prompts.metadata(first + i, place.trains) for i in range(len(rows))]
         rendered = [
-            {**row, "prompt": self.player.prompt(self.prompts.messages(row, one))}
+            {**row, "prompt": self.player.chat_format.prompt(self.prompts.messages(row, one))}
             for row, one in zip(rows, metadata, strict=True)
         ]
         rendered = self.player.reset(rendered)
@@ -48,5 +96,5 @@ class OnPolicy:
         return Batch(place, rendered, metadata, rollouts)
 
     def _rollout(self, index: int, row: dict[str, Any], place: Place) -> Rollout:
-        ids, group = self.player.prompt_ids(row), index // self.group_size()
+        ids, group = self.player.chat_format.of(row).prompt_ids(row["prompt"]), index // self.group_size()
         return Rollout(ids, row=dict(row), seed=place.rollout_seed(index), batch=place.share_key, group=group)

@@ -130,19 +130,25 @@ def first_reason(why: str | None) -> str | None:
     return next(filter(None, gather_object([why])), None)
 
 
-def stop(trainer: Trainer, spending: Budget, why: str) -> NoReturn:
+def stop(why: str, spending: Budget, args: Any, step: int, save: Callable[[], Any] | None) -> NoReturn:
     """End training so that it can be resumed later. Must be called on every process alike.
 
-    The checkpoint is saved first: nothing else that goes wrong may replace it.
+    Args:
+        why (`str`): The reason.
+        spending ([`Budget`]): The job's.
+        args ([`MultiTurnGRPOConfig`]): The run's.
+        step (`int`): Updates of the weights so far.
+        save (`Callable`, *optional*): Saves a checkpoint; `None` outside of training. It is called first: nothing else
+            that goes wrong may replace it.
 
     Raises:
         [`TrainingStopped`]: Always; with `why`, what was spent, and where the checkpoint is.
     """
     saved = ""
-    if trainer.is_in_train:
+    if save is not None:
         try:
-            trainer._save_checkpoint(trainer.model, trial=None)
-            folder = trainer.args.output_dir
+            save()
+            folder = args.output_dir
             saved = f" A checkpoint is in {folder}; mend the cause and continue with resume_from_checkpoint=True."
         except Exception as error:  # of any kind: the reason to stop must still be reported
             saved = f" And no checkpoint could be saved: {_line(error)}"
@@ -150,7 +156,7 @@ def stop(trainer: Trainer, spending: Budget, why: str) -> NoReturn:
         spent = f"Spent so far: {spending}."
     except Exception as error:
         spent = f"What was spent so far is not known: {spending.path} cannot be read ({_line(error)})."
-    raise TrainingStopped(f"stopped at step {trainer.state.global_step}: {why}. {spent}{saved}")
+    raise TrainingStopped(f"stopped at step {step}: {why}. {spent}{saved}")
 
 
 def _line(error: Exception) -> str:

@@ -14,7 +14,7 @@ import time
 from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
@@ -256,7 +257,7 @@ class AdapterSync(WeightSync):
 
     def _weights(self) -> Mapping[str, Tensor]:
         trained = {name: weights for name, weights in self.model.named_parameters() if weights.requires_grad}
-        with self._dist.gather_params(list(trained.values())):
+        with _whole(list(trained.values())):
             return {name: _on_cpu(weights) for name, weights in trained.items()}
 
     def _write(self, weights: Mapping[str, Tensor]) -> None:
@@ -349,6 +350,15 @@ class DiskSync(WeightSync):
                 if (await server.ask("/weight_info"))["weight_version"] == f"{self.name}-{self.version}":
                     return
             await self._load(server, self.version, self.expected)
+
+
+def _whole(weights: list[Tensor]) -> AbstractContextManager[Any]:
+    """Within it each process has all of weights that ZeRO-3 has cut into parts."""
+    if not is_deepspeed_zero3_enabled():
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(weights)
 
 
 def _on_cpu(weights: Tensor) -> Tensor:

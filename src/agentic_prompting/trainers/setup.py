@@ -113,11 +113,8 @@ def set_up(
 
 def _changed(args: MultiTurnGRPOConfig, **values: Any) -> MultiTurnGRPOConfig:
     """A copy with other values: the settings are the caller's."""
-    changed = copy(args)
-    for name, value in {
-        "hub_token": args.hub_token,
-        **values,
-    }.items():  # a copy, as a pickle, is made without the token
+    changed = copy(args)  # made as a pickle is, without the token
+    for name, value in {"hub_token": args.hub_token, **values}.items():
         setattr(changed, name, value)
     return changed
 

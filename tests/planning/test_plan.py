@@ -16,6 +16,7 @@ from agentic_prompting.planning.layout import GIB, SAMPLING
 from agentic_prompting.planning.plan import _job, _Search
 from agentic_prompting.planning.shapes import shape_of
 from agentic_prompting.planning.step import OPTIMIZER, PASSES, SCORING, Job, measure
+from agentic_prompting.planning.workers import Workers
 from agentic_prompting.trainers.fake_gpu import REPLACED
 from support.marks import long
 
@@ -107,6 +108,11 @@ def test_what_fits(made):
 def test_a_step_that_fails_is_a_sentence():
     with pytest.raises(Unplannable, match="run on fake tensors and failed.* A plain estimate: 0.0 billion"):
         plan({**ARGS, "optim": "adamw_bnb_8bit"}, Qwen3Config(**SHAPE), seconds=1)
+
+
+def test_a_step_that_takes_too_long_says_how_long_it_had():
+    with Workers(0.0, first=0.5) as workers, pytest.raises(Unplannable, match="no result in 0 s"):
+        search().run(workers)
 
 
 # --- layouts ---------------------------------------------------------------------------------------------------------

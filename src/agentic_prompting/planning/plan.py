@@ -176,7 +176,7 @@ class _Search:
         found = workers.measure({"asked": asked, "other": other, "half": half})
         first = found.get("asked", {})
         if "moments" not in first:
-            why = first.get("error", f"there was no result in {SECONDS:.0f} s")
+            why = first.get("error", f"there was no result in {workers.waited:.0f} s")
             tried = f"a training step of {self.name} was run on fake tensors and failed: {why}"
             raise Unplannable(f"{tried}. {estimate(asked.model.to_dict())}")
         sizes = first["parameters"], first["trained"], asked.rows, asked.context

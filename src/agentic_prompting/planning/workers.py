@@ -30,7 +30,8 @@ class Workers:
 
     def __init__(self, seconds: float, first: float = 600.0):
         now = time.monotonic()
-        self.deadline, self._first = now + seconds, now + max(seconds, first)
+        self.waited = max(seconds, first)  # for the first job
+        self.deadline, self._first = now + seconds, now + self.waited
         self._free: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
         self._all = [self._start() for _ in range(2)]
         for one in self._all:

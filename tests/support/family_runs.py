@@ -1,0 +1,80 @@
+"""Two steps of training of a family's tiny model, in this process or, as a script, in several.
+
+python family_runs.py '{"backend": "zero3", "folder": "...", "jobs": [["Llama", "lora"]]}'    # under `launch`
+"""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+from datasets import Dataset
+
+from agentic_prompting import LLMEnvironment, MultiTurnGRPOTrainer, ScriptedChat
+from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE, world_tokenizer
+from support import distributed_backends as backends
+from support.families import model_of
+from support.training import arguments
+
+QUESTIONS = [{"question": f"which country {i} ?", "answers": ["Kenya"]} for i in range(8)]
+
+
+def saved(family, folder):
+    """A family's model with the sandbox's tokenizer, as a folder."""
+    tokenizer = world_tokenizer()
+    model_of(family, len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def train(family, way, folder, processes=1, **changes):
+    """A trainer that has trained for two steps: all weights (`full`), `lora`, or `qlora`, over weights of four bits."""
+    from peft import LoraConfig
+
+    options = {}
+    if way != "full":
+        targets = ["in_proj", "x_proj"] if family == "Mamba" else "all-linear"  # peft refuses its out_proj
+        options["peft_config"] = LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM")
+    loading = {"router_aux_loss_coef": 0.0} if family == "Granite hybrid" else {}  # TRL cannot compute it
+    if way == "qlora":
+        from transformers import BitsAndBytesConfig
+
+        # transformers multiplies by the weights of Mamba's dt_proj itself.
+        whole = ["dt_proj", "lm_head"] if family == "Mamba" else None
+        bits = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=whole)
+        loading |= {"model_init_kwargs": {"quantization_config": bits}}
+    folder = Path(folder)
+    args = arguments(
+        folder / "out", per_device_train_batch_size=8 // processes, num_generations=4, max_turns=1, max_turn_tokens=8,
+        max_completion_length=24, full_determinism=True, shuffle_dataset=False, beta=0.0,
+        **{"learning_rate": 1e-3 if way == "full" else 2e-2, **loading, **changes},
+    )  # fmt: skip
+    trainer = MultiTurnGRPOTrainer(
+        model=str(saved(family, folder / "model")), args=args, environment=LLMEnvironment(ScriptedChat(lambda *_: "a")),
+        reward_funcs=lambda rollout, **columns: [float(sum(one.ids) % 7) for one in rollout],
+        train_dataset=Dataset.from_list(QUESTIONS), prompt_template=SANDBOX_TEMPLATE, **options,
+    )  # fmt: skip
+    trainer.train()
+    return trainer
+
+
+def outcome(trainer):
+    names = ("loss", "grad_norm", "reward", "sampling/logp_difference/mean", "sampling/logp_difference/max")
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return {**backends.stated(trainer), "log": [{name: one[name] for name in names if name in one} for one in log]}
+
+
+def main(settings):
+    backends.prepare(settings["backend"], settings["folder"])
+    seen = {}
+    for family, way in settings["jobs"]:
+        try:
+            where = Path(settings["folder"]) / f"{family} {way}"
+            seen[f"{family} {way}"] = outcome(train(family, way, where, settings["processes"]))
+        except Exception:
+            seen[f"{family} {way}"] = {"error": traceback.format_exc()[-3000:]}
+    backends.leave(settings["folder"], seen)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,13 +1,16 @@
 """Work folders of commands: what they hold, what a command can reach, and that nothing of it is left."""
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -305,6 +308,32 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, how):
     while running(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(mark)
+
+
+def test_two_starts_at_once_keep_their_folders(tmp_path, monkeypatch):
+    """The second one looks for what was left when the first has a folder, and no lock on it yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own_folder, flock, second = module._own_folder.__wrapped__, fcntl.flock, []
+
+    def start_another(file, operation):
+        if not second and str(getattr(file, "name", "")).endswith("lock"):
+            second.append(threading.Thread(target=own_folder, args=[2]))
+            second[0].start()
+            second[0].join(1)
+        return flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", start_another)
+    own = own_folder(1)
+    second[0].join(10)
+    assert own.is_dir() and len(list(own.parent.iterdir())) == 2
+
+
+def test_a_folder_without_a_lock_was_left(tmp_path, monkeypatch):
+    """A start that was killed before it had one, or a removal that was killed behind it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (module._base() / "9-left" / "7").mkdir(parents=True)
+    own = module._own_folder.__wrapped__(1)
+    assert [*module._base().iterdir()] == [own]
 
 
 def test_what_the_system_does_not_allow_is_said(monkeypatch, caplog):

@@ -241,11 +241,16 @@ def _own_folder(pid: int) -> Path:
     base.mkdir(mode=0o700, exist_ok=True)
     if base.stat().st_uid != os.getuid() or base.is_symlink():
         raise ServerFailed(f"{base} belongs to someone else: set TMPDIR to a folder of your own")
-    for other in base.iterdir():
-        _remove_if_left(other)
-    own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
-    lock = open(own / "lock", "w")  # noqa: SIM115 - held as long as the process lives
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    start = os.open(base, os.O_RDONLY)
+    try:
+        fcntl.flock(start, fcntl.LOCK_EX)  # one start at a time, so that a folder without a lock was left
+        for other in base.iterdir():
+            _remove_if_left(other)
+        own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
+        lock = open(own / "lock", "w")  # noqa: SIM115 - held as long as the process lives
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(start)
     _locks.append(lock)
     atexit.register(lambda: remove(own) if os.getpid() == pid else None)
     return own
@@ -255,7 +260,7 @@ _locks: list[Any] = []
 
 
 def _remove_if_left(folder: Path) -> None:
-    with contextlib.suppress(OSError), open(folder / "lock") as lock:
+    with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for process in _processes_of(folder):
             with contextlib.suppress(OSError):

@@ -259,6 +259,25 @@ def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path)
 
 
 @needs_namespaces
+def test_names_that_a_command_looks_up_are_listed(tmp_path):
+    """It reaches nothing by them, nor by an address."""
+    text = """
+    import socket
+    seen = []
+    for where in ("registry.example.org", "192.0.2.1"):
+        try:
+            socket.create_connection((where, 443), timeout=20)
+        except OSError as error:
+            seen.append(type(error).__name__)
+    print(json.dumps({"answer": ask(), "seen": seen}))
+    """
+    names = []
+    rollout, _ = play_program(script(tmp_path, text), workspace=Workspace(on_lookup=names.append), n=1)
+    assert rollout.answer == "hello" and rollout.returned["seen"] == ["gaierror", "ConnectionRefusedError"]
+    assert "registry.example.org" in names
+
+
+@needs_namespaces
 def test_many_at_once(tmp_path):
     rollouts, _ = play_program(script(tmp_path, "print(ask())"), workspace=Workspace(), n=16)
     assert [one.answer for one in rollouts] == ["hello"] * 16 and not left_over()

@@ -25,13 +25,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from ..llm import LLMError, ServerFailed
+from .lookups import Lookups
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Workspace:
         max_memory (`int`, *optional*, defaults to 4 GiB): Memory of all its processes together.
         max_processes (`int`, *optional*, defaults to `256`): At once, threads not counted.
         hides (`Sequence[str]`, *optional*): Files and folders that the command sees empty.
+        on_lookup (`Callable[[str], None]`, *optional*): Gets the names that the command looks up in a network of its
+            own: what it would like to reach. None of them resolves.
 
     Example:
 
@@ -80,6 +83,7 @@ class Workspace:
     hides: Sequence[str] = field(
         default=("~/.ssh", "~/.aws", "~/.gnupg", "~/.netrc", "~/.docker", "~/.kaggle", "~/.cache/huggingface")
     )
+    on_lookup: Callable[[str], None] | None = None
 
     def open(self, row: Mapping[str, Any]) -> Place:
         """The [`Place`] of one rollout, filled from its row. `close` has to follow.
@@ -109,6 +113,7 @@ class Place:
     root: Path
     namespaces: bool
     listener: socket.socket | None = None
+    lookups: asyncio.BaseTransport | None = None
 
     home = property(lambda self: self.root / _HERE / "home")
     work = property(lambda self: self.root / _HERE / "work")
@@ -159,8 +164,12 @@ class Place:
             )  # fmt: skip
             theirs.close()
             if self.namespaces and not self.space.network:
-                _, found, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 16, 1)
-                self.listener = socket.socket(fileno=found[0]) if found else None
+                _, found, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 16, 2)
+                self.listener, *names = (socket.socket(fileno=one) for one in found) if found else (None,)
+                for one in names:
+                    make = partial(Lookups, self.space.on_lookup)
+                    loop = asyncio.get_running_loop()
+                    self.lookups, _ = await loop.create_datagram_endpoint(make, sock=one)
         return process
 
 
@@ -213,6 +222,7 @@ def _plan(place: Place, command: Sequence[str], answer: int) -> dict[str, Any]:
         },
         "namespaces": place.namespaces, "network": space.network, "hides_processes": True,
         "tmp": str(root / "tmp"), "empty": str(root / "empty"), "port": _PORT, "answer": answer,
+        "lists_names": space.on_lookup is not None,
         "shown": _needed_of_tmp(command),
         "hidden": [path for path in (*hidden, *([] if base.startswith("/tmp/") else [base])) if os.path.exists(path)],
     }  # fmt: skip

@@ -22,6 +22,7 @@ import async_training
 import calls
 import credit
 import espl_sandbox
+import harnesses
 import league
 import program_sandbox
 import prompt_r1_tables
@@ -197,6 +198,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "bias": hopeless_bias,
     "calls": calls.finding,
     "lead": async_training.table,
+    "harnesses": harnesses.table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
     "league_two": league.table,

@@ -322,7 +322,7 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, how):
     assert len(list(base.iterdir())) == 1
     next_start = "from agentic_prompting.programs.workspace import Workspace; Workspace().open({}).close()"
     subprocess.run([sys.executable, "-c", next_start], env=own, check=True)
-    assert not list(base.iterdir())
+    assert not list(tmp_path.glob("agentic-prompting-*/*")), "nor the files with its output"
     deadline = time.monotonic() + 5
     while running(mark) and time.monotonic() < deadline:
         time.sleep(0.05)

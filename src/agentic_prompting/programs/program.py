@@ -36,7 +36,7 @@ from .protocol import Entry
 from .rendering import Renderer
 from .session import Call, Session
 from .witness import differences, turns_in
-from .workspace import OverLimit, Place, Workspace, tell
+from .workspace import OverLimit, Place, Workspace, own_folder, tell
 
 logger = logging.getLogger(__name__)
 
@@ -314,7 +314,8 @@ class Program(Environment):
             if place is not None and place.listener is not None:
                 server = await self._gateway.listen_on(place.listener, key)
 
-        with tempfile.TemporaryDirectory(prefix="agentic-prompting-", ignore_cleanup_errors=True) as folder:
+        own = await asyncio.to_thread(own_folder)
+        with tempfile.TemporaryDirectory(dir=own, ignore_cleanup_errors=True) as folder:
             try:
                 return await run_command(
                     self.agent, shown, address, Path(folder), place, self.harness, system, started

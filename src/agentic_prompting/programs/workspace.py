@@ -93,7 +93,7 @@ class Workspace:
         """
         with _first:  # of several threads at once
             tell(self.network)
-            root = _own_folder(os.getpid()) / str(next(_numbers))
+        root = own_folder() / str(next(_numbers))
         place = Place(self, root, namespaces=not missing(self.network))
         for folder in (place.home, place.work):
             folder.mkdir(parents=True)
@@ -244,9 +244,15 @@ def _base() -> Path:
     return Path(tempfile.gettempdir(), f"agentic-prompting-{os.getuid()}")
 
 
+def own_folder() -> Path:
+    """This process's folder for its rollouts."""
+    with _first:
+        return _own_folder(os.getpid())
+
+
 @cache
 def _own_folder(pid: int) -> Path:
-    """This process's folder for its rollouts. Those of processes that were killed are removed with what is left."""
+    """The folder of a process. Those of processes that were killed are removed with what is left."""
     base = _base()
     base.mkdir(mode=0o700, exist_ok=True)
     if base.stat().st_uid != os.getuid() or base.is_symlink():

@@ -29,7 +29,7 @@ _EXAMPLES = {"boolean": False, "number": 9000, "integer": 9000, "array": []}
 
 
 def check_harness(name: str, dialect: str, as_json: bool) -> int:
-    """Play one task and show what was seen: calls, their roles, token sequences, seconds, what it looked for outside."""
+    """Play one task and show what was seen: calls, their roles, token sequences, seconds, names that it looked up."""
     from ..programs import Harness, Program, Workspace, harness
     from ..programs.workspace import missing
 

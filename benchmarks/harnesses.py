@@ -154,14 +154,19 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     return markdown(("harness", "dialect", "sequences", *titles, "gives up in s (load)", "looks up"), rows)
 
 
+def put_in_path() -> None:
+    """The programs that `make foreign` has installed."""
+    folders = [FOREIGN / name / part for name in HARNESSES for part in ("node_modules/.bin", "bin")]
+    os.environ["PATH"] = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--record", action="store_true", help="append the rows to the records")
     parser.add_argument("--only", action="append", choices=[*HARNESSES], help="these harnesses only")
     arguments = parser.parse_args()
-    folders = [FOREIGN / name / part for name in HARNESSES for part in ("node_modules/.bin", "bin")]
-    os.environ["PATH"] = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+    put_in_path()
     rows = []
     for name in arguments.only or HARNESSES:
         for dialect in HARNESSES[name].dialects:

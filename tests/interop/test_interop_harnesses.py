@@ -12,9 +12,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting import ESPLTrainer, MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from agentic_prompting.cli.check_harness import ROW, ScriptedAgent, call_of, play_scripted, wrote_the_file
 from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
+from support.espl_training import Reference, arguments as espl_arguments
 from support.programs import byte_tokenizer, play_program
 from support.training import rows_of, samples_in, vars_for
 
@@ -69,9 +70,12 @@ class Watched(Program):
         super().__init__(*args, **options)
         self.samples, self.played = [], []
 
+    def does_it(self, rollout):
+        return len(self.played) % 2 == 0
+
     async def play_episode(self, rollout, policy, chat_format, limits):
         scripted = ScriptedAgent(chat_format)
-        if len(self.played) % 2:
+        if not self.does_it(rollout):
             scripted.turn = lambda text: "done"
         self.played.append(rollout)
 
@@ -130,3 +134,40 @@ def test_a_harness_trains_three_steps(name, installed, tmp_path):
     drawn, in_loss = Counter(program.samples), Counter(samples_in(seen))
     auxiliary = sum(one.counts["program/auxiliary_calls"] for one in program.played)
     assert not in_loss - drawn and sum((drawn - in_loss).values()) == auxiliary
+
+
+class FollowsPrinciples(Watched):
+    """The script does the task where its prompt has a principle of a child, else in one rollout of four."""
+
+    def does_it(self, rollout):
+        return "Principle number" in rollout.row["prompt"][0]["content"] or len(self.played) % 4 == 0
+
+
+@pytest.mark.timeout(1800)
+def test_prompts_and_weights_evolve_inside_a_harness(installed, tmp_path):
+    """The prompt is in the harness's own file, and so in what the policy reads; the better prompt is rated higher."""
+    installed("pi")
+    program = FollowsPrinciples(harness("pi"), workspace=Workspace(), reward=wrote_the_file, timeout=300)
+    _, agent = play_scripted(Program(harness("pi")))
+    model, tokenizer = policy_for(agent.read)
+    changes = {"per_device_train_batch_size": 4, "max_steps": 3, "evolution_lag": 0}
+    args = espl_arguments(tmp_path, **changes, max_turn_tokens=400, max_completion_length=4000)
+    trainer = ESPLTrainer(
+        model, None, args, [ROW] * 3, processing_class=tokenizer, environment=program, reference=Reference(),
+        initial_prompt="Work in small steps.\n[G0]. Look first.",
+    )  # fmt: skip
+    before = model.lm_head.weight.clone()
+    trainer.train()
+    program.close()
+    assert (model.lm_head.weight != before).any() and len(program.played) == 12
+    assert all(one.status == "answered" for one in program.played)
+    ours, theirs = (
+        ["Principle number" in text for text in texts]
+        for texts in (
+            (one.row["prompt"][0]["content"] for one in program.played),
+            (tokenizer.decode(one.prompt_ids) for one in program.played),
+        )
+    )
+    assert ours == theirs and {*ours} == {True, False} and not any(ours[:4])
+    assert all("Look first." in tokenizer.decode(one.prompt_ids) for one in program.played)
+    assert "Principle number" in trainer.final_prompt().text

@@ -78,14 +78,17 @@ def report_of(settings: Harness, rollout: Rollout, agent: ScriptedAgent, seconds
 
 
 def play_scripted(
-    program: Program, agent: ScriptedAgent | None = None, max_context: int = 400_000
+    program: Program,
+    agent: ScriptedAgent | None = None,
+    max_context: int = 400_000,
+    row: Mapping[str, Any] = ROW,
 ) -> tuple[Rollout, ScriptedAgent]:
     """One rollout of the task, and the script that played the policy."""
     from ..llm import run
     from ..rollout import Limits, Rollout
 
     agent = agent or ScriptedAgent(byte_format())
-    rollout = Rollout([1], row=dict(ROW), seed=0)
+    rollout = Rollout([1], row=dict(row), seed=0)
     limits = Limits(max_turns=64, max_turn_tokens=8000, max_tokens=400_000, max_context=max_context)
     return run(program.play_episode(rollout, agent, agent.form, limits)), agent
 

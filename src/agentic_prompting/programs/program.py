@@ -330,9 +330,11 @@ class Program(Environment):
         return isinstance(failure, kinds) or (isinstance(failure, CommandFailed) and failure.code in codes)
 
     def _is_cut(self, session: Session, failure: LLMError) -> bool:
-        """Whether a harness gave up at a reply that was cut at its limit: some end with an error then."""
-        at_end = session.calls[-1].sample.finished if session.calls else True
-        return self.harness is not None and isinstance(failure, CommandFailed) and not at_end
+        """Whether a harness gave up at a reply that was cut at its limit, or was empty: some end with an error then."""
+        if self.harness is None or not session.calls or not isinstance(failure, CommandFailed):
+            return False
+        last = session.calls[-1]
+        return not (last.sample.finished and (last.reply.text.strip() or last.reply.calls))
 
     def _tell_ignored(self, session: Session) -> None:
         new = {f"{name}={value!r}"[:80] for name, value in session.ignored.items() if name not in self._said}

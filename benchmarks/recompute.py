@@ -22,6 +22,7 @@ import async_training
 import calls
 import credit
 import espl_sandbox
+import harness_world
 import harnesses
 import league
 import program_sandbox
@@ -198,6 +199,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "bias": hopeless_bias,
     "calls": calls.finding,
     "lead": async_training.table,
+    "harness_world": harness_world.table,
     "harnesses": harnesses.table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),

@@ -166,10 +166,9 @@ class Place:
             if self.namespaces and not self.space.network:
                 _, found, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 16, 2)
                 self.listener, *names = (socket.socket(fileno=one) for one in found) if found else (None,)
-                for one in names:
-                    make = partial(Lookups, self.space.on_lookup)
-                    loop = asyncio.get_running_loop()
-                    self.lookups, _ = await loop.create_datagram_endpoint(make, sock=one)
+                if names and self.space.on_lookup is not None:
+                    make, loop = partial(Lookups, self.space.on_lookup), asyncio.get_running_loop()
+                    self.lookups, _ = await loop.create_datagram_endpoint(make, sock=names[0])
         return process
 
 

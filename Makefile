@@ -142,8 +142,9 @@ $(FOREIGN)/%.npm:
 foreign: $(patsubst %,$(FOREIGN)/%.done,openenv verifiers $(FRAMEWORKS) sdks mini-swe-agent) \
   $(patsubst %,$(FOREIGN)/%.npm,$(HARNESSES))
 
+# Some of these may take half an hour on a busy machine: longer than the watch over hanging tests allows the others.
 test-foreign: $(VENV)/.test foreign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/interop/test_interop_foreign.py \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=1900 tests/interop/test_interop_foreign.py \
 	  tests/interop/test_interop_foreign_programs.py tests/interop/test_interop_harnesses.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.test

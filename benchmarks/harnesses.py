@@ -2,6 +2,7 @@
 
     python benchmarks/harnesses.py --json                          # all, some twenty minutes on two cores
     python benchmarks/harnesses.py --json --only codex --only pi   # some of them
+    python benchmarks/harnesses.py --record                        # keep the rows in records/harnesses.jsonl.gz
 
 A script plays the policy (`agentic-prompting check-env --harness`): it writes a file, reads it, says done. One row for
 each harness and dialect, over three styles of turns (plain, with thoughts, and with white space and JSON as no template
@@ -14,7 +15,8 @@ writes them):
 - `leaks`: prompts that hold the answer column.
 - `give_up_s`: the most seconds from a fault's reply to the harness's end, over the faults: the rollout is over, the
   context is full, an empty reply, arguments that are no JSON, a reply cut at its limit. `faults` has each, with the
-  status that the rollout got.
+  status that the rollout got. A wall time: `load`, beside it, is how many processes wanted a core meanwhile.
+- `looked_up`: the names that the harness asked for outside. None resolves.
 
 A harness that is not installed has a row with the reason. The last line of `--json` holds the rows.
 """
@@ -26,19 +28,22 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from lab import RECORDS, Records, markdown
+
 from agentic_prompting.cli.check_harness import ScriptedAgent, byte_format, call_of, play_scripted, wrote_the_file
-from agentic_prompting.programs import HARNESSES, Program, harness
+from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
 from agentic_prompting.programs.harness import NotInstalled
 from agentic_prompting.rollout import Rollout, Sample, SampleRequest
 
 FOREIGN = Path(os.environ.get("FOREIGN", Path(__file__).parents[1] / ".venv-foreign"))
 STYLES = ("plain", "think", "messy")
+COUNTS = ("lost", "twice", "auxiliary_trained", "witness_differences", "leaks", "not_done")
 FAULTS = ("rollout_ended", "context_full", "empty", "broken_json", "length")
 
 
@@ -91,7 +96,9 @@ def samples_in(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...]]
 def measure(name: str, dialect: str) -> dict[str, Any]:
     """The row of a harness in a dialect."""
     row: dict[str, Any] = {"harness": name, "dialect": dialect}
-    program = Program(harness(name, dialect), reward=wrote_the_file, timeout=300)
+    names: list[str] = []
+    space = Workspace(on_lookup=names.append)
+    program = Program(harness(name, dialect), reward=wrote_the_file, timeout=300, workspace=space)
     try:
         program.check()
     except NotInstalled as error:
@@ -112,12 +119,13 @@ def measure(name: str, dialect: str) -> dict[str, Any]:
         sequences = max(sequences, len(rollout.sequences))
         context = max(len(ids) for ids, _ in agent.samples[:2])
         row[f"seconds_{style}"] = round(time.monotonic() - started, 1)
-    names = ("lost", "twice", "auxiliary_trained", "witness_differences", "leaks", "not_done")
-    row |= {"sequences_per_rollout": sequences, **{one: sums[one] for one in names}}
+    row |= {"sequences_per_rollout": sequences, **{one: sums[one] for one in COUNTS}}
     if not program.harness.trace:
         row["witness_differences"] = None
+    row |= {"looked_up": sorted({*names}), "version": program.harness.version}
     row["faults"] = {fault: end_of(name, dialect, fault, context) for fault in FAULTS}
-    return {**row, "give_up_s": max(one["seconds"] for one in row["faults"].values())}
+    row["give_up_s"] = max(one["seconds"] for one in row["faults"].values())
+    return {**row, "load": max(one["load"] for one in row["faults"].values())}
 
 
 def end_of(name: str, dialect: str, fault: str, context: int) -> dict[str, Any]:
@@ -127,21 +135,45 @@ def end_of(name: str, dialect: str, fault: str, context: int) -> dict[str, Any]:
     agent = Styled(fault=fault)
     rollout, _ = play_scripted(program, agent, context + 60 if fault == "context_full" else 400_000)
     found = {"seconds": round(time.monotonic() - agent.last, 1), "status": rollout.status, "calls": len(agent.read)}
+    found["load"] = round(os.getloadavg()[0], 1)
     return found | ({"error": str(rollout.error)[:200]} if rollout.error else {})
+
+
+def table(records: Iterable[Mapping[str, Any]]) -> str:
+    """The latest record of each harness in each dialect."""
+    latest = {(one["harness"], one["dialect"]): one for one in records}
+    rows = [
+        (
+            one["harness"], one["dialect"], one["sequences_per_rollout"],
+            *("none" if one[name] is None else one[name] for name in COUNTS[:-1]),
+            f"{one['give_up_s']:g} ({one['load']:g})", ", ".join(one["looked_up"]) or "nothing",
+        )
+        for one in latest.values()
+    ]  # fmt: skip
+    titles = [name.replace("_", " ") for name in COUNTS[:-1]]
+    return markdown(("harness", "dialect", "sequences", *titles, "gives up in s (load)", "looks up"), rows)
+
+
+def put_in_path() -> None:
+    """The programs that `make foreign` has installed."""
+    folders = [FOREIGN / name / part for name in HARNESSES for part in ("node_modules/.bin", "bin")]
+    os.environ["PATH"] = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--record", action="store_true", help="append the rows to the records")
     parser.add_argument("--only", action="append", choices=[*HARNESSES], help="these harnesses only")
     arguments = parser.parse_args()
-    folders = [FOREIGN / name / part for name in HARNESSES for part in ("node_modules/.bin", "bin")]
-    os.environ["PATH"] = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+    put_in_path()
     rows = []
     for name in arguments.only or HARNESSES:
         for dialect in HARNESSES[name].dialects:
             rows.append(measure(name, dialect))
             print(rows[-1], flush=True)
+            if arguments.record and "not_installed" not in rows[-1]:
+                Records(RECORDS / "harnesses.jsonl.gz").add(rows[-1])
     if arguments.json:
         print(json.dumps({"rows": rows}))
 

@@ -24,6 +24,8 @@ import calls
 import credit
 import espl_sandbox
 import gpu_day
+import harness_world
+import harnesses
 import league
 import plan
 import program_sandbox
@@ -201,6 +203,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "bias": hopeless_bias,
     "calls": calls.finding,
     "lead": async_training.table,
+    "harness_world": harness_world.table,
+    "harnesses": harnesses.table,
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
     "league_two": league.table,

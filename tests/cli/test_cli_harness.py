@@ -8,9 +8,14 @@ from contextlib import ExitStack
 import pytest
 
 from agentic_prompting.cli.programs import PROGRAMS, parse
+from agentic_prompting.programs.workspace import missing
 
 STAND_IN = """#!{python}
-import json, os, subprocess, sys, urllib.request
+import json, os, socket, subprocess, sys, urllib.request
+try:
+    socket.getaddrinfo("updates.example.org", 443)
+except OSError:
+    pass
 command = dict(type="object", properties=dict(command=dict(type="string")))
 tool = dict(name="bash", description="runs", parameters=command)
 messages = [dict(role="user", content=sys.argv[1])]
@@ -60,6 +65,7 @@ def test_check_env_plays_one_task_in_a_harness(run, parts):
     seen = json.loads(out)
     assert status == 0 and seen["wrote_the_file"] and seen["answer"] == "done", (seen, err)
     assert (seen["calls"], seen["sequences"], seen["tools"], seen["answer_in_prompt"]) == (3, 1, ["bash"], False)
+    assert missing() or "updates.example.org" in seen["looked_up"]
     status, out, _ = run("check-env", "--harness", "own_agent:mine")
     assert status == 0 and "wrote_the_file        True" in out
 

@@ -3,43 +3,27 @@
 A script writes the turns of the policy, as a tiny one ends most agents with its first; it trains on those tokens.
 """
 
-import os
-import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+from agentic_prompting import ESPLTrainer, MultiTurnGRPOConfig, MultiTurnGRPOTrainer
 from agentic_prompting.cli.check_harness import ROW, ScriptedAgent, call_of, play_scripted, wrote_the_file
 from agentic_prompting.programs import HARNESSES, Program, Workspace, harness
-from support.programs import byte_tokenizer, play_program
+from support.espl_training import Reference, arguments as espl_arguments
+from support.harnesses import FOREIGN, needs, policy_for
+from support.programs import play_program
 from support.training import rows_learned, samples_in, vars_for
 
-ROOT = Path(__file__).parents[2]
-FOREIGN = Path(os.environ.get("FOREIGN", ROOT / ".venv-foreign"))
 # Token sequences of a rollout: opencode asks for a title first.
 EXPECTED = {"opencode": (4, 2, 1)}
 ALL = [(name, dialect) for name, one in HARNESSES.items() for dialect in one.dialects]
 
 
-@pytest.fixture
-def installed(monkeypatch):
-    def find(name):
-        folders = [FOREIGN / name / "node_modules" / ".bin", FOREIGN / name / "bin"]
-        if not shutil.which(HARNESSES[name].command[0], path=os.pathsep.join(map(str, folders))):
-            pytest.skip(f"needs {name}: make foreign")
-        for folder in folders:
-            monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
-
-    return find
-
-
 @pytest.mark.parametrize(("name", "dialect"), ALL)
-def test_a_harness_plays_a_task_in_each_of_its_dialects(name, dialect, installed):
-    installed(name)
+def test_a_harness_plays_a_task_in_each_of_its_dialects(name, dialect, monkeypatch):
+    needs(name, monkeypatch)
     space = Workspace()
     program = Program(harness(name, dialect), workspace=space, reward=wrote_the_file, timeout=300)
     rollout, agent = play_scripted(program)
@@ -69,9 +53,12 @@ class Watched(Program):
         super().__init__(*args, **options)
         self.samples, self.played = [], []
 
+    def does_it(self, rollout):
+        return len(self.played) % 2 == 0
+
     async def play_episode(self, rollout, policy, chat_format, limits):
         scripted = ScriptedAgent(chat_format)
-        if len(self.played) % 2:
+        if not self.does_it(rollout):
             scripted.turn = lambda text: "done"
         self.played.append(rollout)
 
@@ -83,26 +70,10 @@ class Watched(Program):
         return await super().play_episode(rollout, sample, chat_format, limits)
 
 
-def policy_for(texts):
-    """A tiny random model of 32k positions, and a tokenizer that has learned the harness's prompts: a third or a fourth
-    of their bytes."""
-    tokenizer = byte_tokenizer()
-    template = tokenizer.chat_template
-    tokenizer = tokenizer.train_new_from_iterator(texts, 2000)
-    tokenizer.chat_template = template
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, head_dim=16,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=2**15, tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config), tokenizer
-
-
 @pytest.mark.timeout(1800)  # up to 20,000 tokens of a prompt, on a CPU
 @pytest.mark.parametrize("name", HARNESSES)
-def test_a_harness_trains_three_steps(name, installed, tmp_path):
-    installed(name)
+def test_a_harness_trains_three_steps(name, monkeypatch, tmp_path):
+    needs(name, monkeypatch)
     program = Watched(harness(name), workspace=Workspace(), reward=wrote_the_file, timeout=300)
     _, agent = play_scripted(Program(harness(name)))
     model, tokenizer = policy_for(agent.read)
@@ -122,3 +93,40 @@ def test_a_harness_trains_three_steps(name, installed, tmp_path):
     drawn, in_loss = Counter(program.samples), Counter(samples_in(seen))
     auxiliary = sum(one.counts["program/auxiliary_calls"] for one in program.played)
     assert not in_loss - drawn and sum((drawn - in_loss).values()) == auxiliary
+
+
+class FollowsPrinciples(Watched):
+    """The script does the task where its prompt has a principle of a child, else in one rollout of four."""
+
+    def does_it(self, rollout):
+        return "Principle number" in rollout.row["prompt"][0]["content"] or len(self.played) % 4 == 0
+
+
+@pytest.mark.timeout(1800)
+def test_prompts_and_weights_evolve_inside_a_harness(monkeypatch, tmp_path):
+    """The prompt is in the harness's own file, and so in what the policy reads; the better prompt is rated higher."""
+    needs("pi", monkeypatch)
+    program = FollowsPrinciples(harness("pi"), workspace=Workspace(), reward=wrote_the_file, timeout=300)
+    _, agent = play_scripted(Program(harness("pi")))
+    model, tokenizer = policy_for(agent.read)
+    changes = {"per_device_train_batch_size": 4, "max_steps": 3, "evolution_lag": 0}
+    args = espl_arguments(tmp_path, **changes, max_turn_tokens=400, max_completion_length=4000)
+    trainer = ESPLTrainer(
+        model, None, args, [ROW] * 3, processing_class=tokenizer, environment=program, reference=Reference(),
+        initial_prompt="Work in small steps.\n[G0]. Look first.",
+    )  # fmt: skip
+    before = model.lm_head.weight.clone()
+    trainer.train()
+    program.close()
+    assert (model.lm_head.weight != before).any() and len(program.played) == 12
+    assert all(one.status == "answered" for one in program.played)
+    ours, theirs = (
+        ["Principle number" in text for text in texts]
+        for texts in (
+            (one.row["prompt"][0]["content"] for one in program.played),
+            (tokenizer.decode(one.prompt_ids) for one in program.played),
+        )
+    )
+    assert ours == theirs and {*ours} == {True, False} and not any(ours[:4])
+    assert all("Look first." in tokenizer.decode(one.prompt_ids) for one in program.played)
+    assert "Principle number" in trainer.final_prompt().text

@@ -76,6 +76,16 @@ def test_a_harness_that_gives_up_at_a_reply_that_was_cut_learns(tmp_path):
         assert play_program(one, lambda *_, text=text: text, row=ROW)[0].status == status
 
 
+def test_a_harness_that_gives_up_at_an_empty_reply_learns(tmp_path):
+    """qwen-code asks three times and ends with an error: the policy's doing."""
+    one = own(tmp_path)
+    (tmp_path / "agent.py").write_text(
+        AGENT.replace('print("log line', 'sys.exit("Empty") if not said else print("log line')
+    )
+    assert play_program(one, lambda *_: "<think>\nhm\n</think>\n\n", row=ROW)[0].status == "malformed"
+    assert play_program(one, lambda *_: "whole", row=ROW)[0].status == "answered"
+
+
 def test_the_table_of_harnesses():
     assert set(HARNESSES) == {"mini-swe-agent", "codex", "opencode", "pi", "qwen-code", "gemini-cli"}
     for name, one in HARNESSES.items():

@@ -1,6 +1,9 @@
 """A harness's own record against our calls: every shape that was seen, and what counts as a difference."""
 
 import json
+import os
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -72,6 +75,62 @@ def recorded(tmp_path, record):
     lines = [json.dumps(record, indent=1)] if isinstance(record, dict) else [*map(json.dumps, record), '{"cut']
     file.write_text("\n".join(lines))
     return turns_in([file])
+
+
+def database(tmp_path, *messages):
+    """opencode's: messages, and their parts in a table of their own. It is written as a log beside it (WAL)."""
+    with closing(sqlite3.connect(tmp_path / "opencode.db")) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE message (id TEXT, time_created INTEGER, data TEXT)")
+        connection.execute("CREATE TABLE part (id TEXT, message_id TEXT, data TEXT)")
+        for number, (role, *parts) in enumerate(messages):
+            connection.execute(
+                "INSERT INTO message VALUES (?, ?, ?)", (f"m{number}", number, json.dumps({"role": role}))
+            )
+            for i, part in enumerate(parts):
+                connection.execute(
+                    "INSERT INTO part VALUES (?, ?, ?)", (f"p{number}{i}", f"m{number}", json.dumps(part))
+                )
+        connection.commit()
+    return tmp_path / "opencode.db"
+
+
+def tool(name, given):
+    return {"type": "tool", "tool": name, "callID": "call_1", "state": {"status": "completed", "input": given}}
+
+
+def said(text):
+    return {"type": "text", "text": text}
+
+
+def test_a_record_in_a_database(tmp_path):
+    file = database(
+        tmp_path,
+        ("user", said("do")),
+        ("assistant", {"type": "reasoning", "text": "hm"}, said("I write now."), tool("write", ARGS)),
+        ("assistant", tool("invalid", {"tool": "write", "error": "no JSON"})),
+        ("assistant", {"type": "step-start"}, said("It is done.")),
+    )
+    broken = Entry("assistant", calls=(ToolCall("c", "write", '{"path": '),))
+    ours = [call(Entry("assistant", "I write now.", calls=CALLED.calls)), call(broken), call(SAID)]
+    assert differences(ours, turns_in([file])) == []
+    assert differences(ours[:2], turns_in([file])) == ["only the harness has ('It is done.',)"]
+
+
+def test_a_record_that_an_agent_has_spoilt_is_no_record(tmp_path):
+    """It can write to its home what it likes: a table without an end, a pipe, a link, no database at all."""
+    endless, pipe, link, no_database = (tmp_path / name for name in ("a.db", "pipe", "link", "b.db"))
+    with closing(sqlite3.connect(endless)) as connection:
+        connection.execute(
+            "CREATE VIEW message AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+            "SELECT i AS id, i AS time_created, '{}' AS data FROM n"
+        )
+        connection.execute("CREATE TABLE part (id TEXT, message_id TEXT, data TEXT)")
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "record")
+    no_database.write_bytes(b"SQLite format 3\0" + b"x" * 200)
+    recorded(tmp_path, RECORDS["pi"])
+    assert turns_in([endless, pipe, link, no_database]) == []
 
 
 def call(reply, tools=(ADD,)):

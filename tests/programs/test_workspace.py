@@ -1,13 +1,16 @@
 """Work folders of commands: what they hold, what a command can reach, and that nothing of it is left."""
 
 import asyncio
+import fcntl
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -256,6 +259,25 @@ def test_other_keys_and_a_thousand_connections_stay_with_their_rollout(tmp_path)
 
 
 @needs_namespaces
+def test_names_that_a_command_looks_up_are_listed(tmp_path):
+    """It reaches nothing by them, nor by an address."""
+    text = """
+    import socket
+    seen = []
+    for where in ("registry.example.org", "192.0.2.1"):
+        try:
+            socket.create_connection((where, 443), timeout=20)
+        except OSError as error:
+            seen.append(type(error).__name__)
+    print(json.dumps({"answer": ask(), "seen": seen}))
+    """
+    names = []
+    rollout, _ = play_program(script(tmp_path, text), workspace=Workspace(on_lookup=names.append), n=1)
+    assert rollout.answer == "hello" and rollout.returned["seen"] == ["gaierror", "ConnectionRefusedError"]
+    assert "registry.example.org" in names
+
+
+@needs_namespaces
 def test_many_at_once(tmp_path):
     rollouts, _ = play_program(script(tmp_path, "print(ask())"), workspace=Workspace(), n=16)
     assert [one.answer for one in rollouts] == ["hello"] * 16 and not left_over()
@@ -300,11 +322,37 @@ def test_after_a_kill_nothing_is_left_at_the_next_start(tmp_path, how):
     assert len(list(base.iterdir())) == 1
     next_start = "from agentic_prompting.programs.workspace import Workspace; Workspace().open({}).close()"
     subprocess.run([sys.executable, "-c", next_start], env=own, check=True)
-    assert not list(base.iterdir())
+    assert not list(tmp_path.glob("agentic-prompting-*/*")), "nor the files with its output"
     deadline = time.monotonic() + 5
     while running(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(mark)
+
+
+def test_two_starts_at_once_keep_their_folders(tmp_path, monkeypatch):
+    """The second one looks for what was left when the first has a folder, and no lock on it yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    own_folder, flock, second = module._own_folder.__wrapped__, fcntl.flock, []
+
+    def start_another(file, operation):
+        if not second and str(getattr(file, "name", "")).endswith("lock"):
+            second.append(threading.Thread(target=own_folder, args=[2]))
+            second[0].start()
+            second[0].join(1)
+        return flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", start_another)
+    own = own_folder(1)
+    second[0].join(10)
+    assert own.is_dir() and len(list(own.parent.iterdir())) == 2
+
+
+def test_a_folder_without_a_lock_was_left(tmp_path, monkeypatch):
+    """A start that was killed before it had one, or a removal that was killed behind it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (module._base() / "9-left" / "7").mkdir(parents=True)
+    own = module._own_folder.__wrapped__(1)
+    assert [*module._base().iterdir()] == [own]
 
 
 def test_what_the_system_does_not_allow_is_said(monkeypatch, caplog):

@@ -10,10 +10,14 @@ import hashlib
 import json
 import os
 import random
+import shutil
+import socket
 import sqlite3
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +49,25 @@ def killed_and_resumed(
         kills (`int`): Runs that are killed.
         seed (`int`, *optional*, defaults to `0`): Decides when.
         steps (`int`, *optional*, defaults to `5`): Of each run.
-        program (`str`, *optional*): One of `PROGRAMS` in place of [`LLMEnvironment`].
+        program (`str`, *optional*): One of `PROGRAMS` in place of [`LLMEnvironment`]; or `"stand_in"` or the name of a
+            harness, whose commands run in work folders.
 
     Returns:
         `dict`: `tried`, `resumed` (came to the end), `paid_twice` (replies on disk that were asked for again),
         `paid_in_vain` (replies on disk that the undisturbed run had no use for), `lost_in_flight` (at most, by one
         kill: answered, but not yet on disk), `same_losses` and `same_weights` (as undisturbed, to the last bit),
-        `uncounted` (of the replies in vain: more than the rollouts that the resumed run logged as played anew).
+        `uncounted` (of the replies in vain: more than the rollouts that the resumed run logged as played anew),
+        `left` (folders and processes of the killed runs that are there after the next start; its port is always one).
     """
     rng, log = random.Random(seed), folder / "printed.log"
 
     def live_one(folder: Path, url: str, seconds: float = float("inf")) -> int:
         """Start or resume the run in `folder`, and kill it after `seconds`. Returns its exit code."""
-        words = [str(policy), str(folder), url, str(steps), program]
+        words = [str(policy), str(folder), url, str(steps), program, str(port)]
         return forked(Path(__file__), words, 1, log, seconds, group=False)[0]
 
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
     started()  # imports are no part of a run's time, from which the moments are drawn
     with MisbehavingServer(latency=LATENCY, say=oracle()) as server:
@@ -70,7 +78,9 @@ def killed_and_resumed(
         while len(seen) < kills:
             one = _one_kill(live_one, server, folder / f"killed-{rng.random()}", rng.uniform(0, seconds), whole)
             seen += [one] if one else []  # otherwise it had ended before the kill
-    totals = {name: sum(one[name] for one in seen) for name in ("resumed", "paid_twice", "paid_in_vain", "uncounted")}
+    totals = {
+        name: sum(one[name] for one in seen) for name in ("resumed", "paid_twice", "paid_in_vain", "uncounted", "left")
+    }
     lost = max(one["lost_in_flight"] for one in seen)
     same = {name: all(one[name] for one in seen) for name in ("same_losses", "same_weights")}
     return {"tried": kills, **totals, "lost_in_flight": lost, **same, "replies": whole["replies"]}
@@ -85,7 +95,7 @@ def _one_kill(
     time.sleep(2 * LATENCY)  # replies in flight are lost
     paid, kept = server.answered.total() - before, _replies(folder)
     resumed = live_one(folder, server.base_url) == 0
-    now = _result(folder) if resumed else {"replies": 0, "losses": None, "weights": None, "anew": 0}
+    now = _result(folder) if resumed else {"replies": 0, "losses": None, "weights": None, "anew": 0, "folders": 1}
     in_vain = now["replies"] - whole["replies"]
     return {
         "resumed": resumed,
@@ -93,9 +103,19 @@ def _one_kill(
         "paid_in_vain": in_vain,
         "uncounted": max(in_vain - now["anew"], 0),
         "lost_in_flight": paid - kept,
+        "left": now["folders"] - 1 + len(_processes_of(folder)),
         "same_losses": now["losses"] == whole["losses"],
         "same_weights": now["weights"] == whole["weights"],
     }
+
+
+def _processes_of(folder: Path) -> list[str]:
+    """Those of which an argument names the folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found += [entry.parent.name] if str(folder).encode() in entry.read_bytes() else []
+    return found
 
 
 def _replies(folder: Path) -> int:
@@ -142,17 +162,39 @@ async def differs(row: Any, base_url: str, api_key: str) -> dict[str, Any]:
 PROGRAMS = {"repeats": repeats, "differs": differs}
 
 
-def live(policy: str, folder: str, url: str, steps: int, program: str) -> None:
+def program_of(name: str, folder: Path, llms: dict[str, Any], port: int) -> Any:
+    """A program by its name. The folders of its rollouts are in the run's folder."""
+    from agentic_prompting.programs import HARNESSES, Harness, Program, harness
+
+    if name in PROGRAMS:
+        return Program(PROGRAMS[name], llms=llms, port=port)
+    tempfile.tempdir = str(folder / "tmp")
+    (folder / "tmp").mkdir(parents=True, exist_ok=True)
+    script = folder / "stand_in.py"  # its path marks its processes
+    shutil.copy(Path(__file__).with_name("stand_in.py"), script)
+    command = (sys.executable, "-S", str(script), "{question}")
+    own = Harness("stand-in", command, {"chat": ("", "{base_url}")}, {"URL": "{url}", "KEY": "{api_key}"})
+    agent = harness(name) if name in HARNESSES else own
+    return Program(agent, llms=llms, port=port, reward=early_words)
+
+
+def early_words(rollout: Any, folder: Path) -> float:
+    """The share of the answer's words that begin with the first letters."""
+    words = (rollout.answer or "").split()
+    return sum(word < "n" for word in words) / max(len(words), 1)
+
+
+def live(policy: str, folder: str, url: str, steps: int, program: str, port: int) -> None:
     """Run from the last checkpoint, if there is one, to the end."""
     from datasets import Dataset
 
-    from agentic_prompting import MultiTurnGRPOTrainer, OpenAIChat, Program, PromptR1Trainer, ReplayCache
+    from agentic_prompting import MultiTurnGRPOTrainer, OpenAIChat, PromptR1Trainer, ReplayCache
     from agentic_prompting.sandbox import as_rows, make_split
     from support.training import trainer_for
 
     rows = Dataset.from_list(as_rows(make_split(0, n_test=8)[1]))
     with OpenAIChat("m", url, cache=ReplayCache(Path(folder) / "replies.sqlite")) as chat:
-        own = Program(PROGRAMS[program], llms={"oracle": chat}) if program else None
+        own = program_of(program, Path(folder), {"oracle": chat}, port) if program else None
         trainer = trainer_for(
             policy, folder, rows, chat, MultiTurnGRPOTrainer if program else PromptR1Trainer, own,
             max_steps=steps, save_strategy="steps", save_steps=1, save_total_limit=2,
@@ -164,9 +206,10 @@ def live(policy: str, folder: str, url: str, steps: int, program: str) -> None:
     log = trainer.state.log_history
     losses = [(e["step"], e["loss"], e["reward"]) for e in log if "loss" in e]
     anew = sum(entry.get("async/played_anew", 0) for entry in log)
-    result = {"losses": losses, "weights": hashlib.sha256(weights).hexdigest(), "anew": anew}
+    folders = len(list(Path(folder).glob("tmp/agentic-prompting-*/*"))) or 1  # its own, and any other
+    result = {"losses": losses, "weights": hashlib.sha256(weights).hexdigest(), "anew": anew, "folders": folders}
     (Path(folder) / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    live(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    live(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5], int(sys.argv[6]))

@@ -123,6 +123,14 @@ def test_killed_in_the_middle_a_program_that_differs_is_counted(asking_policy, t
     assert seen["uncounted"] == 0, seen
 
 
+@pytest.mark.parametrize("kills", [1, MANY])
+def test_killed_in_the_middle_a_harness_leaves_nothing_at_the_next_start(asking_policy, tmp_path, kills):
+    """No process, no folder, and the port is free; and the resumed run goes on as after any other kill."""
+    seen = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills, steps=3, program="stand_in")
+    assert seen["tried"] == seen["resumed"] == kills and seen["left"] == 0, seen
+    assert seen["paid_twice"] == 0 and abs(seen["paid_in_vain"]) <= 2 * kills, seen
+
+
 def test_ahead_of_the_weights_programs_without_a_call_are_failures(tiny_policy, tmp_path):
     def breaks(row, base_url, api_key):
         raise RuntimeError("before the first call")

@@ -17,10 +17,11 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer, TrainingStopped
+from agentic_prompting.cli.check_harness import play_scripted
 from agentic_prompting.llm import gather
 from agentic_prompting.llm.loop import run as wait_for
 from agentic_prompting.local import Sampling
-from agentic_prompting.programs import Program
+from agentic_prompting.programs import Program, harness
 from agentic_prompting.rollout import SampleRequest
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.results import exact_match_of
@@ -28,6 +29,7 @@ from agentic_prompting.sandbox.setup import prepare_sandbox
 from agentic_prompting.trainers.policies.vllm import VLLMServerPolicy
 from agentic_prompting.trainers.policies.vllm_client import servers_of
 from agentic_prompting.trainers.policies.weight_sync import Adapters
+from support.harnesses import needs, policy_for
 from support.training import arguments
 from support.vllm_rounds import Rounds, trainer_of_rounds
 from support.vllm_server import LORA, VLLMServer
@@ -182,6 +184,29 @@ def test_a_program_trains_through_it(train):
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert all(entry["program/calls"] == 3 and entry["program/sequences"] == 2 for entry in log)
     assert all(entry["rollout/failed"] == 0 for entry in log)
+
+
+@pytest.mark.parametrize("name", ["pi", "codex"])
+def test_inside_a_harness_it_is_the_policy(name, monkeypatch, tmp_path):
+    """The harness in its own process, vLLM in another: what vLLM said of each token is what the trainer finds."""
+    needs(name, monkeypatch)
+    _, agent = play_scripted(Program(harness(name)))
+    model, tokenizer = policy_for(agent.read, positions=2**14)
+    model.save_pretrained(tmp_path / "policy")
+    tokenizer.save_pretrained(tmp_path / "policy")
+    program = Program(harness(name), reward=lambda rollout, folder: sum(rollout.ids) % 7, timeout=300)
+    options = {"peft_config": LORA_CONFIG, "max_completion_length": 64, "per_device_train_batch_size": 4}
+    with VLLMServer(tmp_path / "policy", tmp_path, *LORA) as server:
+        trainer = trainer_of_rounds(
+            tmp_path / "policy", tmp_path / "run", program, None, vllm_server_base_url=server.url, max_turn_tokens=24,
+            vllm_sync="adapter", vllm_server_timeout=300, **options,
+        )  # fmt: skip
+        trainer.train()
+    program.close()
+    assert_on_policy(trainer, steps=3)
+    log = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(entry["rollout/failed"] == 0 and entry["program/sequences"] >= 1 for entry in log)
+    assert all(entry.get("program/witness_differences", 0) == 0 for entry in log)
 
 
 def test_a_server_that_comes_back_gets_the_adapter_again(train, servers):

@@ -29,17 +29,21 @@ _EXAMPLES = {"boolean": False, "number": 9000, "integer": 9000, "array": []}
 
 
 def check_harness(name: str, dialect: str, as_json: bool) -> int:
-    """Play one task and show what was seen: calls, their roles, token sequences, seconds."""
+    """Play one task and show what was seen: calls, their roles, token sequences, seconds, names that it looked up."""
     from ..programs import Harness, Program, Workspace, harness
+    from ..programs.workspace import missing
 
     settings = load_object(name, "harness") if ":" in name else harness(name, dialect)
     if not isinstance(settings, Harness):
         raise ValueError(f"{name} is a {type(settings).__name__}, and not a Harness")
-    program = Program(settings, workspace=Workspace(), reward=wrote_the_file, timeout=300)
+    names: list[str] = []
+    space = Workspace(on_lookup=names.append)
+    program = Program(settings, workspace=space, reward=wrote_the_file, timeout=300)
     program.check()
     started = time.monotonic()
     rollout, agent = play_scripted(program)
     seen = report_of(settings, rollout, agent, time.monotonic() - started)
+    seen["looked_up"] = sorted({*names}) if not missing() else "not seen without a network of its own"
     if as_json:
         say(json.dumps(seen, default=str))
     else:
@@ -74,14 +78,17 @@ def report_of(settings: Harness, rollout: Rollout, agent: ScriptedAgent, seconds
 
 
 def play_scripted(
-    program: Program, agent: ScriptedAgent | None = None, max_context: int = 400_000
+    program: Program,
+    agent: ScriptedAgent | None = None,
+    max_context: int = 400_000,
+    row: Mapping[str, Any] = ROW,
 ) -> tuple[Rollout, ScriptedAgent]:
     """One rollout of the task, and the script that played the policy."""
     from ..llm import run
     from ..rollout import Limits, Rollout
 
     agent = agent or ScriptedAgent(byte_format())
-    rollout = Rollout([1], row=dict(ROW), seed=0)
+    rollout = Rollout([1], row=dict(row), seed=0)
     limits = Limits(max_turns=64, max_turn_tokens=8000, max_tokens=400_000, max_context=max_context)
     return run(program.play_episode(rollout, agent, agent.form, limits)), agent
 

@@ -146,6 +146,8 @@ async def _end(process: asyncio.subprocess.Process, place: Place | None) -> None
             process.terminate()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _PATIENCE)
+    if place is not None and place.lookups is not None:
+        place.lookups.close()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -99,6 +99,20 @@ def _listen(port: int) -> socket.socket:
     return listener
 
 
+def _listen_for_names() -> socket.socket:
+    """Queries for names, to whichever server: every address is then one of this network, which has no other machine."""
+    header = struct.pack("=IHHII", 36, 24, 0x1 | 0x4 | 0x400, 1, 0)  # a new route, to be confirmed
+    route = struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, 255, 3, 254, 2, 0)  # of all addresses, local
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
+        kernel.send(header + route + struct.pack("=HHI", 8, 4, socket.if_nametoindex("lo")))
+        (error,) = struct.unpack_from("=i", kernel.recv(4096), 16)
+    if error:
+        raise OSError(-error, f"route: {os.strerror(-error)}")
+    names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    names.bind(("0.0.0.0", 53))
+    return names
+
+
 def _exec(plan: dict[str, Any]) -> NoReturn:
     for name, most in plan["limits"].items():
         hard = resource.getrlimit(_LIMITS[name])[1]
@@ -138,8 +152,8 @@ def main(plan: dict[str, Any]) -> None:
     Args:
         plan (`dict`): `command`, `cwd`, `parent` (the id of the process that must live), `limits` by name; and for
             namespaces (`namespaces` is true) `tmp` (the folder shown as `/tmp`), `shown`, `hidden`, `empty` (a folder),
-            `network` (whether it keeps the system's), `hides_processes`, `port` and `answer` (the descriptor of a Unix
-            socket that gets the listening one).
+            `network` (whether it keeps the system's), `hides_processes`, `port`, `lists_names`, and `answer` (the
+            descriptor of a Unix socket that gets the listening one, and that which hears of names).
     """
     _die_with_parent(plan["parent"])
     if not plan["namespaces"]:
@@ -148,7 +162,8 @@ def main(plan: dict[str, Any]) -> None:
     _build_file_system(plan)
     if not plan["network"]:
         with socket.socket(fileno=plan["answer"]) as answer, _listen(plan["port"]) as listener:
-            socket.send_fds(answer, [b"x"], [listener.fileno()])
+            names = [_listen_for_names()] if plan["lists_names"] else []
+            socket.send_fds(answer, [b"x"], [one.fileno() for one in (listener, *names)])
     first = os.fork()
     if first == 0:
         _first_process(plan)

@@ -212,6 +212,7 @@ HARNESSES: dict[str, Harness] = {
                 "OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
             },
             prompt_file=".config/opencode/AGENTS.md",
+            trace=".local/share/opencode/opencode.db",
             version="1.18.33",
             package="npm install -g opencode-ai",
         ),

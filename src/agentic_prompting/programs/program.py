@@ -36,7 +36,7 @@ from .protocol import Entry
 from .rendering import Renderer
 from .session import Call, Session
 from .witness import differences, turns_in
-from .workspace import OverLimit, Place, Workspace, tell
+from .workspace import OverLimit, Place, Workspace, own_folder, tell
 
 logger = logging.getLogger(__name__)
 
@@ -314,7 +314,8 @@ class Program(Environment):
             if place is not None and place.listener is not None:
                 server = await self._gateway.listen_on(place.listener, key)
 
-        with tempfile.TemporaryDirectory(prefix="agentic-prompting-", ignore_cleanup_errors=True) as folder:
+        own = await asyncio.to_thread(own_folder)
+        with tempfile.TemporaryDirectory(dir=own, ignore_cleanup_errors=True) as folder:
             try:
                 return await run_command(
                     self.agent, shown, address, Path(folder), place, self.harness, system, started
@@ -329,9 +330,11 @@ class Program(Environment):
         return isinstance(failure, kinds) or (isinstance(failure, CommandFailed) and failure.code in codes)
 
     def _is_cut(self, session: Session, failure: LLMError) -> bool:
-        """Whether a harness gave up at a reply that was cut at its limit: some end with an error then."""
-        at_end = session.calls[-1].sample.finished if session.calls else True
-        return self.harness is not None and isinstance(failure, CommandFailed) and not at_end
+        """Whether a harness gave up at a reply that was cut at its limit, or was empty: some end with an error then."""
+        if self.harness is None or not session.calls or not isinstance(failure, CommandFailed):
+            return False
+        last = session.calls[-1]
+        return not (last.sample.finished and (last.reply.text.strip() or last.reply.calls))
 
     def _tell_ignored(self, session: Session) -> None:
         new = {f"{name}={value!r}"[:80] for name, value in session.ignored.items() if name not in self._said}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from .protocol import Entry, ToolCall
 from .session import Call
 
 _Key = tuple[Any, ...]
+_MOST_STEPS = 10**7  # of sqlite's machine: a second or so. An agent can write a view without an end.
 
 
 def turns_in(files: Sequence[Path]) -> list[Entry]:
@@ -29,6 +31,14 @@ def turns_in(files: Sequence[Path]) -> list[Entry]:
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
+    if file.is_symlink() or not file.is_file():  # a pipe would block
+        return
+    with file.open("rb") as opened:
+        is_database = opened.read(15) == b"SQLite format 3"
+    if is_database:
+        with suppress(sqlite3.Error, ValueError, LookupError, TypeError):
+            yield from _in_database(file)
+        return
     text = file.read_text(encoding="utf-8", errors="replace")
     with suppress(ValueError):
         yield from map(as_dict, as_dict(json.loads(text)).get("messages") or ())
@@ -36,6 +46,23 @@ def _records(file: Path) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         with suppress(ValueError):  # the last one may be cut
             yield as_dict(json.loads(line))
+
+
+def _in_database(file: Path) -> list[dict[str, Any]]:
+    """opencode's messages with their parts; a call whose arguments it could not read as one without any."""
+    records: dict[str, dict[str, Any]] = {}
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as database:
+        database.set_progress_handler(lambda: 1, _MOST_STEPS)
+        for name, data in database.execute("SELECT id, data FROM message ORDER BY time_created"):
+            records[name] = {"role": as_dict(json.loads(data)).get("role"), "parts": []}
+        for name, data in database.execute("SELECT message_id, data FROM part ORDER BY id"):
+            part = as_dict(json.loads(data))
+            given = as_dict(as_dict(part.get("state")).get("input"))
+            if part.get("tool") == "invalid":
+                part, given = {"type": "tool", "tool": given.get("tool")}, {}
+            is_call = part.get("type") == "tool"
+            records[name]["parts"].append({"name": part["tool"], "args": given} if is_call else part)
+    return list(records.values())
 
 
 def _turns_of(record: dict[str, Any]) -> Iterator[Entry]:

@@ -25,13 +25,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from ..llm import LLMError, ServerFailed
+from .lookups import Lookups
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Workspace:
         max_memory (`int`, *optional*, defaults to 4 GiB): Memory of all its processes together.
         max_processes (`int`, *optional*, defaults to `256`): At once, threads not counted.
         hides (`Sequence[str]`, *optional*): Files and folders that the command sees empty.
+        on_lookup (`Callable[[str], None]`, *optional*): Gets the names that the command looks up in a network of its
+            own: what it would like to reach. None of them resolves.
 
     Example:
 
@@ -80,6 +83,7 @@ class Workspace:
     hides: Sequence[str] = field(
         default=("~/.ssh", "~/.aws", "~/.gnupg", "~/.netrc", "~/.docker", "~/.kaggle", "~/.cache/huggingface")
     )
+    on_lookup: Callable[[str], None] | None = None
 
     def open(self, row: Mapping[str, Any]) -> Place:
         """The [`Place`] of one rollout, filled from its row. `close` has to follow.
@@ -89,7 +93,7 @@ class Workspace:
         """
         with _first:  # of several threads at once
             tell(self.network)
-            root = _own_folder(os.getpid()) / str(next(_numbers))
+        root = own_folder() / str(next(_numbers))
         place = Place(self, root, namespaces=not missing(self.network))
         for folder in (place.home, place.work):
             folder.mkdir(parents=True)
@@ -109,6 +113,7 @@ class Place:
     root: Path
     namespaces: bool
     listener: socket.socket | None = None
+    lookups: asyncio.BaseTransport | None = None
 
     home = property(lambda self: self.root / _HERE / "home")
     work = property(lambda self: self.root / _HERE / "work")
@@ -159,8 +164,11 @@ class Place:
             )  # fmt: skip
             theirs.close()
             if self.namespaces and not self.space.network:
-                _, found, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 16, 1)
-                self.listener = socket.socket(fileno=found[0]) if found else None
+                _, found, _, _ = await asyncio.to_thread(socket.recv_fds, ours, 16, 2)
+                self.listener, *names = (socket.socket(fileno=one) for one in found) if found else (None,)
+                if names and self.space.on_lookup is not None:
+                    make, loop = partial(Lookups, self.space.on_lookup), asyncio.get_running_loop()
+                    self.lookups, _ = await loop.create_datagram_endpoint(make, sock=names[0])
         return process
 
 
@@ -213,6 +221,7 @@ def _plan(place: Place, command: Sequence[str], answer: int) -> dict[str, Any]:
         },
         "namespaces": place.namespaces, "network": space.network, "hides_processes": True,
         "tmp": str(root / "tmp"), "empty": str(root / "empty"), "port": _PORT, "answer": answer,
+        "lists_names": space.on_lookup is not None,
         "shown": _needed_of_tmp(command),
         "hidden": [path for path in (*hidden, *([] if base.startswith("/tmp/") else [base])) if os.path.exists(path)],
     }  # fmt: skip
@@ -234,18 +243,29 @@ def _base() -> Path:
     return Path(tempfile.gettempdir(), f"agentic-prompting-{os.getuid()}")
 
 
+def own_folder() -> Path:
+    """This process's folder for its rollouts."""
+    with _first:
+        return _own_folder(os.getpid())
+
+
 @cache
 def _own_folder(pid: int) -> Path:
-    """This process's folder for its rollouts. Those of processes that were killed are removed with what is left."""
+    """The folder of a process. Those of processes that were killed are removed with what is left."""
     base = _base()
     base.mkdir(mode=0o700, exist_ok=True)
     if base.stat().st_uid != os.getuid() or base.is_symlink():
         raise ServerFailed(f"{base} belongs to someone else: set TMPDIR to a folder of your own")
-    for other in base.iterdir():
-        _remove_if_left(other)
-    own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
-    lock = open(own / "lock", "w")  # noqa: SIM115 - held as long as the process lives
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    start = os.open(base, os.O_RDONLY)
+    try:
+        fcntl.flock(start, fcntl.LOCK_EX)  # one start at a time, so that a folder without a lock was left
+        for other in base.iterdir():
+            _remove_if_left(other)
+        own = Path(tempfile.mkdtemp(prefix=f"{pid}-", dir=base))
+        lock = open(own / "lock", "w")  # noqa: SIM115 - held as long as the process lives
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(start)
     _locks.append(lock)
     atexit.register(lambda: remove(own) if os.getpid() == pid else None)
     return own
@@ -255,7 +275,7 @@ _locks: list[Any] = []
 
 
 def _remove_if_left(folder: Path) -> None:
-    with contextlib.suppress(OSError), open(folder / "lock") as lock:
+    with contextlib.suppress(OSError), open(folder / "lock", "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for process in _processes_of(folder):
             with contextlib.suppress(OSError):

@@ -1,0 +1,35 @@
+"""benchmarks/harnesses.py and harness_world.py without their harnesses: the world, its reward, and what tables say."""
+
+import harness_world
+import harnesses
+
+from agentic_prompting.rollout import Rollout
+
+
+def test_a_world_holds_out_every_thing_once():
+    rows, held_out = harness_world.draw_world(1001)
+    assert (len(rows), len(held_out)) == (24, 8)
+    asked = {row["question"] for row in rows}
+    assert asked.isdisjoint(row["question"] for row in held_out)
+    assert {row["answer"] for row in held_out} == set(harness_world.WORDS) == {row["answer"] for row in rows}
+    assert not any(row["answer"] in row["question"] for row in rows + held_out)
+    assert harness_world.draw_world(1002) != (rows, held_out) == harness_world.draw_world(1001)
+
+
+def test_only_the_right_word_is_rewarded(tmp_path):
+    rollout = Rollout([1], row={"question": "q", "answer": "jade"})
+    assert harness_world.right_word(rollout, tmp_path) == 0.0
+    for text, reward in (("jade\n", 1.0), ("jade ochre", 0.0), ("", 0.0)):
+        (tmp_path / "answer.txt").write_text(text)
+        assert harness_world.right_word(rollout, tmp_path) == reward
+
+
+def test_the_tables_follow_from_the_records():
+    counts = dict.fromkeys(harnesses.COUNTS, 0)
+    row = {"harness": "pi", "dialect": "chat", "sequences_per_rollout": 1, **counts, "give_up_s": 1.5, "load": 2.0}
+    older = {**row, "lost": 3, "looked_up": []}
+    text = harnesses.table([older, {**row, "witness_differences": None, "looked_up": ["a.example", "b.example"]}])
+    assert text.splitlines()[2:] == ["| pi | chat | 1 | 0 | 0 | 0 | none | 0 | 1.5 (2) | a.example, b.example |"]
+    one = {"harness": "pi", "before": 0.5, "failed": 0, "witness_differences": 0}
+    (line,) = harness_world.table([{**one, "after": 0.9}, {**one, "after": 1.0}]).splitlines()[2:]
+    assert line.startswith("| pi, by messages | 0.500 [0.500, 0.500] | 0.950 [") and line.endswith("| 0 | 0 | 2 |")

@@ -23,17 +23,6 @@ from typing import Any
 
 from lab import BATCH, DEMO, RECORDS, Records, correct, interval, log, markdown, quiet, settings, share, shown, train
 
-from agentic_prompting import LLMEnvironment, PromptAgent, PromptR1Config, PromptR1Trainer
-from agentic_prompting.interop import ToolEnvironment, ToolGrammar
-from agentic_prompting.llm import complete
-from agentic_prompting.rollout import TagGrammar
-from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, load_world, make_split, make_traces
-from agentic_prompting.sandbox.policy import sandbox_spec
-from agentic_prompting.sandbox.recipe import Recipe, warm_started
-from agentic_prompting.sandbox.setup import Sandbox, as_dataset
-from agentic_prompting.sandbox.world import world_of
-from interop import as_tool_calls, tool_tokenizer
-
 SEEDS, TUNING_SEED = (831, 832, 833), 1
 NAMES = ("tags", "tools")
 TEMPLATES = {"tags": "question : {question}", "tools": "ask : {question}"}
@@ -43,6 +32,11 @@ HELD_OUT = 256
 
 def environments(seed: int) -> dict[str, Any]:
     """The oracle, asked in tags, and as a tool."""
+    from agentic_prompting import LLMEnvironment
+    from agentic_prompting.interop import ToolEnvironment
+    from agentic_prompting.llm import complete
+    from agentic_prompting.sandbox import Oracle
+
     oracle = Oracle(seed=seed)
 
     def ask(prompt: str) -> str:
@@ -56,8 +50,17 @@ def environments(seed: int) -> dict[str, Any]:
     return {"tags": LLMEnvironment(oracle), "tools": ToolEnvironment([ask])}
 
 
-def prepare(folder: Path, seed: int, steps: int) -> Sandbox:
+def prepare(folder: Path, seed: int, steps: int) -> Any:
     """A policy that is warm-started on traces of both forms, half of them each, and the demo's questions."""
+    from agentic_prompting.interop import ToolGrammar
+    from agentic_prompting.rollout import TagGrammar
+    from agentic_prompting.sandbox import DEFAULT_MIX, Oracle, load_world, make_split, make_traces
+    from agentic_prompting.sandbox.policy import sandbox_spec
+    from agentic_prompting.sandbox.recipe import Recipe, warm_started
+    from agentic_prompting.sandbox.setup import Sandbox, as_dataset
+    from agentic_prompting.sandbox.world import world_of
+    from interop import as_tool_calls, tool_tokenizer
+
     questions, held_out = make_split(seed, HELD_OUT)
     grammars = {"tags": TagGrammar(), "tools": ToolGrammar()}
     forms = {one: {"prompt_template": TEMPLATES[one], "grammar": grammars[one]} for one in NAMES}
@@ -80,6 +83,8 @@ def prepare(folder: Path, seed: int, steps: int) -> Sandbox:
 
 def measure(trained: str, seed: int, folder: Path, steps: int, warm_steps: int) -> dict[str, Any]:
     """Train on one environment, or on `both`: the record of the run, with the answers in each before and after."""
+    from agentic_prompting import PromptAgent, PromptR1Config, PromptR1Trainer
+
     sandbox, names = prepare(folder, seed, warm_steps), NAMES if trained == "both" else (trained,)
     rows = [{**row, "environment": name} for name in names for row in sandbox.train]
     asked = [{**row, "environment": name} for name in NAMES for row in sandbox.test]

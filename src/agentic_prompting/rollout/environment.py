@@ -59,10 +59,6 @@ class Environment:
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(rollout)")
 
-    def of(self, row: Mapping[str, Any]) -> Environment:
-        """The environment that plays a row: this one."""
-        return self
-
     def reset(self, row: dict[str, Any]) -> Awaitable[dict[str, Any]] | dict[str, Any]:
         """Start an episode.
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from ..llm import LLMError, Message, ServerFailed, spans
 from ..llm.guard import call_guarded, failure_of, place_of
 from .chat_format import TextFormat
-from .environment import RESET_ERROR, Environment
+from .environment import RESET_ERROR, Environment, Environments
 from .types import Limits, Observation, Policy, Rollout, Sample, SampleRequest, turn_seed
 
 T = TypeVar("T")
@@ -128,9 +128,10 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
     """
     if environment is None:
         return None
-    environment = environment.of(rollout.row)
+    if isinstance(environment, Environments):
+        environment = environment.of(rollout.row)
     # What only passes the step on to another environment has no name of its own, and no span.
-    name = getattr(environment.described_by, "__name__", "_")
+    name = getattr(getattr(environment, "described_by", None), "__name__", "_")
     work, asked = _observe(environment, rollout), rollout.turns[-1].request if rollout.turns else None
     return await (work if name.startswith("_") else run_tool(name, asked or "", work))
 

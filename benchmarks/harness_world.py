@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import tempfile
 import time
@@ -37,8 +38,8 @@ WORDINGS = (
     "The file answer.txt should hold the word that belongs to the {}. Say done when it does.",
     "Find the word of the {} and save it as answer.txt; say done at the end.",
 )
-RIGHT, WARM_STEPS, WARM_BATCH, WARM_RATE = 0.4, 150, 4, 3e-3
-STEPS, GROUP, TASKS, RATE, ASKED = 12, 8, 2, 1e-3, 4
+RIGHT, WARM_STEPS, WARM_BATCH, WARM_RATE = 0.4, 1000, 16, 5e-3
+STEPS, GROUP, TASKS, RATE, ASKED = 24, 8, 2, 1.25e-3, 4
 SHELLS = ("bash", "exec_command")
 
 Entries = Sequence[Mapping[str, Any]]
@@ -112,29 +113,50 @@ def make_policy(seed: int, parts: Parts) -> tuple[Any, Any]:
 
 
 def warm_start(model: Any, tokenizer: Any, parts: Parts, asked: str, rows: Entries, seed: int, steps: int) -> float:
-    """Imitate the recorded rollout, with questions of the world and words that are right often enough: the loss."""
+    """Imitate the recorded rollout, with questions of the world: the loss.
+
+    In the first half of the steps without the harness's own prompt, with which all rows' conversations begin, and with
+    the right words: behind the whole prompt no policy of this size finds the thing in so few steps. Then with that
+    prompt, and with words that are right as often as the protocol says.
+    """
     import torch
 
     draw, loss = random.Random(f"warm {seed}"), torch.zeros(())
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARM_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=steps)
-    for _ in range(steps):
+    known = {(row["question"], word): _imitated(tokenizer, parts, asked, row, word) for row in rows for word in WORDS}
+    shared = os.path.commonprefix([ids for ids, _ in known.values()])  # noqa: RUF071 - of ids
+    for step in range(steps):
+        first, batch = step < steps // 2, []
         for _ in range(WARM_BATCH):
             row = draw.choice(rows)
-            word = row["answer"] if draw.random() < RIGHT else draw.choice(WORDS)
-            ids, labels = [], []
-            for text, own in parts:
-                new = text.replace(WORDS[0], word) if own else text.replace(asked, row["question"])
-                piece = tokenizer(new, add_special_tokens=False)["input_ids"]
-                ids += piece
-                labels += piece if own else [-100] * len(piece)
-            loss = model(torch.tensor([ids]), labels=torch.tensor([labels])).loss / WARM_BATCH
-            loss.backward()
+            word = row["answer"] if first or draw.random() < RIGHT else draw.choice(WORDS)
+            batch.append(tuple(ids[len(shared) :] for ids in known[row["question"], word]))
+        longest = max(len(ids) for ids, _ in batch)
+        ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids, _ in batch])
+        labels = torch.tensor([labels + [-100] * (longest - len(labels)) for _, labels in batch])
+        past = model(torch.tensor([shared[-1:] if first else shared]), use_cache=True, logits_to_keep=1).past_key_values
+        past.batch_repeat_interleave(WARM_BATCH)
+        loss = model(ids, labels=labels, past_key_values=past).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-    return float(loss) * WARM_BATCH
+    return float(loss)
+
+
+def _imitated(
+    tokenizer: Any, parts: Parts, asked: str, row: Mapping[str, Any], word: str
+) -> tuple[list[int], list[int]]:
+    """Ids and labels of the recorded rollout with another question and word."""
+    ids, labels = list[int](), list[int]()
+    for text, own in parts:
+        new = text.replace(WORDS[0], word) if own else text.replace(asked, row["question"])
+        piece = tokenizer(new, add_special_tokens=False)["input_ids"]
+        ids += piece
+        labels += piece if own else [-100] * len(piece)
+    return ids, labels
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------

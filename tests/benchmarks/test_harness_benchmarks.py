@@ -24,6 +24,20 @@ def test_only_the_right_word_is_rewarded(tmp_path):
         assert harness_world.right_word(rollout, tmp_path) == reward
 
 
+def test_the_warm_start_imitates_what_was_recorded():
+    rows, _ = harness_world.draw_world(1)
+    asked = rows[0]["question"]
+    parts = [
+        (f"<|im_start|>the harness's own prompt<|im_end|>{asked}", False),
+        (f"echo {harness_world.WORDS[0]} > answer.txt", True), ("no output\n", False), ("done", True),
+    ]  # fmt: skip
+    model, tokenizer = harness_world.make_policy(1, parts)
+    ids, labels = harness_world._imitated(tokenizer, parts, asked, rows[1], "jade")
+    assert rows[1]["question"] in tokenizer.decode(ids) and asked not in tokenizer.decode(ids)
+    assert tokenizer.decode([label for label in labels if label != -100]) == "echo jade > answer.txtdone"
+    assert harness_world.warm_start(model, tokenizer, parts, asked, rows, 1, steps=30) < 1.5
+
+
 def test_the_tables_follow_from_the_records():
     counts = dict.fromkeys(harnesses.COUNTS, 0)
     row = {"harness": "pi", "dialect": "chat", "sequences_per_rollout": 1, **counts, "give_up_s": 1.5, "load": 2.0}

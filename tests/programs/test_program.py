@@ -348,12 +348,20 @@ def test_a_key_of_another_rollout_is_needed():
 
 
 def test_too_many_calls_and_sequences():
+    """The refusal holds no number: opencode asks again where it reads one such as 429 or 500."""
+    refusals = []
+
     async def agent(row, base_url, api_key):
-        for i in range(9):
-            await say(base_url, api_key, [{"role": "user", "content": str(i)}])
+        try:
+            for i in range(9):
+                await say(base_url, api_key, [{"role": "user", "content": str(i)}])
+        except openai.BadRequestError as error:
+            refusals.append(error.body["message"])
+            raise
 
     for options in ({"max_calls": 3}, {"max_sequences": 3}):
         rollout, policy = play_program(agent, **options)
+        assert "over" in refusals[-1] and not any(letter.isdigit() for letter in refusals[-1])
         assert rollout.status == "out_of_turns" and len(policy.requests) == 3 and len(rollout.sequences) == 3
         assert rollout.counts["program/limits_reached"] == 1
 
@@ -364,6 +372,24 @@ def test_a_full_context_invites_compaction_thrice():
     async def agent(row, base_url, api_key):
         await say(base_url, api_key)
         for _ in range(4):
+            try:
+                await say(base_url, api_key, [{"role": "user", "content": "x" * 600}])
+            except openai.BadRequestError as error:
+                codes.append(error.code)
+        return None
+
+    rollout, _ = play_program(agent, limits=Limits(5, 100, 300, 500))
+    assert codes == ["context_length_exceeded"] * 2 + ["rollout_ended"] * 2
+    assert rollout.status == "truncated"
+
+
+def test_a_context_that_is_full_again_after_each_summary_ends_the_rollout():
+    """opencode summarises and starts anew for ever: both fit, and what comes after them does not."""
+    codes = []
+
+    async def agent(row, base_url, api_key):
+        for i in range(4):
+            await say(base_url, api_key, [{"role": "user", "content": f"summarise {i}"}])
             try:
                 await say(base_url, api_key, [{"role": "user", "content": "x" * 600}])
             except openai.BadRequestError as error:

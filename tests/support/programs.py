@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from functools import cache
-from pathlib import Path
 
 from agentic_prompting.llm.loop import gather, run
 from agentic_prompting.programs import Program
 from agentic_prompting.rollout import ChatFormat, FreeText, Limits, Rollout, Sample
+from support.tokenizers_for_tests import template
 
 LIMITS = Limits(max_turns=5, max_turn_tokens=400, max_tokens=4000, max_context=8000)
 ADD = {
     "type": "function",
     "function": {"name": "add", "description": "adds", "parameters": {"type": "object", "properties": {}}},
 }
-
-
-def template(name: str) -> str:
-    (folder,) = importlib.util.find_spec("trl").submodule_search_locations
-    return Path(folder, "chat_templates", f"{name}.jinja").read_text()
 
 
 @cache

@@ -183,6 +183,7 @@ HARNESSES: dict[str, Harness] = {
                 "OPENAI_API_BASE": "{url}", "OPENAI_API_KEY": "{api_key}", "MSWEA_CONFIGURED": "true",
                 "MSWEA_SILENT_STARTUP": "1", "MSWEA_COST_TRACKING": "ignore_errors",
                 "LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",
+                "TYPER_STANDARD_TRACEBACK": "1",  # a drawn one of an error in litellm takes up to 14 s
             },
             answer=("run.traj.json", "info", "submission"),
             trace="run.traj.json",
@@ -234,7 +235,10 @@ HARNESSES: dict[str, Harness] = {
             "qwen-code",
             ("qwen", "--yolo", "--prompt", "{task}"),
             {"chat": ("openai", "{base_url}")},
-            {"OPENAI_API_KEY": "{api_key}", "OPENAI_BASE_URL": "{url}", "OPENAI_MODEL": "{model}"},
+            {
+                "OPENAI_API_KEY": "{api_key}", "OPENAI_BASE_URL": "{url}", "OPENAI_MODEL": "{model}",
+                "QWEN_CODE_NO_RELAUNCH": "true",  # else it starts itself anew for a larger heap: seconds
+            },
             {".qwen/settings.json": _auth("openai")},
             prompt_file=".qwen/QWEN.md",
             trace=".qwen/projects/*/chats/*.jsonl",

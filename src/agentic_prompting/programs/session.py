@@ -30,7 +30,7 @@ from .rendering import Renderer, read_turn
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 3  # prompts that do not fit, one after another, before the rollout is over
+_PATIENCE = 3  # prompts that do not fit, without a call that goes on in between, before the rollout is over
 
 
 @dataclass(eq=False)
@@ -137,7 +137,7 @@ class Session:
         self._asked_large: Counter[int] = Counter()
         self._lost: Counter[bytes] = Counter()  # attempts by conversation that were not asked again yet
         self._working: set[asyncio.Future[Any]] = set()
-        self._number = self._too_long = self._begun = 0  # calls asked, in vain one after another, beginning a sequence
+        self._number = self._too_long = self._begun = 0  # calls asked, without room of late, beginning a sequence
 
     # --- a call ------------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,8 @@ class Session:
             logger.info("a rollout has reached a limit: %s", why)
         self.stopped = self.stopped or "out_of_turns"
         self.spent.set()
-        return Refusal(400, f"This rollout is over: {why}.", "rollout_ended")
+        # Without the number: opencode asks again for half a minute where a text holds 429, 500 or 502.
+        return Refusal(400, "This rollout is over: it has made all its calls.", "rollout_ended")
 
     def _conversation_of(self, asked: Asked) -> tuple[Entry, ...]:
         entries = tuple(map(self._as_issued, asked.entries))
@@ -315,7 +316,8 @@ class Session:
             what = f"This model's maximum context length is {most} tokens. Your messages have {length}: "
             what += f"prompt is too long: {length} tokens > {most} maximum; it exceeds the maximum number of tokens."
             raise Refusal(400, what, "context_length_exceeded", "messages")
-        self._too_long = 0
+        if call._parent is not None:  # summaries fit, and may lead to the same for ever (opencode)
+            self._too_long = 0
         call._max_tokens = min(*room, limits.max_turn_tokens, call.asked.max_tokens or limits.max_turn_tokens)
 
     def _forget_first_attempt(self, key: bytes) -> None:

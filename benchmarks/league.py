@@ -40,6 +40,7 @@ SETTINGS = tuple((world, reflector) for world in ("rules", "many", "misleading")
 SEEDS, TUNING_SEEDS = tuple(range(521, 537)), (1, 2, 3, 42)  # 42's warm start comes with the package
 PRIMARY = ("joint", "one call", "GEPA, then GRPO")
 SECONDARY = ("one call, paired", "rl")
+DISTILLED = ("joint, then imitation", "joint, then on-policy")
 HEADING = "## The second league of E-SPL"  # of the protocol
 MARGIN, GOOD, BATCHES = 0.05, 0.8, 3  # not worse by more; calls until this exact match, on the mean of so many batches
 OTHERS = ("base, first", "base, final", "trained, first")  # besides the trained weights under the final prompt
@@ -57,7 +58,7 @@ def cells(seeds: Sequence[int] = SEEDS) -> Iterator[Cell]:
                 for method in methods:
                     if method != "rl" or reflector == "easy":  # RL has no reflector
                         yield world, reflector, seed, method
-    yield from ((*SETTINGS[0], seed, "joint, then imitation") for seed in seeds)
+    yield from ((*SETTINGS[0], seed, method) for seed in seeds for method in DISTILLED)
 
 
 # --- pure: what the cells say -------------------------------------------------------------------------------------
@@ -143,6 +144,7 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "one_call_minus_gepa": ("one call", "GEPA, then GRPO"),
         "paired_minus_one_call": ("one call, paired", "one call"),
         "imitation_minus_joint": ("joint, then imitation", "joint"),
+        "on_policy_minus_joint": ("joint, then on-policy", "joint"),
     }
     result: dict[str, Any] = {}
     for name, methods in pairs.items():

@@ -30,7 +30,7 @@ def of_all(setting, seeds=league.SEEDS):
 
 def test_the_cells_are_those_of_the_protocol():
     todo = list(league.cells())
-    assert len(todo) == len(set(todo)) == 16 * (6 * 4 + 3 + 1)
+    assert len(todo) == len(set(todo)) == 16 * (6 * 4 + 3 + 2)
     assert {seed for _, _, seed, _ in todo} == set(range(521, 537)) and not {*league.SEEDS} & {*league.TUNING_SEEDS}
     assert todo[:4] == [("rules", "easy", 521, method) for method in league.PRIMARY] + [("rules", "easy", 522, "joint")]
     assert {method for *_, method in todo} == set(league_cell.METHODS)

@@ -1,15 +1,27 @@
-"""The arithmetic of docs/scale.md: memory, tokens, calls and money, from shapes and a few assumptions.
+"""The arithmetic of docs/scale.md: tokens, calls and money, from shapes and a few assumptions; and the memory of a GPU
+by `plan`, beside the formulas that one would write down for it.
 
-    python benchmarks/scale.py
+    python benchmarks/scale.py                       # the tables of arithmetic
+    python benchmarks/scale.py --plan --record       # six plans of a minute each, into records/scale.jsonl.gz
+    python benchmarks/recompute.py --write           # the table of memory from these records
 
-Nothing here is measured. The assumptions are the fields of `Assumptions`; change them and run again.
+Nothing here is measured on a GPU. The assumptions are the fields of `Assumptions`; change them and run again.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from lab import RECORDS, Records, markdown
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 GIB = 2**30
+STATES = "weights", "adapters", "gradients", "optimizer", "reference"
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,7 @@ class Model:
     heads: int
     kv_heads: int = 8
     head_size: int = 128
+    tied: bool = False
 
     @property
     def kv_bytes(self) -> int:
@@ -38,7 +51,7 @@ class Model:
 
 
 MODELS = [
-    Model("Qwen3-4B", 4.02e9, 36, 2560, 9728, 32),
+    Model("Qwen3-4B", 4.02e9, 36, 2560, 9728, 32, tied=True),
     Model("Qwen3-8B", 8.19e9, 36, 4096, 12288, 32),
     Model("Qwen3-32B", 32.8e9, 64, 5120, 25600, 64),
 ]
@@ -66,25 +79,63 @@ class Assumptions:
     python_bytes: int = 80  # of a token in a Rollout: id, mask and log-probability as Python objects in three lists
 
 
-def memory_rows(a: Assumptions) -> list[list[str]]:
-    """Per GPU while training with ZeRO-3 or FSDP2 and activation checkpointing, one sequence per backward pass."""
-    rows = []
+def formulas(model: Model, kind: str, a: Assumptions) -> tuple[float, float]:
+    """GiB per GPU while training with ZeRO-3 or FSDP2 and activation checkpointing, one sequence per backward pass; and
+    while sampling in place."""
+    # One saved input per layer; one layer recomputed (attention and MLP, about 12 hidden + 4 intermediate); a tile of
+    # logits of TRL's fused head (4096 x 32768, fp32) twice.
+    activations = a.context * 2 * (model.layers * model.hidden + 12 * model.hidden + 4 * model.intermediate)
+    activations += 2 * 4096 * 32768 * 4
+    trained = model.parameters if kind == "full" else model.lora_parameters(a.lora_rank)
+    # bf16 weights; of what is trained bf16 gradients, fp32 master copy, two fp32 moments; a reference model for
+    # beta > 0 (with LoRA it is the same model without its adapters).
+    states = (2 * model.parameters + 14 * trained + (2 * model.parameters if kind == "full" else 0)) / a.gpus
+    held = 2 * model.parameters + a.context * model.kv_bytes * 8
+    return (states + activations) / GIB, (states + held) / GIB
+
+
+def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
+    """What `plan` finds for each model: GiB by moment and part. It looks for nothing that fits better."""
+    from peft import LoraConfig
+    from transformers import Qwen3Config
+
+    from agentic_prompting.planning import plan
+
+    args = {
+        "bf16": True, "gradient_checkpointing": True, "beta": 0.001, "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 8, "max_context": a.context, "max_completion_length": a.context,
+    }  # fmt: skip
+    zero3 = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": 3}}
     for model in MODELS:
-        # One saved input per layer; one layer recomputed (attention and MLP, about 12 hidden + 4 intermediate); a tile
-        # of logits of TRL's fused head (4096 x 32768, fp32) twice.
-        activations = a.context * 2 * (model.layers * model.hidden + 12 * model.hidden + 4 * model.intermediate)
-        activations += 2 * 4096 * 32768 * 4
+        shape = Qwen3Config(
+            hidden_size=model.hidden, intermediate_size=model.intermediate, num_hidden_layers=model.layers,
+            num_attention_heads=model.heads, num_key_value_heads=model.kv_heads, head_dim=model.head_size,
+            vocab_size=151_936, max_position_embeddings=40_960, tie_word_embeddings=model.tied,
+        )  # fmt: skip
         for kind in ("full", "LoRA"):
-            trained = model.parameters if kind == "full" else model.lora_parameters(a.lora_rank)
-            # bf16 weights; of what is trained bf16 gradients, fp32 master copy, two fp32 moments; a reference model
-            # for beta > 0 (with LoRA it is the same model without its adapters).
-            states = (2 * model.parameters + 14 * trained + (2 * model.parameters if kind == "full" else 0)) / a.gpus
-            held = 2 * model.parameters + a.context * model.kv_bytes * 8
-            rows.append([
-                model.name, kind, f"{states / GIB:.1f}", f"{activations / GIB:.1f}",
-                f"{(states + activations) / GIB:.0f}", f"{(states + held) / GIB:.0f}",
-            ])  # fmt: skip
-    return rows
+            peft = LoraConfig(r=a.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
+            adapters = None if kind == "full" else peft
+            made = plan(args, shape, gpus=a.gpus, accelerate=zero3, peft_config=adapters, seconds=0)
+            moments = {name: {part: round(gib, 3) for part, gib in of.items()} for name, of in made.moments.items()}
+            yield {"model": model.name, "trained": kind, "parameters": made.parameters, "moments": moments}
+
+
+def memory(records: Sequence[Mapping[str, Any]]) -> str:
+    """The table of memory, from the latest plan of each model, with the formulas beside it."""
+    latest, rows = {(one["model"], one["trained"]): one["moments"] for one in records}, []
+    for model in MODELS:
+        for kind in ("full", "LoRA"):
+            if (moments := latest.get((model.name, kind))) is None:
+                continue
+            passes, sampling = moments["forward and backward passes"], sum(moments["sampling"].values())
+            training = max(sum(of.values()) for name, of in moments.items() if name != "sampling")
+            states = sum(passes.get(part, 0.0) for part in STATES)
+            activations = passes["activations"]
+            by_hand = [f"{gib:.0f}" for gib in formulas(model, kind, Assumptions())]
+            found = [states, activations, sum(passes.values()) - states - activations, training, sampling]
+            rows.append([model.name, kind, *(f"{gib:.1f}" for gib in found), *by_hand])
+    titles = ["model", "trained", "states", "activations", "gathered weights, buckets", "training", "sampling in place"]
+    return markdown([*titles, "training by formula", "sampling by formula"], rows)
 
 
 def speed_rows(a: Assumptions) -> list[list[str]]:
@@ -130,26 +181,18 @@ def crowd_rows(a: Assumptions) -> list[list[str]]:
     return rows
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
-
-
 def report(a: Assumptions = Assumptions()) -> str:
     per_step = a.rollouts * a.calls
     money = per_step * dollars_per_call(a)
     return "\n\n".join([
-        table(
-            ["model", "trained", "states, GiB", "activations, GiB", "training, GiB", "sampling in place, GiB"],
-            memory_rows(a),
-        ),
-        table(
+        markdown(
             ["model", "rollouts at once per copy", "tokens/s, all copies", "sampling, s", "training, s", "calls/s",
-             "1,000 steps, h", "the same with `lead: 1`, h"],
+             "1,000 steps, h", "the same with `async_lead: 1`, h"],
             speed_rows(a),
         ),
         f"Calls: {per_step:,.0f} a step at ${1000 * dollars_per_call(a):.3f} per thousand: ${money:.2f} a step, "
         f"${1000 * money:,.0f} per 1,000 steps.",
-        table(
+        markdown(
             ["rollouts at once", "keys and values", "80 GB GPUs for them", "calls/s", "large LLM, tokens/s",
              "this library, memory"],
             crowd_rows(a),
@@ -157,5 +200,21 @@ def report(a: Assumptions = Assumptions()) -> str:
     ])  # fmt: skip
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--plan", action="store_true", help="plan each model, and print the table of memory")
+    parser.add_argument("--record", action="store_true", help="append the plans to records/scale.jsonl.gz")
+    options = parser.parse_args()
+    if not options.plan:
+        return print(report())
+    found = []
+    for one in plans(Assumptions()):
+        found.append(one)
+        print(f"{one['model']}, {one['trained']}: {one['moments']}", flush=True)
+        if options.record:
+            Records(RECORDS / "scale.jsonl.gz").add(one)
+    print(memory(found))
+
+
 if __name__ == "__main__":
-    print(report())
+    main()

@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from agentic_prompting.cli import main
-from agentic_prompting.cli.doctor import CHECKS, Setup, look
+from agentic_prompting.cli.doctor import CHECKS, look
 from agentic_prompting.cli.findings import EXTRAS, Finding
+from agentic_prompting.cli.setup import Setup
 from agentic_prompting.sandbox.server import MODEL, OracleServer
 from support.servers import Answer, LoopbackServer, unused_url
 
@@ -341,10 +342,48 @@ def test_what_a_model_takes_is_estimated(config, tmp_path):
     setup = Setup(config=config(model_name_or_path=str(folder)))
     (found,) = look(CHECKS["memory"], setup)
     assert found.level == "ok" and "billion parameters" in found.says
-    assert f"`agentic-prompting plan --config {setup.config}` measures" in found.says
+    assert f"`agentic-prompting plan --config {setup.config}` measures a step, as --accelerate-config" in found.says
     (folder / "config.json").write_text(json.dumps({**shape, "model_type": "unheard_of"}))
     (found,) = look(CHECKS["memory"], setup)
     assert found.level == "warning" and "A plain estimate" in found.says
     (found,) = look(CHECKS["memory"], Setup(config=config(model_name_or_path="someone/model")))
     assert found.level == "ok" and "says what someone/model needs" in found.says
     assert look(CHECKS["memory"], Setup()) == []
+
+
+ZERO3 = ROOT / "examples" / "accelerate" / "zero3.yaml"
+
+
+def test_memory_is_that_of_plan(config, tmp_path, monkeypatch, capsys):
+    """Where a layout of GPUs is asked for: the same function with the same arguments, but for time."""
+    from agentic_prompting.planning import Layout, Plan
+
+    asked = []
+
+    def planned(values, model, **options):
+        times = options.pop("seconds"), options.pop("wait")
+        asked.append((times, {**options, "peft_config": None}, model, values["per_device_train_batch_size"]))
+        parts = {"forward and backward passes": {"weights": 8.0, "activations": 10.0 ** len(asked)}}
+        return Plan(model, Layout(8, options["gpu_memory"], "zero3"), 4 * 10**9, 4 * 10**9, 2, 8192, parts)
+
+    monkeypatch.setattr("agentic_prompting.planning.plan", planned)
+    path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
+    (found,) = look(CHECKS["memory"], Setup(config=path, accelerate_config=ZERO3))
+    assert found.level == "ok" and f"{tmp_path} on 8 x 80 GiB, zero3: peak 18.0 GiB in forward" in found.says
+    (found,) = look(CHECKS["memory"], Setup(config=path, accelerate_config=ZERO3))
+    assert found.level == "problem" and "it does not fit" in found.says
+    assert found.fix.startswith(f"`agentic-prompting plan --config {path} --accelerate-config")
+    with pytest.raises(SystemExit):
+        main(["plan", "--config", str(path), "--accelerate-config", str(ZERO3)])
+    assert "peak 1008.0 GiB in forward" in capsys.readouterr().out
+    (short, *doctors), _, (_, *plans) = asked
+    assert doctors == plans and short == (0.0, 40.0)
+
+
+def test_memory_that_cannot_be_measured_in_time_is_estimated(config, tmp_path, monkeypatch):
+    shape = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 1000}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    monkeypatch.setattr("agentic_prompting.cli.doctor._PLANNING", 0.5)
+    path = config("qwen3_4b.yaml", model_name_or_path=str(tmp_path), environment_model="m")
+    (found,) = look(CHECKS["memory"], Setup(config=path, accelerate_config=ZERO3))
+    assert found.level == "warning" and "no result in 0 s" in found.says and "A plain estimate: 0.0" in found.says

@@ -1,16 +1,38 @@
-"""Memory of a step per token does not grow with the context, and observations take none of it in the head."""
+"""Long contexts: memory of a step per token does not grow, observations take none of it in the head, and a turn of the
+engine reads its new tokens alone."""
 
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 from support.marks import long
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    # The script chooses the branch of TRL's head for the whole process.
+    monkeypatch.setattr("trl.trainer.utils._use_triton", lambda device: False)
+    spec = importlib.util.spec_from_file_location("long_contexts", BENCHMARKS / "long_contexts.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 @long
-def test_memory_grows_with_the_tokens_and_stays_below_trls():
-    path = Path(__file__).parents[2] / "benchmarks" / "long_contexts.py"
-    spec = importlib.util.spec_from_file_location("long_contexts", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+def test_memory_grows_with_the_tokens_and_stays_below_trls(script):
     found = script.compared((8192, 16384))
     assert found["memory_growth"] <= 1.1 and found["over_trl"] <= 1.0
+
+
+def test_steps_and_turns_are_timed(script, monkeypatch):
+    """Ours and TRL's train on the same tokens; what would take too long is left out; no turn reads anything again."""
+    monkeypatch.setattr(script, "PATIENCE", 1e-9)
+    found = script.timed_steps((128, 256))
+    assert found["left_out"] == [256] and found["steps"][128].keys() == {"ours", "trl"}
+    assert found["time_over_trl"] > 0
+    found = script.timed_turns(200)
+    assert len(found["turns"]) == script.TURNS and found["read_again"] == 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.metadata as metadata
-import io
 import json
 import math
 import os
@@ -18,82 +17,22 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from .findings import PACKAGE, Finding, missing_extras, ok, problem, read_yaml, version_of, warning
-from .options import AsJson, EnvironmentModel, ReferenceModel, Spending, busy, check_model, setting
+from .options import AsJson, busy, check_model
+from .plan import PlanSetup, planned
+from .setup import SECONDS, Setup, parsed
 
 if TYPE_CHECKING:
     from ..llm import LLMError, OpenAIChat
 
 _CORE = ("torch", "trl", "transformers", "accelerate", "peft", "datasets", "openai")
 _SCARCE, _TOO_LITTLE = 20 * 2**30, 2**30  # bytes: a checkpoint of Qwen3-4B with optimizer is 24 GB in bf16
-_SECONDS = 15.0  # for a first word of a large LLM
+_PLANNING = 40.0  # for a training step on fake tensors
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
-
-
-@dataclass
-class Setup(EnvironmentModel, ReferenceModel, Spending):
-    """The settings to check: options of the command line, then those of the configuration."""
-
-    run: Path | None = setting("A trained agent's folder, or a model's.")
-    config: Path | None = setting("A training run's YAML file; everything it names is checked.")
-    accelerate_config: Path | None = setting("What that run is launched with.")
-    output_dir: Path | None = setting("Folder that will be written to: the configuration's, or runs.")
-
-    @cached_property
-    def values(self) -> Mapping[str, Any]:
-        """The configuration's values; none where there is no file, or it is no mapping."""
-        with contextlib.suppress(OSError, ValueError):
-            values = read_yaml(self.config) if self.config else {}
-            return values if isinstance(values, Mapping) else {}
-        return {}
-
-    @property
-    def trains(self) -> bool:
-        """Whether the configuration is that of a training run, not of a table."""
-        return bool(self.values) and "systems" not in self.values
-
-    def value(self, name: str) -> Any:
-        """What the command line says, or else the configuration."""
-        given = getattr(self, name, None)
-        return self.values.get(name) if given is None else given
-
-    @cached_property
-    def models(self) -> dict[str, OpenAIChat]:
-        """The large LLMs that are named, by role."""
-        from ..llm import OpenAIChat
-
-        named = {role: self.value(f"{role}_model") for role in ("environment", "reference")}
-        once: dict[str, Any] = {"timeout": _SECONDS, "max_retries": 0, "patience": 1}
-        urls = {role: self.value(f"{role}_base_url") for role in named}
-        return {role: OpenAIChat(str(name), base_url=urls[role], **once) for role, name in named.items() if name}
-
-    @cached_property
-    def program(self) -> tuple[str, tuple[type, ...], dict[str, Any]]:
-        """The command whose options these are most likely to be, what its command line is made of, and its fields."""
-        from .programs import PROGRAMS
-
-        found = []
-        for method, kinds in PROGRAMS.items():
-            fields = {name: one for kind in kinds for name, one in vars(kind)["__dataclass_fields__"].items()}
-            # `env` is read by TRL's parser itself.
-            found.append((f"agentic-prompting train {method}", kinds, fields | {"env": None}))
-        return min(found, key=lambda one: len(set(self.values) - set(one[2])))  # of two alike the first
-
-    @property
-    def processes(self) -> int:
-        """The number of processes: accelerate's configuration, else one for each GPU."""
-        if self.accelerate_config is not None:
-            return int(read_yaml(self.accelerate_config)["num_processes"])
-        import torch
-
-        return max(1, torch.cuda.device_count())
-
-
 Check = Callable[[Setup], Iterable[Finding]]
 CHECKS: dict[str, Check] = {}
 
@@ -300,30 +239,6 @@ def values(setup: Setup) -> Iterator[Finding]:
             yield problem(f"{setup.config}: {said}", f"correct it there; `{program} --help` shows every option")
 
 
-def parsed(setup: Setup, check: bool = True) -> tuple[Any, ...]:
-    """The program's arguments of file and command line; with `check` only those that it would train with. Raises
-    `ValueError` for what it would refuse."""
-    from trl import TrlParser
-
-    def refuse(message: str) -> NoReturn:
-        raise ValueError(message)
-
-    (script, config, model), processes = setup.program[1], setup.processes
-    # How many processes there will be is asked of the machine: told here.
-    sized = type(config.__name__, (config,), {"world_size": property(lambda self: processes)})
-    parser = TrlParser((script, sized, model))
-    parser.error = refuse  # type: ignore[method-assign,assignment]
-    plain = {"use_cpu": "true", "bf16": "false", "fp16": "false", "report_to": "none"}
-    shared = setup.__dataclass_fields__.keys() & setup.program[2].keys()  # options here that are the program's, too
-    given = {name: str(getattr(setup, name)) for name in shared if getattr(setup, name) is not None}
-    parser.set_defaults_with_config(**{k: v for k, v in setup.values.items() if k not in plain and k != "env"} | given)
-    with contextlib.redirect_stderr(io.StringIO()):
-        made = parser.parse_args_into_dataclasses(args=[word for k, v in plain.items() for word in (f"--{k}", v)])
-    if check:
-        made[0].check(made[1])
-    return tuple(made)
-
-
 # --- the large LLMs --------------------------------------------------------------------------------------------------
 
 
@@ -379,7 +294,7 @@ def _models_at(url: str, chat: OpenAIChat) -> list[str] | None:
     """The names of the models at an address; `None` if it does not say. An endpoint that asks for a key is one."""
     import openai
 
-    with openai.OpenAI(api_key=chat.find_key() or "none", base_url=url, max_retries=0, timeout=_SECONDS) as client:
+    with openai.OpenAI(api_key=chat.find_key() or "none", base_url=url, max_retries=0, timeout=SECONDS) as client:
         try:
             return sorted(model.id for model in client.models.list())
         except openai.AuthenticationError:
@@ -419,22 +334,29 @@ def model(setup: Setup) -> Iterator[Finding]:
 
 @check
 def memory(setup: Setup) -> Iterator[Finding]:
-    """What its weights and their optimizer take, by a plain estimate, and the command that measures a step."""
-    name = setup.values.get("model_name_or_path")
+    """What it takes on a GPU: measured by `plan` where an accelerate configuration says how it is laid out; else a
+    plain estimate, which takes no time."""
+    name = str(setup.value("model_name_or_path") or "")
     if not setup.trains or not name:
         return
     launched = f" --accelerate-config {setup.accelerate_config}" if setup.accelerate_config else ""
-    measures = f"agentic-prompting plan --config {setup.config}{launched}"
-    if not Path(str(name)).is_dir():  # a name on the hub, which may be out of reach
-        yield ok(f"`{measures}` says what {name} needs")
-        return
-    from ..planning.shapes import Unplannable, estimate, shape_of
+    measures = f"`agentic-prompting plan --config {setup.config}{launched}`"
+    from ..planning.shapes import estimate, shape_of
 
+    if setup.accelerate_config is None and not Path(name).is_dir():  # a name on the hub, which may be out of reach
+        yield ok(f"{measures} says what {name} needs")
+        return
     try:
-        says = estimate(shape_of(str(name)).to_dict(), trained=0.0 if setup.values.get("use_peft") else 1.0)
-        yield ok(f"{says} `{measures}` measures a step")
-    except Unplannable as error:
-        yield warning(str(error), "a model that transformers knows: without it no step can be planned")
+        if setup.accelerate_config is None:
+            says = estimate(shape_of(name).to_dict(), trained=0.0 if setup.values.get("use_peft") else 1.0)
+            yield ok(f"{says} {measures} measures a step, as --accelerate-config does here")
+            return
+        given = {one.name: getattr(setup, one.name) for one in fields(setup)}
+        made, _ = planned(PlanSetup(**given, seconds=0.0), wait=_PLANNING)  # without a look at what would fit better
+        says = f"{name} on {made.layout}: {made.verdict}"
+        yield ok(says) if made.fits else problem(says, f"{measures} says what to turn on")
+    except ValueError as error:  # of the model, the layout or the options
+        yield warning(str(error), f"{measures}, which takes its time; or a model that transformers knows")
 
 
 # --- the model in a folder -------------------------------------------------------------------------------------------

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from .doctor import Setup, parsed
 from .findings import read_yaml
 from .options import AsJson, busy, hub_answers, option, setting
+from .setup import Setup, parsed
 
 if TYPE_CHECKING:
     from ..planning import Plan, Spending
@@ -60,8 +60,8 @@ def plan(setup: PlanSetup, pilot: Pilot = None, as_json: AsJson = False) -> int:
     return int(not made.fits)
 
 
-def planned(setup: PlanSetup, pilot: Path | None = None) -> tuple[Plan, Spending | str]:
-    """The plan of a configuration, and what it costs or why that is not known."""
+def planned(setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0) -> tuple[Plan, Spending | str]:
+    """The plan of a configuration, and what it costs or why that is not known; `wait` as in [`plan`]."""
     from trl import get_peft_config
 
     from ..llm.budget import find_price
@@ -81,7 +81,7 @@ def planned(setup: PlanSetup, pilot: Path | None = None) -> tuple[Plan, Spending
     values["model_init_kwargs"] = {**loading, **(args.model_init_kwargs or {})}
     made = plan(
         values, name, gpus=setup.gpus, gpu_memory=setup.gpu_memory, accelerate=accelerate,
-        peft_config=get_peft_config(model), seconds=setup.seconds,
+        peft_config=get_peft_config(model), seconds=setup.seconds, wait=wait,
     )  # fmt: skip
     asked = setup.value("environment_model")
     price = find_price(asked) if asked else None

@@ -73,6 +73,9 @@ class Layout:
             raise ValueError("FSDP's first version does not train here: set fsdp_version: 2 in its fsdp_config")
         return cls(int(values.get("num_processes") or 1) if gpus is None else gpus, memory, sharding, zero)
 
+    def __str__(self) -> str:
+        return f"{self.gpus} x {self.memory:g} GiB, {self.sharding}"
+
     @property
     def is_sharded(self) -> bool:
         """Whether a process holds a part of the weights only."""

@@ -63,21 +63,25 @@ class Plan:
     def fits(self) -> bool:
         return self.peak <= self.layout.usable
 
+    @property
+    def verdict(self) -> str:
+        """Peak, its moment, and whether that fits, in a line."""
+        verdict = "fits" if self.fits else "does not fit"
+        return f"peak {self.peak:.1f} GiB in {self.moment}; {self.layout.usable:.1f} usable: it {verdict}"
+
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
         more = {"peak": self.peak, "moment": self.moment, "usable": self.layout.usable, "fits": self.fits}
         return {**asdict(self), **more, "layout": asdict(self.layout)}
 
     def __str__(self) -> str:
-        where = f"{self.layout.gpus} x {self.layout.memory:g} GiB, {self.layout.sharding}"
         billions = f"{self.parameters / 1e9:.2f} billion parameters, {self.trained / 1e9:.2f} trained"
-        rows = [f"{self.model}: {billions}; {where}"]
+        rows = [f"{self.model}: {billions}; {self.layout}"]
         rows.append(f"GiB on one GPU, {self.batch} rollouts of {self.context} tokens in a micro-batch:")
         for name, of in self.moments.items():
             parts = ", ".join(f"{part} {size:.1f}" for part, size in of.items() if size >= 0.05)
             rows.append(f"  {name + ':':29}{sum(of.values()):6.1f}  ({parts})")
-        verdict = "fits" if self.fits else "does not fit"
-        rows.append(f"peak {self.peak:.1f} GiB in {self.moment}; {self.layout.usable:.1f} usable: it {verdict}")
+        rows.append(self.verdict)
         largest = (("per_device_train_batch_size", self.largest_batch), ("context", self.largest_context))
         rows += [f"largest {name} that fits: {size}" for name, size in largest if size is not None]
         if self.options:
@@ -98,6 +102,7 @@ def plan(
     accelerate: Mapping[str, Any] | None = None,
     peft_config: Any = None,
     seconds: float = SECONDS,
+    wait: float = 600.0,
 ) -> Plan:
     """The memory of a training run on GPUs, from the model's configuration alone.
 
@@ -112,6 +117,7 @@ def plan(
         accelerate (`dict`, *optional*): The values of an accelerate configuration: how the model is sharded.
         peft_config (`PeftConfig`, *optional*): The adapters that are trained.
         seconds (`float`, *optional*): When to stop looking for what fits better.
+        wait (`float`, *optional*, defaults to `600.0`): Seconds until the run itself has to be measured.
 
     Returns:
         [`Plan`]: Its notes say what is estimated.
@@ -129,7 +135,7 @@ def plan(
     values.setdefault("bf16", True)
     search = _Search(name, values, layout, _job(values, shape, layout, peft_config))
     started = time.monotonic()
-    with Workers(seconds) as workers:
+    with Workers(seconds, wait) as workers:
         made = search.run(workers)
     made.notes.append(f"measured on fake tensors in {time.monotonic() - started:.0f} s")
     return made

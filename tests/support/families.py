@@ -41,6 +41,17 @@ FAMILIES = {
     "Mamba": ("Mamba", {"state_size": 4}, "linear_attention layers"),
 }
 
+# The template of each family (TRL's copy where it has one), how it takes a system message and how it has thoughts.
+INTO_USER = "in the user's"
+TEMPLATES = {
+    "Qwen3": ("trl/qwen3", "yes", "kept"), "Qwen3-MoE": ("trl/qwen3_instruct_2507", "yes", "plain text"),
+    "Mixtral": ("mistral", INTO_USER, "plain text"), "Llama": ("trl/llama3_1", "yes", "plain text"),
+    "Gemma 3": ("trl/gemma3", INTO_USER, "plain text"), "Mistral": ("mistral", INTO_USER, "plain text"),
+    "Phi3": ("trl/phi3", "yes", "plain text"), "OLMo2": ("olmo2", "yes", "plain text"),
+    "gpt-oss": ("trl/gptoss", "yes", "kept, a channel"), "Qwen3-Next": ("qwen3_thinking", "yes", "opened, kept"),
+    "Granite hybrid": ("granite", "yes", "plain text"), "Mamba": (None, "no template", "plain text"),
+}  # fmt: skip
+
 
 @cache
 def model_of(family, vocabulary=VOCABULARY):

@@ -1,6 +1,8 @@
-"""Byte-level tokenizers with chat templates in the style of four model families, written for these tests."""
+"""Byte-level tokenizers with chat templates in the style of model families, or those of TRL."""
 
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -36,6 +38,24 @@ GEMMA = (
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 
+# Like Mistral's: the system message stands in the user's.
+MISTRAL = (
+    "<s>{% if messages[0].role == 'system' %}"
+    "{% set first = messages[0].content + '\n\n' %}{% set said = messages[1:] %}"
+    "{% else %}{% set first = '' %}{% set said = messages %}{% endif %}"
+    "{% for m in said %}{% if m.role == 'user' %}[INST] {{ first if loop.first else '' }}{{ m.content }}[/INST]"
+    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+OLMO2 = (
+    "<|endoftext|>{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
+    "{% if m.role == 'assistant' %}<|endoftext|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+GRANITE = (
+    "{% for m in messages %}<|start_of_role|>{{ m.role }}<|end_of_role|>{{ m.content }}<|end_of_text|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
+)
+
 # name -> (template, special tokens with the end of a turn first, added tokens that are not special)
 FAMILIES = {
     "chatml": (CHATML, ["<|im_end|>", "<|im_start|>", "<|endoftext|>"], []),
@@ -43,6 +63,20 @@ FAMILIES = {
     "qwen3": (QWEN3, ["<|im_end|>", "<|im_start|>", "<|endoftext|>"], ["<think>", "</think>", "<tool_call>"]),
     "qwen3_thinking": (QWEN3_THINKING, ["<|im_end|>", "<|im_start|>"], ["<think>", "</think>"]),
     "gemma": (GEMMA, ["<end_of_turn>", "<bos>", "<start_of_turn>"], []),
+}
+# Those of families whose own template TRL ships (`None`), and others with something of their own, which
+# not every test of the above can be asked for.
+OTHERS = {
+    "trl/qwen3": (None, *FAMILIES["qwen3"][1:]),
+    "trl/qwen3_instruct_2507": (None, *FAMILIES["qwen3"][1:]),
+    "trl/llama3_1": (None, FAMILIES["llama3"][1], []),
+    "trl/gemma": (None, FAMILIES["gemma"][1], []),
+    "trl/gemma3": (None, FAMILIES["gemma"][1], []),
+    "trl/phi3": (None, ["<|end|>", "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>"], []),
+    "trl/gptoss": (None, ["<|return|>", "<|call|>", "<|end|>", "<|start|>", "<|message|>", "<|channel|>"], []),
+    "mistral": (MISTRAL, ["</s>", "<s>", "[INST]", "[/INST]"], []),
+    "olmo2": (OLMO2, ["<|endoftext|>"], []),
+    "granite": (GRANITE, ["<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"], []),
 }
 
 _CORPUS = [
@@ -52,10 +86,16 @@ _CORPUS = [
 ] * 20
 
 
+def template(name: str) -> str:
+    """One of TRL's own."""
+    (folder,) = find_spec("trl").submodule_search_locations
+    return Path(folder, "chat_templates", f"{name}.jinja").read_text()
+
+
 @cache
 def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with a few hundred merges, so that mistakes at the seams of turns show."""
-    template, special, ordinary = FAMILIES[family]
+    text, special, ordinary = {**FAMILIES, **OTHERS}[family]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,5 +108,5 @@ def tokenizer_for(family: str) -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=special[0], pad_token="<pad>", clean_up_tokenization_spaces=False
     )
-    fast.chat_template = template
+    fast.chat_template = template(family.removeprefix("trl/")) if text is None else text
     return fast

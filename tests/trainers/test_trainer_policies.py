@@ -19,17 +19,17 @@ from support.training import arguments, trainer_for
 from support.vllm_stand_in import Server
 
 
-def test_trls_method_gets_the_widest_limit_and_each_row_its_own(tiny_policy, rows, tmp_path):
+def test_trls_vllm_gets_the_widest_limit_and_each_row_its_own(tiny_policy, rows, tmp_path):
     """The batch's limit to vLLM, each row's own afterwards, and log-probabilities cut with the ids."""
     trainer = trainer_for(tiny_policy, tmp_path, rows)
-    trainer.vllm_generation = SimpleNamespace(max_completion_length=None)
     end, asked = trainer.eos_token_ids[0], []
 
-    def generate(contexts, images, fields, num_generations):
+    def generate(contexts, images, num_generations):
         asked.append((contexts, num_generations, trainer.vllm_generation.max_completion_length))
-        return [[7, 8, end], [7, 8, 9, 10]], [[-0.1, -0.2, -0.3], [-0.1, -0.2, -0.3, -0.4]]
+        logprobs = [[[-0.1], [-0.2], [-0.3]], [[-0.1], [-0.2], [-0.3], [-0.4]]]
+        return contexts, [[7, 8, end], [7, 8, 9, 10]], logprobs, None
 
-    trainer._generate_single_turn = generate
+    trainer.vllm_generation = SimpleNamespace(max_completion_length=None, generate=generate)
     first, second = TRLSampler(trainer)([SampleRequest([1, 2], 4, seed=0), SampleRequest([3], 2, seed=1)])
     assert asked == [([[1, 2], [3]], 1, 4)]
     assert (first.ids, first.logprobs, first.finished) == ([7, 8, end], [-0.1, -0.2, -0.3], True)

@@ -21,7 +21,7 @@ from .grammar import Grammar, TagGrammar, Turn
 from .plain_text import PlainText
 
 # Words that no template rewrites: no spaces to trim, no tags to strip.
-_USER, _AGENT, _REPLY = "QUSERQ", "QAGENTQ", "QREPLYQ"
+_USER, _AGENT, _REPLY, _SYSTEM = "QUSERQ", "QAGENTQ", "QREPLYQ", "QSYSTEMQ"
 
 
 class TextFormat:
@@ -61,6 +61,10 @@ class TextFormat:
         self._before_reply, self._after_reply = self._encode(f"\n{opening}"), self._encode(f"{closing}\n")
         # A turn that has a closing tag ends there. One that has none ends with the end-of-sequence token.
         self._closing = [] if self.grammar.stops else list(end_of_turn_ids[:1])
+        self._end = self._closing  # of a whole turn
+
+    def check_system(self, instead: str) -> None:
+        """Refuse a format that has no place for a system message: no text is one. `instead`: what to do then."""
 
     def of(self, row: Mapping[str, Any]) -> TextFormat:
         """The format of a row: that of its environment where a run has several."""
@@ -79,7 +83,7 @@ class TextFormat:
 
     def turn_ids(self, text: str) -> list[int]:
         """The ids of a turn written by somebody else (a trace), with the tokens that end a turn."""
-        return [*self._encode(text.removeprefix(self.turn_prefix)), *self._closing]
+        return [*self._encode(text.removeprefix(self.turn_prefix)), *self._end]
 
     def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
         """The ids between two turns: end of the agent's turn, the observation in its tags, start of the next turn.
@@ -159,10 +163,28 @@ class ChatFormat(TextFormat):
             )
         super().__init__(tokenizer, grammar, end_of_turn_ids, own_texts)
         self.chat_template_kwargs = chat_template_kwargs or {}
-        before, self._after_reply, self.turn_prefix = self._seams()
+        before, self._after_reply, self.turn_prefix, ends_all = self._seams()
         # What ends the agent's turn, up to and including the end-of-turn token, and what comes after that.
         ends = [i + 1 for i, token in enumerate(before) if token in self.end_of_turn_ids][:1]
+        # Harmony ends the last turn otherwise (<|return|>) than every message of the history (<|end|>).
+        has_own_end = ends_all and not ends
+        ends = [1] if has_own_end else ends
         self._closing, self._before_reply = before[: sum(ends)], before[sum(ends) :]
+        self._end = sorted(self.end_of_turn_ids & {tokenizer.eos_token_id}) if has_own_end else self._closing
+
+    def check_system(self, instead: str) -> None:
+        """As [`TextFormat.check_system`].
+
+        Raises:
+            `ValueError`: The template refuses system messages, or drops them without a word.
+        """
+        messages: list[Message] = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
+        try:
+            why = "" if _SYSTEM in self._render(messages) else "it leaves them out"
+        except Exception as error:  # of the template's own words
+            why = str(error)
+        if why:
+            raise ValueError(f"the model's chat template takes no system messages ({why}): {instead}")
 
     def prompt(self, messages: Sequence[Message]) -> list[Any]:
         """The prompt of a row as TRL and reward functions get it: the messages."""
@@ -180,8 +202,9 @@ class ChatFormat(TextFormat):
     def _render(self, messages: list[Message], generation_prompt: bool = True) -> str:
         return self._text.render(messages, generation_prompt, **self.chat_template_kwargs)
 
-    def _seams(self) -> tuple[list[int], list[int], str]:
-        """Ids before and after a reply, and what the template writes of the agent's turn."""
+    def _seams(self) -> tuple[list[int], list[int], str, bool]:
+        """Ids before and after a reply; what the template writes of the agent's turn; and whether the first of those
+        before the reply is an added token that ends every message."""
         user: Message = {"role": "user", "content": _USER}
         agent: Message = {"role": "assistant", "content": _AGENT}
         reply: Message = {"role": "user", "content": _REPLY}
@@ -199,4 +222,6 @@ class ChatFormat(TextFormat):
         # Whether the template leaves a thought open: it then belongs to the agent's text when a turn is read.
         thought = self.grammar.thought_opening
         opened = thought and generation_prompt.rstrip().endswith(thought)
-        return self._encode(before + opening), self._encode(closing + after), thought if opened else ""
+        first, other = self._encode(before)[:1], self._encode(after)[:1]
+        ends_all = first == other and bool(set(first) & set(self.tokenizer.get_added_vocab().values()))
+        return self._encode(before + opening), self._encode(closing + after), thought if opened else "", ends_all

@@ -176,6 +176,8 @@ class AgentSpec:
             form = TextFormat(tokenizer, self.grammar, end_of_turn_ids, self.own_texts)
         else:
             form = ChatFormat(tokenizer, self.grammar, self.chat_template_kwargs, end_of_turn_ids, self.own_texts)
+        if self.system_prompt:
+            form.check_system("leave the system prompt out, and put its text into the prompt template")
         each = zip(self.environments, self.each(), strict=True)
         form.environments = {name: one.tokens(tokenizer, end_of_turn_ids) for name, one in each}
         return form

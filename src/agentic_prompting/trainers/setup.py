@@ -5,11 +5,15 @@ Arguments that cannot work are refused here, before the model is loaded.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ..data import as_dataset
 from ..llm import Budget, charge
@@ -239,3 +243,50 @@ def has_aux_loss(model: Any, weight: float | None) -> bool:
     config = model.config.get_text_config()
     weight = getattr(config, "router_aux_loss_coef", 0.0) if weight is None else weight
     return bool(weight) and hasattr(config, "output_router_logits")
+
+
+def check_packed(model: Any) -> None:
+    """Refuse a quantised model whose code multiplies by packed weights itself instead of calling their layers.
+
+    Models without such code are not run; one that has it is refused if a pass over two tokens fails.
+
+    Args:
+        model (`PreTrainedModel` or `PeftModel`): The policy.
+
+    Raises:
+        `ValueError`: Names the layers that have to stay whole.
+    """
+    found: set[str] = set()
+    for module in model.modules():
+        packed = {name for name, child in module.named_children() if _is_packed(child)}
+        found |= packed and packed & _weights_read_by(type(module))
+    if not found:
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+    except Exception as error:  # of any kind: packed weights have another shape and type
+        whole = [*sorted(found), "lm_head"]
+        kind = type(model.get_base_model() if hasattr(model, "peft_config") else model).__name__
+        raise ValueError(
+            f"the code of {kind} multiplies by the weights of {' and '.join(sorted(found))} itself, which fails where "
+            f"they are quantised ({' '.join(str(error).split())[:100]}): leave them whole, with "
+            f"llm_int8_skip_modules={whole} in the BitsAndBytesConfig"
+        ) from error
+
+
+def _is_packed(layer: Any) -> bool:
+    """Whether a linear layer's weights are not the matrix that its sizes say. Sharded weights cannot be looked at."""
+    weight, sizes = getattr(layer, "weight", None), [getattr(layer, f"{way}_features", None) for way in ("out", "in")]
+    if not isinstance(weight, torch.Tensor) or None in sizes or weight.is_meta or hasattr(weight, "ds_id"):
+        return False
+    return not weight.is_floating_point() or list(weight.shape) != sizes
+
+
+def _weights_read_by(kind: type) -> set[str]:
+    """The layers whose weights a module's code reads."""
+    try:
+        code = inspect.getsource(kind)
+    except (OSError, TypeError):  # made by code that is in no file
+        return set()
+    return set(re.findall(r"self\.(\w+)\.weight\b", code))

@@ -286,7 +286,7 @@ class CollectivePolicy(BatchEngine):
 
 
 class TRLSampler:
-    """Samples through TRL's `_generate_single_turn`: vLLM, colocated or on a server.
+    """Samples through TRL's `VLLMGeneration`: vLLM, colocated or on a server.
 
     vLLM draws from a random state of its own here: `SampleRequest.seed` has no effect, so what a rollout samples
     depends on the batch it was sampled in.
@@ -296,14 +296,14 @@ class TRLSampler:
         self.trainer = trainer
 
     def __call__(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        trainer = self.trainer
-        trainer.vllm_generation.max_completion_length = max(request.max_new_tokens for request in requests)
+        vllm = self.trainer.vllm_generation
+        vllm.max_completion_length = max(request.max_new_tokens for request in requests)
         # num_generations=1: the contexts have diverged; a larger number makes vLLM's server mode sample only every
         # n-th of them.
-        ids, logprobs = trainer._generate_single_turn([request.context for request in requests], None, {}, 1)
+        _, ids, logprobs, _ = vllm.generate([request.context for request in requests], None, num_generations=1)
         return [
-            _cut(request, list(row), list(row_logprobs), trainer.eos_token_ids)
-            for request, row, row_logprobs in zip(requests, ids, logprobs, strict=True)
+            _cut(request, list(row), [most[0] for most in likely], self.trainer.eos_token_ids)
+            for request, row, likely in zip(requests, ids, logprobs, strict=True)
         ]
 
 

@@ -33,6 +33,7 @@ import prompt_r1_tables
 import prorefine
 import prorefine_budget
 import ratings
+import scale
 import several_environments
 from lab import REPOSITORY, Records, markdown
 from league_first import summarise, table, verdicts
@@ -240,6 +241,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "gpu_day.engine": partial(gpu_day.figures_of, "engine, 0.6B"),
     "gpu_day.trl": partial(gpu_day.figures_of, "loss and step beside TRL"),
     "plan": plan.table,
+    "scale.memory": scale.memory,
     "prorefine_budget.table": prorefine_budget.table,
     "prorefine_budget.against": prorefine_budget.against,
     "prorefine_budget.lift": prorefine_budget.lift,

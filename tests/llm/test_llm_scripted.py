@@ -269,7 +269,7 @@ def test_waiting_for_the_loop_on_the_loop_is_refused():
     async def waits_for_itself():
         return complete(ScriptedChat(["ok"]), "q")
 
-    with pytest.raises(RuntimeError, match="await it instead"):
+    with pytest.raises(RuntimeError, match="use `await` there"):
         run(waits_for_itself())
 
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from agentic_prompting import (
     AgentSpec,
@@ -587,3 +588,21 @@ def test_search_under_an_evolving_prompt(tiny_policy, rows, tmp_path):
     trainer.train()
     trainer.save_model(str(tmp_path))
     assert AgentSpec.load(tmp_path, grammar=SearchGrammar()).grammar == SearchGrammar()
+
+
+def test_a_template_without_a_place_for_the_evolved_prompt_is_refused_before_training(tiny_policy, rows, tmp_path):
+    """Their place is the system message, unless told otherwise; reinforcement learning alone has none to put there."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_policy)
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    tokenizer.chat_template = refuses + tokenizer.chat_template
+
+    def trainer(**changes):
+        return ESPLTrainer(
+            str(tiny_policy), reward_by_word, args=arguments(tmp_path, **changes), reference=Reference(),
+            train_dataset=rows, grammar=FreeText(), processing_class=tokenizer,
+        )  # fmt: skip
+
+    with pytest.raises(ValueError, match=r"takes no system messages \(no system role\): set prompt_place='user'"):
+        trainer()
+    for changes in ({"prompt_place": "user"}, {"mode": "rl"}):
+        trainer(**changes)

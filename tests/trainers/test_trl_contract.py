@@ -107,13 +107,15 @@ def touches():
 
 
 def test_every_private_use_is_in_the_contract():
-    assert set().union(*touches().values()) == {part.name for part in CONTRACT}, "write it there, and a test of it here"
+    names = {part.name for part in CONTRACT}
+    methods = {name for name in names if name.rpartition(".")[0] in names}  # of an imported class
+    assert set().union(*touches().values()) == names - methods, "write it there, and a test of it here"
 
 
 def test_trl_is_touched_in_few_files_by_few_names():
     """The surface that a new TRL can break: it only ever gets smaller."""
     assert len(touches()) <= 4 and len(CONTRACT) <= 30
-    assert sum(part.name.startswith("_") for part in CONTRACT) <= 16
+    assert sum(part.name.startswith("_") for part in CONTRACT) <= 15
 
 
 @pytest.mark.parametrize("part", CONTRACT, ids=lambda part: part.name)
@@ -453,24 +455,12 @@ def test_model_wrapped_is_what_generation_unwraps(trained):
     assert "unwrap_model_for_generation(self.model_wrapped,self.accelerator" in ours, "TRL generates this way itself"
 
 
-def test_generate_single_turn(trained):
-    """`_generate_single_turn(ids, images, multimodal_fields, num_generations)` gives ids up to the end token, and
-    log-probabilities or None."""
-    parameters = list(inspect.signature(GRPOTrainer._generate_single_turn).parameters.values())
-    assert [p.name for p in parameters[:5]] == ["self", "prompt_ids", "images", "multimodal_fields", "num_generations"]
-    assert all(p.default is not p.empty for p in parameters[5:]), "what comes after that may be left out"
-    ids, logprobs = trained._generate_single_turn([[5, 6, 7], [5]], None, {}, 1)
-    assert len(ids) == 2 and all(isinstance(token, int) for row in ids for token in row)
-    assert logprobs is None
-    assert all(END not in row[:-1] for row in ids)
-
-
 def test_generation_config_is_read_at_every_call(trained):
     """`generation_config.max_new_tokens` may be set between two calls of the transformers backends."""
     before = trained.generation_config.max_new_tokens
     for limit in (1, 3):
         trained.generation_config.max_new_tokens = limit
-        ids, _ = trained._generate_single_turn([[5, 6, 7]] * 8, None, {}, 1)
+        ids, _ = trained._generate_single_turn([[5, 6, 7]] * 8, None, {}, 1)  # TRL's own way
         assert max(map(len, ids)) == limit
     trained.generation_config.max_new_tokens = before
     source = inspect.getsource(GRPOTrainer._generate_single_turn)
@@ -479,14 +469,16 @@ def test_generation_config_is_read_at_every_call(trained):
 
 
 def test_vllm_generation_reads_its_limit_at_every_call():
-    """`vllm_generation.max_completion_length` may be set between two calls; with `use_vllm`, one prompt in
-    `num_generations` is sent to the server, so that diverged histories need 1."""
+    """`vllm_generation.max_completion_length` may be set between two calls of its `generate`, which returns ids and
+    for each the log-probabilities of the likeliest tokens, the sampled one first. One prompt in `num_generations` is
+    sent to the server, so that diverged histories need 1."""
     source = inspect.getsource(VLLMGeneration.generate)
     assert "self.max_completion_length" in source and '"max_tokens": max_completion_length' in source
     assert "all_prompts[::num_generations]" in source
     assert "self.max_completion_length = max_completion_length" in inspect.getsource(VLLMGeneration.__init__)
     trl_source = inspect.getsource(GRPOTrainer._generate_single_turn)
-    assert "self.vllm_generation.generate(" in trl_source and "if self.use_vllm" in trl_source
+    assert "_, completion_ids, logprobs, _ = self.vllm_generation.generate(" in trl_source
+    assert "logprobs = [[lp[0] for lp in seq] for seq in logprobs]" in trl_source, "TRL reads them as ours does"
 
 
 def test_loss_type_is_read_at_every_loss_and_dapo_is_a_sum_over_tokens(trained):

@@ -49,7 +49,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """
     if on_background_thread():
         coroutine.close()
-        raise RuntimeError("this waits for the event loop on the event loop's own thread: await it instead")
+        raise RuntimeError("this waits for the event loop on the event loop's own thread: use `await` there")
     tasks: list[asyncio.Task[Any] | None] = []
 
     async def with_task() -> T:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from ..llm import BadReply, BadRequest, Budget, ChatModel, Message, Reply, Usage, as_chat, charge
-from ..llm.loop import in_parallel
+from ..llm.loop import in_parallel, run
 from ..records import RecordFile, digest, only_writer
 from ..rollout.progress import progress as progress_of
 from .loop import LabelVerifier, RefineSettings, Verifier, refine
@@ -107,7 +107,9 @@ class ProRefiner(RefineSettings):
 
         As [`refine`]; and `ValueError` if a label verifier has no labels.
         """
-        return self.refine_all(prompt, [query], progress=False)[0]
+        result = run(self.arefine(prompt, self._read(prompt, [query])[0]))
+        self._warn_of_missing_tags([result])
+        return result
 
     def arefine(self, prompt: str, query: Query | str | Mapping[str, Any]) -> Coroutine[Any, Any, RefinementResult]:
         """The coroutine of [`ProRefiner.refine`]: [`refine`] with the models and settings of this refiner."""
@@ -146,9 +148,16 @@ class ProRefiner(RefineSettings):
             `ValueError`: Before the first call: the prompt or a question is empty, a label verifier has no labels, or
                 `output` holds something else, or another process is writing it.
         """
-        check_prompt(prompt)
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight must be at least 1, got {max_in_flight}")
+        asked = self._read(prompt, queries)
+        with nullcontext() if output is None else only_writer(output):
+            file = None if output is None else ResultsFile(output, self.digest())
+            return self._refine_asked(prompt, asked, max_in_flight, file, progress)
+
+    def _read(self, prompt: str, queries: Sequence[str | Mapping[str, Any]]) -> list[Query]:
+        """The questions as queries; `ValueError` for what [`ProRefiner.refine_all`] refuses before the first call."""
+        check_prompt(prompt)
         asked = [read_query(query, number) for number, query in enumerate(queries)]
         for number, query in enumerate(asked):
             if getattr(self.verifier, "needs_answers", False) and not query.answers:
@@ -156,9 +165,7 @@ class ProRefiner(RefineSettings):
                     f"{self.verifier!r} compares with accepted answers, and query {number} has none: pass a row "
                     "with `question` and `answers`, or another verifier"
                 )
-        with nullcontext() if output is None else only_writer(output):
-            file = None if output is None else ResultsFile(output, self.digest())
-            return self._refine_asked(prompt, asked, max_in_flight, file, progress)
+        return asked
 
     def _refine_asked(
         self, prompt: str, asked: Sequence[Query], max_in_flight: int, file: ResultsFile | None, progress: bool

@@ -8,8 +8,8 @@ installed: a difference is an error that names the part, none is one warning.
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 import re
 import warnings
 from dataclasses import dataclass
@@ -43,10 +43,10 @@ class Part:
     def difference(self, trainer: type = GRPOTrainer) -> str:
         """The difference from what is expected, or an empty text."""
         expected = None if self.parameters is None else self.parameters.split()
+        found: Any
         if "." in self.name:
-            module, _, name = self.name.rpartition(".")
             try:
-                found: Any = getattr(importlib.import_module(module), name)
+                found = pkgutil.resolve_name(self.name)
             except (ImportError, AttributeError):
                 return f"{self.name} does not exist"
         else:
@@ -73,8 +73,6 @@ CONTRACT = (
     Part("_get_output_dir", "trial"),
     Part("_run_epoch"),
     Part("_push_from_checkpoint", "checkpoint_folder"),
-    # Methods that are called.
-    Part("_generate_single_turn", "prompt_ids images multimodal_fields num_generations"),
     # Where a run stands, for an exact resume.
     Part("_step"),
     Part("_buffered_inputs"),
@@ -96,6 +94,7 @@ CONTRACT = (
     Part("vllm_generation"),
     Part("_last_loaded_step"),
     Part("trl.generation.vllm_generation.VLLMGeneration", "model accelerator processing_class mode"),
+    Part("trl.generation.vllm_generation.VLLMGeneration.generate", "prompts images num_generations"),
     Part("trl.trainer.grpo_trainer"),
     # Functions.
     Part("trl.models.unwrap_model_for_generation", "model accelerator gather_deepspeed3_params"),

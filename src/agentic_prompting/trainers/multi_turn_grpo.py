@@ -34,7 +34,7 @@ from .observer import Observer, eval_passes
 from .player import Player
 from .policies import PolicyUnreachable, pushed_by, tokenizer_of, trainer_backend
 from .resumable import ResumableGRPOTrainer
-from .setup import Setup, charged, check_experts, check_settings, has_aux_loss, set_up
+from .setup import Setup, charged, check_experts, check_packed, check_settings, has_aux_loss, set_up
 from .several import rewards_of
 from .source import OnPolicy, Prompts, RowPrompts, Source
 from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
@@ -151,6 +151,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             check_settings(args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format)
             self.loss_type = "dapo" if args.loss_type in PER_ROLLOUT else args.loss_type  # a sum; see `loss.py`
         check_experts(self.model, args.router_aux_loss_coef)
+        with self.accelerator.autocast():
+            check_packed(self.model)
         self.num_generations = self.rollouts_per_group()
         self.model.add_model_tags(list(TAGS))
         backend = trainer_backend(self, self.spec.stop_texts)

@@ -29,10 +29,12 @@ def test_a_token_learns_from_what_the_prompt_would_change(tiny_policy, rows, tmp
     trainer = distilling(tiny_policy, tmp_path, rows)
     trainer.place = place
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    played, after_scoring = [], trainer._after_scoring
+    trainer._after_scoring = lambda batch, scored: played.extend(batch.rollouts) or after_scoring(batch, scored)
     batch = one_batch(trainer)
     own = (batch["completion_mask"] * batch["tool_mask"]).bool()
     assert batch["advantages"].shape == own.shape and not batch["advantages"][~own].any()
-    for row, rollout in enumerate(trainer._played):
+    for row, rollout in enumerate(played):
         bare = trainer.chat_format.prompt_ids(rollout.row["prompt"])
         under = trainer.chat_format.prompt_ids(trainer.teacher.messages(rollout.row["prompt"], place))
         assert bare == rollout.prompt_ids and len(under) > len(bare)

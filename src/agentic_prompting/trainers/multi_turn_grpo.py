@@ -260,6 +260,9 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             totals (`torch.Tensor`): Of shape `(rollouts of all processes,)`, NaN where there is no reward.
         """
 
+    def _after_scoring(self, batch: Batch, scored: dict[str, Any]) -> None:
+        """A method's own change of a training batch, given as TRL has scored it (`advantages`, for example)."""
+
     def saved_spec(self) -> AgentSpec:
         """How an agent that is loaded later is asked."""
         return self.spec
@@ -294,6 +297,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             scored |= self._batch.sampler_columns(scored["completion_ids"])
             if "importance_sampling_ratio" in scored:  # TRL has logged the difference
                 self.observer.warn_of_logps(self._metrics["train"]["sampling/sampling_logp_difference/mean"][-1])
+        if place.trains:
+            self._after_scoring(self._batch, scored)
         if self._plays_itself:
             processes, longest = self.accelerator.num_processes, self.args.max_completion_length
             scored = spread(scored, self._batch.owners, self.args.loss_type, longest, processes)
@@ -309,7 +314,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         completions = completions_of(batch.rollouts, completions, self.chat_format)
         with quiet_about_missing_rewards(any(rollout.status == "failed" for rollout in batch.rollouts)):
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        seen = self.observer.seen(batch, rewards, self.total_rewards)
+        seen = self.observer.seen(batch, rewards, self.args.reward_weights)
         self.log_batch(batch.place.mode, seen.metrics)
         if not batch.place.trains:
             self._eval_batches += 1
@@ -319,7 +324,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         unscored = (rewards.isnan().all(1) & ~seen.failed).any()  # by a judge; the same on every process
         if unscored and (why := first_reason(self._out_of_budget())):
             self._stop(why)
-        self._after_rewards(batch, self.total_rewards(rewards))
+        self._after_rewards(batch, seen.totals)
         return rewards
 
     def _group_size(self) -> int:
@@ -371,15 +376,24 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
 
-    # --- rewards, logs, stops ------------------------------------------------------------------------------------
+    def logps_behind(self, prompts: torch.Tensor, mask: torch.Tensor, scored: Mapping[str, Any]) -> torch.Tensor:
+        """Log-probabilities, without a gradient, of the agent's tokens in a scored batch behind other prompts.
 
-    def total_rewards(self, rewards: torch.Tensor) -> torch.Tensor:
-        """The rewards that are trained on: the sum over reward functions weighted by `reward_weights`, as in TRL; NaN
-        where no function gave a reward."""
-        weights = self.args.reward_weights or [1.0] * rewards.shape[1]
-        totals = (rewards * torch.tensor(weights, device=rewards.device)).nansum(1)
-        totals[rewards.isnan().all(1)] = torch.nan
-        return totals
+        Args:
+            prompts (`torch.Tensor`): Token ids of shape `(batch, prompt)`, padded on the left.
+            mask (`torch.Tensor`): Of the same shape, 1 at a token.
+            scored (`dict`): The batch.
+
+        Returns:
+            `torch.Tensor`: Of shape `(batch, completion)`.
+        """
+        ids = torch.cat([prompts, scored["completion_ids"]], 1)
+        mask, model = torch.cat([mask, scored["completion_mask"]], 1), ScoredTokens(self.model, scored["tool_mask"])
+        longest, size = scored["tool_mask"].shape[1], self.args.per_device_train_batch_size
+        with torch.no_grad():
+            return self._get_per_token_logps_and_entropies(model, ids, mask, longest, batch_size=size)[0]
+
+    # --- rewards, logs, stops ------------------------------------------------------------------------------------
 
     def log_batch(self, mode: str, metrics: Mapping[str, float]) -> None:
         """Add a batch's metrics to those that TRL averages at the next log."""

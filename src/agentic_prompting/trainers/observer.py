@@ -38,11 +38,14 @@ class Seen:
 
     Args:
         metrics (`dict[str, float]`): Means and sums over all processes.
-        failed (`torch.Tensor`): Of shape `(rollouts of all processes,)`: whose environment failed.
+        totals (`torch.Tensor`): Of shape `(rollouts of all processes,)`: the rewards that are trained on, NaN where
+            there is none.
+        failed (`torch.Tensor`): Of the same shape: whose environment failed.
         stop (`str`): Why training has to stop, or empty.
     """
 
     metrics: Mapping[str, float]
+    totals: torch.Tensor
     failed: torch.Tensor
     stop: str
 
@@ -82,14 +85,14 @@ class Observer:
         self._errors = log.folder / f"errors-{process:05d}.txt"
         self._tracebacks: set[str] = set()  # written, without the exceptions' own texts
 
-    def seen(self, batch: Batch, rewards: torch.Tensor, total: Callable[[torch.Tensor], torch.Tensor]) -> Seen:
+    def seen(self, batch: Batch, rewards: torch.Tensor, weights: Sequence[float] | None = None) -> Seen:
         """Take note of a batch. Called on every process alike.
 
         Args:
             batch ([`Batch`]): This process's part.
             rewards (`torch.Tensor`): Of shape `(rollouts of all processes, reward functions)`, NaN where there is none.
                 Changed in place: a failed rollout has no reward, whatever a reward function made of it.
-            total (`Callable`): Rewards by function to what is trained on.
+            weights (`Sequence[float]`, *optional*): Of the reward functions; each counts 1 by default.
         """
         facts = gather_object([RolloutFacts.of(rollout) for rollout in batch.rollouts])
         failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
@@ -100,7 +103,7 @@ class Observer:
                 self.failures.warn_of_form(facts, self.limits)
         first = self.process * len(batch.rollouts)
         own = slice(first, first + len(batch.rollouts))
-        totals = total(rewards)
+        totals = total_rewards(rewards, weights)
         self._record(batch, rewards[own].tolist(), totals[own].tolist())
         more = f"; its traceback is in {self._errors}" if self._tracebacks else ""
         why = self.failures.why_stop(facts, self.process == 0, more, batch.place.trains)
@@ -108,7 +111,7 @@ class Observer:
         if spans.is_on():
             trace_batch(totals, failed, metrics)
         by_name = metrics_by_environment(facts, totals.tolist()) if self.several else {}
-        return Seen(metrics | by_name, failed, why)
+        return Seen(metrics | by_name, totals, failed, why)
 
     def warn_of_logps(self, difference: float) -> None:
         """Warn once if the mean `sampling/logp_difference` is above [`LOGP_BOUND`]."""
@@ -156,6 +159,12 @@ class Observer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back an [`Observer.state_dict`]."""
         self.some_failed = state["some_failed"]
+
+
+def total_rewards(rewards: torch.Tensor, weights: Sequence[float] | None = None) -> torch.Tensor:
+    """The rewards that are trained on: the weighted sum over reward functions, as in TRL; NaN where none gave one."""
+    totals = (rewards * torch.tensor(weights or [1.0] * rewards.shape[1], device=rewards.device)).nansum(1)
+    return totals.masked_fill(rewards.isnan().all(1), torch.nan)
 
 
 def eval_passes(scores: torch.Tensor, group: int) -> dict[str, float]:

@@ -9,9 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..evolution import SystemPrompt
 from ..evolution.system_prompt import Place
-from ..rollout import Rollout
 from .batch import Batch
-from .loss import ScoredTokens
 from .multi_turn_grpo import MultiTurnGRPOTrainer
 
 
@@ -44,46 +42,23 @@ class PromptDistillationTrainer(MultiTurnGRPOTrainer):
         self.teacher, self.place = prompt if isinstance(prompt, SystemPrompt) else SystemPrompt(prompt), place
         if not self.teacher.text.strip():
             raise ValueError("the prompt is empty: there is nothing to learn from it")
-        self._played: list[Rollout] = []
         super().__init__(*args, **kwargs)
         if self._plays_itself:
             raise ValueError("a program renders its own conversations: its prompt cannot be distilled")
 
-    def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
-        self._played = batch.rollouts
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        scored = super()._generate_and_score_completions(inputs)
-        if self.model.training:
-            scored["advantages"] = self._advantages(scored)
-        return scored
-
-    def _advantages(self, scored: dict[str, Any]) -> torch.Tensor:
-        """A_t of each token, of shape (batch, completion); 0 at tokens that the student did not write."""
+    def _after_scoring(self, batch: Batch, scored: dict[str, Any]) -> None:
+        """Replace the advantages by A_t for each token, of shape (batch, completion); 0 at those of others."""
         device, form = scored["completion_ids"].device, self.chat_format
         own = scored["completion_mask"] * scored["tool_mask"]
         form.trust(self.teacher.text)
-        rows = [one.row for one in self._played]
+        rows = [rollout.row for rollout in batch.rollouts]
         taught = [
             torch.tensor(form.of(row).prompt_ids(self.teacher.messages(row["prompt"], self.place))) for row in rows
         ]
-        ids = pad_sequence(taught, batch_first=True, padding_side="left", padding_value=self.eos_token_ids[0])
-        mask = pad_sequence([torch.ones_like(one) for one in taught], batch_first=True, padding_side="left")
-        teacher = self._logps(ids.to(device), mask.to(device), scored, own)
-        student = self._logps(scored["prompt_ids"], scored["prompt_mask"], scored, own)
-        advantages = (teacher - student) * own
+        prompts = pad_sequence(taught, batch_first=True, padding_side="left").to(device)
+        mask = pad_sequence([torch.ones_like(one) for one in taught], batch_first=True, padding_side="left").to(device)
+        student = self.logps_behind(scored["prompt_ids"], scored["prompt_mask"], scored)
+        scored["advantages"] = advantages = (self.logps_behind(prompts, mask, scored) - student) * own
         kl = (advantages.clamp(max=20).exp() - 1 - advantages).sum()  # TRL's estimate of it, which is never below 0
         total, tokens = self.accelerator.reduce(torch.stack([kl, own.sum().to(kl)])).tolist()
         self.log_batch("train", {"distillation/kl": total / max(tokens, 1.0)})
-        return advantages
-
-    def _logps(
-        self, prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, scored: dict[str, Any], own: torch.Tensor
-    ) -> torch.Tensor:
-        """The log-probabilities of the completions behind these prompts."""
-        ids = torch.cat([prompt_ids, scored["completion_ids"]], 1)
-        mask = torch.cat([prompt_mask, scored["completion_mask"]], 1)
-        model, size = ScoredTokens(self.model, own), self.args.per_device_train_batch_size
-        with torch.no_grad():
-            logps, *_ = self._get_per_token_logps_and_entropies(model, ids, mask, own.shape[1], batch_size=size)
-        return logps

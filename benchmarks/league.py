@@ -7,7 +7,8 @@
 A cell is a method in a world, with a reflector, on a seed (`league_cell.py`). Each is written to a file of its own in
 `--folder` when it is done, so that a run that is stopped or killed loses at most the cell it was at; the same command
 goes on, and a second process takes the cells that the first one is not at. With `--collect` the cells are put together
-into `records/`, from which `benchmarks/recompute.py` makes every figure of the pages.
+into `records/`, from which `benchmarks/recompute.py` makes every figure of the pages, and from which another machine
+goes on.
 """
 
 from __future__ import annotations
@@ -220,6 +221,15 @@ def path_of(folder: Path, cell: Cell) -> Path:
     )
 
 
+def restore(folder: Path, recorded: Iterable[Mapping[str, Any]]) -> None:
+    """Write the cells that another machine has recorded and that this folder lacks, so that they are not run again."""
+    for record in recorded:
+        path = path_of(folder, (record["world"], record["reflector"], record["seed"], record["method"]))
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, json.dumps(record))
+
+
 def work(todo: Iterable[Cell], folder: Path, **options: Any) -> None:
     """Run the cells that are not done, and that no other process is at, each in a process of its own.
 
@@ -286,9 +296,11 @@ def main() -> None:
     todo = list(cells(options.seeds or SEEDS))
     if options.quick:
         todo = [(*SETTINGS[0], 42, method) for method in PRIMARY]
+    if not options.quick:
+        restore(folder, Records(RECORDS).read())
     if not options.report:
         work(todo, folder, **({"steps": 4} if options.quick else {}))
-    records = read(folder) or Records(RECORDS).read()
+    records = read(folder)
     if options.collect:
         RECORDS.unlink(missing_ok=True)
         Records(RECORDS).write(records)

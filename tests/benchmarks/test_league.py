@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import league
 import league_cell
@@ -114,6 +115,28 @@ def test_a_kill_loses_at_most_the_cell_in_progress(tmp_path, monkeypatch):
     assert ran.read_text().splitlines()[1:] == ["523 joint", "523 GEPA, then GRPO"]
     records = league.read(tmp_path)
     assert len(records) == 9 and all(one["commit"] and one["date"] for one in records)
+
+
+def test_another_machine_goes_on_from_the_records(tmp_path, monkeypatch):
+    ran, first = [], list(league.cells())[:3]
+    world, reflector, seed, method = first[1]
+    recorded = {"world": world, "reflector": reflector, "seed": seed, "method": method, "seconds": 7, "commit": "a"}
+    monkeypatch.setattr(league, "_work_on", lambda cell, *rest: ran.append(cell))
+    monkeypatch.setattr(league, "FORK", SimpleNamespace(Process=InProcess))
+    league.restore(tmp_path, [recorded])
+    league.restore(tmp_path, [{**recorded, "seconds": 8}])  # a cell of this folder stays
+    league.work(first, tmp_path)
+    assert ran == [first[0], first[2]] and league.read(tmp_path) == [recorded]
+
+
+class InProcess:
+    exitcode = 0
+
+    def __init__(self, target, args):
+        self.start = lambda: target(*args)
+
+    def join(self):
+        pass
 
 
 def test_a_warm_start_has_the_code_that_made_it_in_its_name(monkeypatch, tmp_path):

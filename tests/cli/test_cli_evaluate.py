@@ -1,8 +1,15 @@
 """`agentic-prompting evaluate` on a trained agent and rows of one's own, and how it shows tables."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
+
+from agentic_prompting import PromptAgent
+from agentic_prompting.evolution import Population, SystemPrompt
+from agentic_prompting.report.summary import read_evaluation
+from agentic_prompting.rollout import AgentSpec
 
 
 @pytest.fixture
@@ -33,10 +40,42 @@ def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine,
     assert result["answers"] == 2 and {"token_f1", f"{tmp_path}/own_judge.py:always"} <= set(result["estimates"])
 
 
+def test_what_prompt_and_weights_are_worth(run, asking_policy, tiny_policy, mine, tmp_path, monkeypatch):
+    """A run of E-SPL: base and trained weights, each under the first and the final prompt."""
+    trained, asked = tmp_path / "run", []
+    shutil.copytree(asking_policy, trained)
+    spec = replace(AgentSpec.load(trained), system_prompt="the capital")
+    spec.save(trained)
+    population = Population(SystemPrompt("the first"))
+    (trained / "population.json").write_text(json.dumps({"population": population.state_dict()}))
+    answer_all = PromptAgent.answer_all
+
+    def answers(agent, questions, **options):
+        rollouts = answer_all(agent, questions, **options)
+        asked.append((agent.spec.system_prompt, agent.policy, any(one.observations for one in rollouts)))
+        assert agent.spec.system_prompt in agent.chat_format.tokenizer.decode(rollouts[0].prompt_ids)
+        return rollouts
+
+    monkeypatch.setattr(PromptAgent, "answer_all", answers)
+    status, out, err = run("evaluate", "--run", trained, "--base", tiny_policy, *mine, "--sandbox", "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    names = [one["system"] for one in found["results"]]
+    assert names == [
+        f"{weights} weights, {which} prompt" for weights in ("base", "trained") for which in ("first", "final")
+    ]
+    assert [prompt for prompt, *_ in asked] == ["the first", "the capital"] * 2
+    assert asked[0][1] is asked[1][1] is not asked[2][1] is asked[3][1], "weights are loaded once"
+    assert not any(one[2] for one in asked[:2]) and all(one[2] for one in asked[2:]), "only the trained policy asks"
+    assert {one["second"] for one in found["comparisons"]} == {names[0]}
+    assert read_evaluation(trained / "evaluation") is not None, "the report shows it"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "--config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER"),
+        (["--run", "RUN", "--base", "b", "--dataset", "mine.csv"], "--base needs --run with a folder of E-SPL"),
         (["--run", "RUN"], "name the rows: --dataset FILE"),
         (["--run", "RUN", "--dataset", "mine.csv"], "name the large LLM with --environment-model NAME"),
         (["--run", "RUN", "--dataset", "nowhere.csv", "--sandbox"], "nowhere.csv"),

@@ -8,9 +8,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,12 +25,18 @@ from .options import (
     Tracing,
     busy,
     check_agent,
+    check_model,
     hub_answers,
     option,
     say,
 )
 from .train import CLONE, example, shared
 
+if TYPE_CHECKING:
+    from ..agent import PromptAgent
+    from ..evaluation import Comparison
+
+POPULATION = "population.json"
 _NOTHING = {"0", "0.0", "0.00000", "–", ""}
 """A column with nothing else in it is not shown."""
 
@@ -40,6 +47,10 @@ def evaluate(
     tracing: Tracing,
     config: Annotated[Path | None, option("A table, such as examples/configs/eval_prorefine_table1.yaml.")] = None,
     run: RunOption = None,
+    base: Annotated[
+        str | None,
+        option("With --run of E-SPL: the model before training. Both are asked under the first and the final prompt."),
+    ] = None,
     samples: Annotated[int, option("With --run: how often each question is asked: 1.")] = 1,
     metric: Annotated[
         list[str] | None,
@@ -69,13 +80,15 @@ def evaluate(
         raise ValueError("say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER")
     if compare is not None:
         return _compared(*compare, as_json)
+    if base is not None and (run is None or not (run / POPULATION).is_file()):
+        raise ValueError(f"--base needs --run with a folder of E-SPL, which holds {POPULATION}")
     tracing.start()
     judges = [register_judge(name) for name in judge or ()]
     where = output_dir or (None if run is None else run / "evaluation")
     try:
         if run is not None:
-            comparisons, left_out, title = [], {}, ""
-            files = _evaluated(run, llm, rows, [*(metric or ["exact_match", "token_f1"]), *judges], samples, where)
+            left_out, title, metrics = {}, "", [*(metric or ["exact_match", "token_f1"]), *judges]
+            files, comparisons = _evaluated(run, base, llm, rows, metrics, samples, where)
         else:
             table = _table(Path(str(config)), metric, judges)
             if not llm.sandbox:
@@ -138,18 +151,21 @@ def show_table(table: Sequence[Mapping[str, str]], title: str = "") -> None:
 
 
 def _evaluated(
-    run: Path, llm: LargeLLM, rows: TaskRows, metrics: list[str], samples: int, where: Path | None
-) -> Mapping[str, Path]:
-    """Ask a trained agent the rows of one's own; the written tables."""
+    run: Path, base: str | None, llm: LargeLLM, rows: TaskRows, metrics: list[str], samples: int, where: Path | None
+) -> tuple[Mapping[str, Path], Sequence[Comparison]]:
+    """Ask a trained agent the rows of one's own: the tables, and with `base` what prompt and weights are worth."""
     if not rows.dataset:
         raise ValueError("name the rows: --dataset FILE, with --columns question=q,answer=a where they are called so")
-    from ..evaluation import AgentSystem, EvaluationTask, evaluate_agent, save_run, write_tables
+    from ..evaluation import AgentSystem, EvaluationTask, compare_systems, evaluate_agent, save_run, write_tables
     from ..rollout import AgentSpec, FreeText
 
     check_agent(run)
-    alone = run.is_dir() and isinstance(AgentSpec.load(run).grammar, FreeText)
+    spec = AgentSpec.load(run) if run.is_dir() else None
+    alone = spec is not None and isinstance(spec.grammar, FreeText)
     if not alone or llm.sandbox or llm.environment or llm.environment_model:
         llm.check()
+    if base is not None:
+        check_model(base)
     task = EvaluationTask(Path(rows.dataset).stem, list(rows.load("", 0)))
     folder = where or Path("runs/evaluation")
     with ExitStack() as stack:
@@ -158,10 +174,29 @@ def _evaluated(
 
             environment: Any = None if alone else llm.opened(stack, llm.budget(folder / "spending.sqlite"))
             agent = PromptAgent.from_pretrained(run, environment)
-        systems: dict[str, Any] = {run.name: AgentSystem(agent, str(run))}
+            systems: dict[str, Any] = {run.name: AgentSystem(agent, str(run))}
+            if base is not None:
+                before = PromptAgent.from_pretrained(base, environment, spec=agent.spec)
+                systems = {
+                    f"{weights} weights, {which} prompt": AgentSystem(one, f"{model}, {which} prompt of {run}")
+                    for weights, model, asked in (("base", base, before), ("trained", run, agent))
+                    for which, one in _by_prompt(asked, run).items()
+                }
         evaluation = evaluate_agent(systems, [task], metrics, n=None, runs=samples, output=folder)
+    comparisons = compare_systems(evaluation, next(iter(systems))) if base is not None else []
     save_run(folder, evaluation)
-    return write_tables(folder, evaluation)
+    return write_tables(folder, evaluation, comparisons), comparisons
+
+
+def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:
+    """The agent under the first prompt of a run of E-SPL and under its final one, with the weights loaded once."""
+    from ..evolution import read_lineage
+
+    first = copy(agent)
+    text = read_lineage(run / POPULATION).nodes[0].member.prompt.text
+    first.spec = replace(agent.spec, system_prompt=text or None)
+    first.chat_format.trust(text)
+    return {"first": first, "final": agent}
 
 
 def _table(config: Path, metric: list[str] | None, judges: list[str]) -> Any:

@@ -203,8 +203,8 @@ class Mistake:
     """Something that users do wrong.
 
     Args:
-        words (`Sequence[str]`): What is typed: the command's words, or a script's name and its arguments.
-        says (`str`): A regular expression of what must be said.
+        words (`Sequence[str]`): The command's words, or a script's name and its arguments.
+        says (`str`): A regular expression that the error message must match.
         needs (`str`, *optional*): The part that must have been played before.
         files (`Mapping[str, str]`, *optional*): Further files, by name.
     """
@@ -239,13 +239,13 @@ def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
     }
 
 
-def mistakes(flaky: str, refusing: str, nobody: str) -> dict[str, Mistake]:
+def mistakes(flaky: str, refusing: str, closed: str) -> dict[str, Mistake]:
     """Those that users make, by name.
 
     Args:
         flaky (`str`): The address of the server of [`parts`].
         refusing (`str`): The address of a server that refuses the key.
-        nobody (`str`): An address without a server.
+        closed (`str`): An address without a server.
     """
     asked = ["ask", "model", "which shelf ?", "--environment-model", "m"]
     train = ["train", "prompt-r1", "--config"]
@@ -274,7 +274,7 @@ def mistakes(flaky: str, refusing: str, nobody: str) -> dict[str, Mistake]:
         "reward without a return": Mistake(["script.py", "reward=nothing"], "nothing.*None", "model"),
         "reward of a wrong length": Mistake(["script.py", "reward=short"], r"short.*\b1\b", "model"),
         "reward of a missing column": Mistake(["script.py", "reward=unknown_column"], "gold", "model"),
-        "wrong address": Mistake([*asked, "--environment-base-url", nobody], "connect", "model"),
+        "wrong address": Mistake([*asked, "--environment-base-url", closed], "connect", "model"),
         "wrong key": Mistake([*asked, "--environment-base-url", refusing], "key", "model"),
         "no key": Mistake(
             ["evolve", *OWN, *models, "--problems-per-step", "4", "--output-dir", "runs/keyless"], "OPENAI_API_KEY"

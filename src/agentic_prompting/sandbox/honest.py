@@ -40,9 +40,9 @@ Case = tuple[str, str]
 class HonestReflector(ScriptedChat):
     """A [`ScriptedChat`] that reflects on episodes in the guarded world, from little evidence and often wrong.
 
-    It answers all requests that [`GuardedReflector`] answers. What it advises after an attempt at a problem is right or
-    wrong whatever it is asked for: in a critique, in a reflection of one call, in GEPA's request. To unite proposals it
-    takes no evidence, and makes no mistake of its own.
+    It answers all requests that [`GuardedReflector`] answers. Its advice after an attempt at a problem is right or wrong
+    in the same way in each kind of request: a critique, a reflection of one call, GEPA's request. Where it unites
+    proposals it reads no evidence, and makes no mistake of its own.
 
     Args:
         accuracy (`float`, *optional*, defaults to `0.7`): Share of its advice that is right; the rest is as bad as that

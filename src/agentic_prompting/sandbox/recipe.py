@@ -97,7 +97,7 @@ def warm_started(folder: str | Path, recipe: Recipe) -> Path:
         recipe ([`Recipe`]): Decides the policy.
     """
     keep_freed_memory()
-    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL's trainers ping the hub; a toy's runs are nobody's news
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL's trainers ping the hub, which has no use for runs of the sandbox
     model, state = Path(folder) / "warm_start", PartialState()
     if not (model / SPEC_FILE).exists():
         policy, from_package = load_shipped(recipe, SHIPPED), True

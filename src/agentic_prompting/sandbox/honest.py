@@ -40,8 +40,8 @@ Case = tuple[str, str]
 class HonestReflector(ScriptedChat):
     """A [`ScriptedChat`] that reflects on episodes in the guarded world, from little evidence and often wrong.
 
-    It answers all requests that [`GuardedReflector`] answers. Its advice after an attempt at a problem is right or wrong
-    in the same way in each kind of request: a critique, a reflection of one call, GEPA's request. Where it unites
+    It answers all requests that [`GuardedReflector`] answers. Its advice after an attempt at a problem is right or
+    wrong in the same way in each kind of request: a critique, a reflection of one call, GEPA's request. Where it unites
     proposals it reads no evidence, and makes no mistake of its own.
 
     Args:

@@ -35,6 +35,7 @@ import prorefine_budget
 import ratings
 import scale
 import several_environments
+import wordings
 from lab import REPOSITORY, Records, markdown
 from league_first import summarise, table, verdicts
 
@@ -237,6 +238,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "credit.table": credit.table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,
+    "wordings.table": wordings.table,
+    "wordings.verdict": wordings.verdict,
     "gpu_day.table": gpu_day.table,
     "gpu_day.engine": partial(gpu_day.figures_of, "engine, 0.6B"),
     "gpu_day.trl": partial(gpu_day.figures_of, "loss and step beside TRL"),

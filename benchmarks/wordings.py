@@ -117,6 +117,23 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     return markdown(("oracle", *(f"trained with {agent}" for agent in found)), rows)
 
 
+def reached(records: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
+    """For each unseen oracle whether the agent trained on three wordings has the exact match that was expected."""
+    found = summarise(records).get("three wordings", {})
+    return {trial: row["mean"] >= GOAL for trial, row in found.items() if trial.startswith("unseen")}
+
+
+def verdict(records: Iterable[Mapping[str, Any]]) -> str:
+    """The protocol's expectation, answered."""
+    by_trial = reached(records)
+    missed = [trial for trial in ("unseen: first", "unseen: second") if not by_trial.get(trial)]
+    if missed:
+        return (
+            f"**Against us**: expected was {GOAL} or more on each unseen wording, and {' and '.join(missed)} has less."
+        )
+    return f"As expected, it is {GOAL} or more on each unseen wording."
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Transfer of Prompt-R1's agent to other wordings.")
     parser.add_argument("--quick", action="store_true", help="one seed that is not reported, few steps")
@@ -132,10 +149,8 @@ def main() -> None:
     found = records.read()
     print(table(found))
     if options.json:
-        reached = summarise(found).get("three wordings", {})
-        unseen = {name: row["mean"] >= GOAL for name, row in reached.items() if name.startswith("unseen")}
         done = sorted({one["seed"] for one in found})
-        print(json.dumps({"wordings": summarise(found), "at_least_.8": unseen, "seeds": done}))
+        print(json.dumps({"wordings": summarise(found), "at_least_.8": reached(found), "seeds": done}))
 
 
 if __name__ == "__main__":

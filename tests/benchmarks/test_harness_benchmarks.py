@@ -31,7 +31,7 @@ def test_the_warm_start_imitates_what_was_recorded():
         (f"<|im_start|>the harness's own prompt<|im_end|>{asked}", False),
         (f"echo {harness_world.WORDS[0]} > answer.txt", True), ("no output\n", False), ("done", True),
     ]  # fmt: skip
-    model, tokenizer = harness_world.make_policy(1, parts)
+    model, tokenizer = harness_world.make_policy(1, parts, 2000)
     ids, labels = harness_world._imitated(tokenizer, parts, asked, rows[1], "jade")
     assert rows[1]["question"] in tokenizer.decode(ids) and asked not in tokenizer.decode(ids)
     assert tokenizer.decode([label for label in labels if label != -100]) == "echo jade > answer.txtdone"

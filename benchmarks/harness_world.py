@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/harness_world.py --json --quick    # a seed for tuning, pi, two steps: minutes
 
 Needs `make foreign`. Appends a record for each run to `--records`; what is recorded is not run again. The figures are
-those of policies of less than a million parameters and a task of one word; they say nothing about real models. The last line
-of `--json` holds `rows`: exact match before and after, by harness.
+those of policies of less than a million parameters and a task of one word; they say nothing about real models. The
+last line of `--json` holds `rows`: exact match before and after, by harness.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentic_prompting.programs import Program, harness
 from agentic_prompting.rollout import Rollout
 
 HARNESSES = {"pi": "messages", "codex": "responses"}
-PIECES = {"pi": 2000, "codex": 9000}  # of the tokenizer: a first prompt of 38,000 characters is short only in more of them
+PIECES = {"pi": 2000, "codex": 9000}  # of the tokenizer; codex's first prompt has 38,000 characters
 SEEDS, TUNING_SEED = (1001, 1002, 1003), 1
 THINGS = ("lantern", "kettle", "ladder", "mirror", "basket", "whistle", "compass", "blanket")
 WORDS = ("amber", "cobalt", "saffron", "indigo", "russet", "jade", "ochre", "violet")

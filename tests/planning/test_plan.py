@@ -99,6 +99,7 @@ def test_a_plan_over_fake_processes(made):
 
 
 def test_what_fits(made):
+    assert made.kv_bytes == 2 * 2 * 32 * (4 + 2)  # layers, heads, their size; under autocast keys stay in float32
     assert made.largest_batch > 2 and made.largest_context == 4096  # what the model can read
     assert made.options == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     assert "per_device_train_batch_size: 4" in str(made) and "measured on no GPU" in str(made)
@@ -108,6 +109,16 @@ def test_what_fits(made):
 def test_a_step_that_fails_is_a_sentence():
     with pytest.raises(Unplannable, match="run on fake tensors and failed.* A plain estimate: 0.0 billion"):
         plan({**ARGS, "optim": "adamw_bnb_8bit"}, Qwen3Config(**SHAPE), seconds=1)
+
+
+def test_what_there_was_no_time_for_is_said_once():
+    class Measures:
+        def measure(self, jobs):
+            return {"asked": MEASURED}
+
+    result = search(layout=Layout(1, 1000)).run(Measures())
+    assert (result.largest_batch, result.largest_context) == (None, None)
+    assert len([note for note in result.notes if "no time" in note]) == 1
 
 
 def test_a_step_that_takes_too_long_says_how_long_it_had():
@@ -146,6 +157,21 @@ def test_zero_shards_by_its_rule():
     assert Layout(2, 80, "ddp").moments(MEASURED, 2560)[PASSES]["buckets (estimate)"] == 8
 
 
+@pytest.mark.parametrize("form", [{"offload_{}_device": "cpu"}, {"offload_{}": {"device": "nvme"}}], ids=str)
+def test_what_is_offloaded_is_not_on_the_gpu(form):
+    def moments(*whats):
+        zero = {name.format(what): value for what in whats for name, value in form.items()}
+        return Layout(8, 80, "zero3", zero).moments(MEASURED, 2560)
+
+    plain, states, weights = moments(), moments("optimizer"), moments("param")
+    for name in (SCORING, PASSES, OPTIMIZER):
+        assert states[name]["optimizer"] == 0 < plain[name]["optimizer"] == weights[name]["optimizer"]
+        assert weights[name]["weights"] == 0 < plain[name]["weights"] == states[name]["weights"]
+        assert states[name]["gradients"] == plain[name]["gradients"]
+    assert states[OPTIMIZER]["activations"] == 0 and states[PASSES]["gathered weights"] > 0
+    assert Layout(8, 80, "zero3", {"offload_optimizer_device": "none"}).moments(MEASURED, 2560) == plain
+
+
 def test_layouts_of_the_example_files():
     def read(name, **more):
         values = yaml.safe_load((ROOT / "examples" / "accelerate" / name).read_text())
@@ -156,6 +182,8 @@ def test_layouts_of_the_example_files():
     assert read("single.yaml").gpus == 1 and not read("single.yaml").is_sharded
     with pytest.raises(ValueError, match="set fsdp_version: 2"):
         read("fsdp2.yaml", fsdp_config={"fsdp_version": 1})
+    with pytest.raises(ValueError, match="leave fsdp_offload_params out"):
+        read("fsdp2.yaml", fsdp_config={"fsdp_version": 2, "fsdp_offload_params": True})
     for wrong in ({"gpus": 0}, {"memory": 0}, {"sharding": "megatron"}):
         with pytest.raises(ValueError):
             Layout(**wrong)

@@ -64,3 +64,20 @@ def test_a_lead_hides_the_wait():
     assert ahead["step_s"] < waiting["step_s"] and waiting["age"] == 0
     found = spending({**ARGS, "async_lead": 0.0}, 10**9, gpus=1)
     assert found.hours_ahead < found.hours
+
+
+def test_a_lead_hides_no_more_than_the_rollouts_of_a_block():
+    """Ten steps learn from a block here: what its rollouts take is shared by them, and the updates remain."""
+    args = {**ARGS, "async_lead": 0.0, "generation_batch_size": 640}
+    found = spending(args, 4 * 10**9, gpus=8)
+    assert found.steps * found.training / 3600 <= found.hours_ahead < found.hours
+    colocated = {**args, "use_vllm": True, "vllm_mode": "colocate"}
+    assert spending(colocated, 4 * 10**9, gpus=8).hours_ahead is None  # the trainer refuses a lead there
+
+
+def test_keys_and_values_are_read_for_each_token():
+    """80 rows of 4,096 tokens on average: 8.04 GB of weights and 48.3 GB of keys and values for each token of all."""
+    args = {**ARGS, "max_context": 8192, "generation_batch_size": 640}
+    slow, fast = (spending(args, 4_020_000_000, gpus=8, kv_bytes=size) for size in (147_456, 0))
+    assert 10 * fast.sampling == pytest.approx(800 * 8.04 / 1675 + 9, rel=1e-3)
+    assert 10 * slow.sampling == pytest.approx(800 * 56.36 / 1675 + 9, rel=1e-3)

@@ -88,7 +88,7 @@ def planned(setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0) ->
     try:
         costs: Spending | str = spending(
             values, made.parameters, gpus=made.layout.gpus, rows=setup.rows or setup.values.get("task_rows"),
-            price=price, pilot=pilot, trained=made.trained,
+            price=price, pilot=pilot, trained=made.trained, kv_bytes=made.kv_bytes,
         )  # fmt: skip
     except ValueError as error:
         costs = f"calls, dollars and hours: {error}"

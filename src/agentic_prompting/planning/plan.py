@@ -33,6 +33,7 @@ class Plan:
         moments (`dict`): For each moment of a step GiB by part.
         largest_batch (`int`, *optional*), largest_context (`int`, *optional*): That fit, the other one as asked;
             `None` where there was no time to find out, 0 where none fits.
+        kv_bytes (`int`): Bytes of the keys and values of one token; 0 for a model that the engine cannot run.
         options (`dict`): What to put into the run's YAML file: what is needed to fit, or the largest batch.
         notes (`list[str]`): Everything that is estimated, assumed, or was not looked at.
     """
@@ -46,6 +47,7 @@ class Plan:
     moments: Moments
     largest_batch: int | None = None
     largest_context: int | None = None
+    kv_bytes: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -185,17 +187,19 @@ class _Search:
             why = first.get("error", f"there was no result in {workers.waited:.0f} s")
             tried = f"a training step of {self.name} was run on fake tensors and failed: {why}"
             raise Unplannable(f"{tried}. {estimate(asked.model.to_dict())}")
-        sizes = first["parameters"], first["trained"], asked.rows, asked.context
-        made = Plan(self.name, self.layout, *sizes, self.moments(asked, first))
+        made = Plan(
+            self.name, self.layout, first["parameters"], first["trained"], asked.rows, asked.context,
+            self.moments(asked, first), kv_bytes=first["sampling"].get("token", 0),
+        )  # fmt: skip
         made.notes += self.notes(first)
-        for size, job, attribute in ((asked.rows, other, "other"), (asked.context, half, "half")):
-            if "moments" in found.get(attribute, {}):
-                here = other.rows if attribute == "other" else half.context
-                line = made.moments, self.moments(job, found[attribute]), size, here
-                step = 1 if attribute == "other" else 256
-                setattr(made, "largest_batch" if step == 1 else "largest_context", self.largest(*line, step))
-            else:
-                made.notes.append("there was no time to look for the largest batch or context: a larger `seconds`")
+        if "moments" in found.get("other", {}):
+            line = made.moments, self.moments(other, found["other"]), asked.rows, other.rows
+            made.largest_batch = self.largest(*line, step=1)
+        if "moments" in found.get("half", {}):
+            line = made.moments, self.moments(half, found["half"]), asked.context, half.context
+            made.largest_context = self.largest(*line, step=256)
+        if None in (made.largest_batch, made.largest_context):
+            made.notes.append("there was no time to look for the largest batch or context: a larger `seconds`")
         self.advise(made, workers)
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
@@ -24,7 +25,7 @@ def shape_of(name: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of transformers, of the hub, of the file
-        said = " ".join(str(error).split())[:200]
+        said = textwrap.shorten(str(error), 200, placeholder=" …")
     try:
         values = PretrainedConfig.get_config_dict(name)[0]
     except Exception:

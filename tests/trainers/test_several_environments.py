@@ -15,8 +15,7 @@ from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.serve.answering import AgentAnswers
 from agentic_prompting.trainers.several import draw_by_ratio
-from support.espl_training import Reference
-from support.espl_training import arguments as espl_arguments
+from support.espl_training import Reference, arguments as espl_arguments
 from support.training import Acts, arguments, one_batch, trainer_for
 
 NAMES = ("oracle", "shop")

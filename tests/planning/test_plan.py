@@ -320,6 +320,12 @@ def test_the_command_refuses_in_a_line(capsys, tmp_path):
     config = ROOT / "examples" / "configs" / "qwen3_4b.yaml"
     assert asked() == 2 and "--config FILE" in capsys.readouterr().err
     assert asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
+    assert (
+        asked("--config", tmp_path / "none.yaml") == 2 and "none.yaml: there is no such file" in capsys.readouterr().err
+    )
+    (tmp_path / "list.yaml").write_text("- a")
+    assert asked("--config", config, "--accelerate-config", tmp_path / "list.yaml") == 2
+    assert "list.yaml holds no options by name" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}")
     assert asked("--config", config, "--model-name", tmp_path) == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -53,7 +53,14 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     found = spending(ARGS, 10**9, pilot=tmp_path)
     assert found.calls == 2 * 8 * 100 and found.usd == pytest.approx(0.02 * 8 * 100)
     assert found.intervals["calls"] == (1.0, 3.0) and found.intervals["agent_tokens"] == (50.0, 150.0)
-    assert "7.5 s" in found.notes[1]
+    assert found.notes[0] == f"calls, agent_tokens, call_seconds, usd of a rollout are those of {tmp_path}"
+    assert (
+        found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth") and "7.5 s" in found.notes[2]
+    )
+    free = [{**record, "worth_usd": 0.0} for record in records]  # of a large LLM whose price is not known
+    RolloutLog(tmp_path / "free" / "rollouts").write(free)
+    found = spending(ARGS, 10**9, pilot=tmp_path / "free", price=(1.0, 2.0))
+    assert found.usd == pytest.approx(found.calls * 1200 / 1e6) and "usd" not in found.intervals
     with pytest.raises(ValueError, match="holds no rollouts"):
         spending(ARGS, 10**9, pilot=tmp_path / "nothing")
 

@@ -50,6 +50,11 @@ def plan(setup: PlanSetup, pilot: Pilot = None, as_json: AsJson = False) -> int:
     if setup.config is None:
         raise ValueError("say which run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml")
     setup.config, setup.accelerate_config = example(setup.config), example(setup.accelerate_config)
+    for file in filter(None, (setup.config, setup.accelerate_config)):
+        if not file.is_file():
+            raise ValueError(f"{file}: there is no such file")
+        if not isinstance(read_yaml(file), dict):
+            raise ValueError(f"{file} holds no options by name")
     with busy("measuring a step on fake tensors"):
         made, costs = planned(setup, pilot)
     if as_json:

@@ -128,13 +128,11 @@ def spending(
     block = int(of.get("generation_batch_size") or found.rollouts)
     updates = max(1, block * int(of.get("num_iterations", 1)) // found.rollouts)
     usd: float | None = None
-    if pilot is None:
-        notes.append("assumed: " + ", ".join(f"{name} {value:g}" for name, value in asdict(assumed).items()))
-    else:
+    if pilot is not None:
         assumed, usd, found.intervals = _piloted(Path(pilot), assumed)
-        notes.append(
-            f"calls, tokens, seconds and dollars of a rollout are those of {pilot}; the GPUs' speed is assumed"
-        )
+        notes.append(f"{', '.join(found.intervals)} of a rollout are those of {pilot}")
+    rest = {name: value for name, value in asdict(assumed).items() if name not in found.intervals}
+    notes.append("assumed: " + ", ".join(f"{name} {value:g}" for name, value in rest.items()))
     if usd is None and price is not None:
         usd = assumed.calls * (assumed.call_input * price[0] + assumed.call_output * price[1]) / 1e6
     played = block / updates * found.steps
@@ -189,10 +187,10 @@ def _piloted(folder: Path, assumed: Assumptions) -> tuple[Assumptions, float | N
         "usd": [float(one["worth_usd"]) for one in records],
     }
     for name, of in values.items():
-        if of:
+        if of and (name != "usd" or any(of)):  # an LLM without a price is booked as 0
             estimate = bootstrap_interval(of)
             means[name], intervals[name] = fmean(of), (estimate.low, estimate.high)
-    usd = means.pop("usd", None) or None  # an LLM without a price is booked as 0
+    usd = means.pop("usd", None)
     return replace(assumed, **means), usd, intervals
 
 

@@ -145,10 +145,7 @@ def spending(
     read = 2 * parameters + at_once * context / 2 * kv_bytes  # for one token of all rows
     token = read / (assumed.bandwidth * assumed.decode_share)  # its seconds
     found.sampling = waves * (assumed.agent_tokens * token + assumed.calls * assumed.call_seconds) / updates
-    # 6 operations per parameter and token; weights that do not learn save 2; recomputing adds 2, and a reference 2.
-    passes = 6 - 2 * (trained is not None and trained < parameters)
-    passes += 2 * bool(of.get("gradient_checkpointing", True)) + 2 * bool(of.get("beta"))
-    operations = found.rollouts * context / 2 * passes * parameters
+    operations = found.rollouts * context / 2 * _operations(of, parameters, trained)
     found.training = operations / (gpus * assumed.flops * assumed.train_share)
     found.hours = found.steps * (found.sampling + found.training) / 3600
     if pilot is not None and (seconds := _step_seconds(Path(pilot))) is not None:
@@ -170,6 +167,14 @@ def _steps(of: Mapping[str, Any], rows: int | None, rollouts: int) -> int:
     group = int(of.get("num_generations", 8)) * int(of.get("prompts_per_step", 1))
     played = rows * group * float(of.get("num_train_epochs", 1)) * int(of.get("num_iterations", 1))
     return max(1, math.ceil(played / rollouts))
+
+
+def _operations(of: Mapping[str, Any], parameters: int, trained: int | None) -> int:
+    """Of a training step for one token: 6 for each parameter; weights that do not learn save 2, recomputing adds 2, and
+    a reference model 2."""
+    has_frozen = trained is not None and trained < parameters
+    recomputes = bool(of.get("gradient_checkpointing", True))
+    return parameters * (6 - 2 * has_frozen + 2 * recomputes + 2 * bool(of.get("beta")))
 
 
 def _piloted(folder: Path, assumed: Assumptions) -> tuple[Assumptions, float | None, dict[str, tuple[float, float]]]:

@@ -69,7 +69,7 @@ def compared(contexts: tuple[int, ...] = CONTEXTS) -> dict[str, Any]:
 
 
 def ratios(rows: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
-    """What grows with the context, and what TRL takes less of."""
+    """The growth of a token's memory with the context, and the largest share of TRL's memory."""
     ours = {int(context): row["ours"] / int(context) for context, row in rows.items()}
     growth = ours[max(ours)] / ours[8192 if 8192 in ours else min(ours)]
     over = max(row["ours"] / row["trl"] for row in rows.values())

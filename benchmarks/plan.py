@@ -170,10 +170,10 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     ]
     worst = summary([dict(one) for one in rows])
     found = [(of, worst[key]) for of, key in (("one process", "worst_error"), ("FSDP2", "worst_error_fsdp2"))]
-    said = ", ".join(f"{error:.1%} with {of}" for of, error in found if error is not None)
+    worst_of = ", ".join(f"{error:.1%} with {of}" for of, error in found if error is not None)
     titles = ("setting", "predicted, MiB", "measured, MiB", "error")
     dates = sorted({one["date"] for one in rows})
-    return f"{markdown(titles, cells)}\n\nThe worst error: {said}. Measured on {' and '.join(dates)}."
+    return f"{markdown(titles, cells)}\n\nThe worst error: {worst_of}. Measured on {' and '.join(dates)}."
 
 
 def main() -> None:

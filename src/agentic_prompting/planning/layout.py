@@ -67,8 +67,8 @@ class Layout:
         kind, zero = str(values.get("distributed_type", "NO")), dict(values.get("deepspeed_config") or {})
         if file := zero.get("deepspeed_config_file"):
             zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization") or {}
-        said = zero.get("zero_stage", zero.get("stage"))
-        stage = 2 if said is None else int(said)  # accelerate's default
+        given = zero.get("zero_stage", zero.get("stage"))
+        stage = 2 if given is None else int(given)  # accelerate's default
         sharding = {"FSDP": "fsdp2", "DEEPSPEED": f"zero{stage}" if stage else "ddp"}.get(kind, "ddp")
         fsdp = values.get("fsdp_config") or {}
         if sharding == "fsdp2" and int(fsdp.get("fsdp_version", 1)) != 2:
@@ -94,7 +94,7 @@ class Layout:
         """A measured step as it is in this layout.
 
         Args:
-            measured (`dict`): What [`measure`] returns; of one process, except under FSDP2.
+            measured (`dict`): The result of [`measure`]; of one process, except under FSDP2.
             hidden (`int`): The model's hidden size, on which DeepSpeed's `auto` values depend.
         """
         moments = {name: {part: size / GIB for part, size in of.items()} for name, of in measured["moments"].items()}

@@ -34,7 +34,7 @@ class Plan:
         largest_batch (`int`, *optional*), largest_context (`int`, *optional*): That fit, the other one as asked;
             `None` where there was no time to find out, 0 where none fits.
         kv_bytes (`int`): Bytes of the keys and values of one token; 0 for a model that the engine cannot run.
-        options (`dict`): What to put into the run's YAML file: what is needed to fit, or the largest batch.
+        options (`dict`): Lines for the run's YAML file: those that it needs to fit, or the largest batch.
         notes (`list[str]`): Everything that is estimated, assumed, or was not looked at.
     """
 
@@ -74,7 +74,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
         more = {"peak": self.peak, "moment": self.moment, "usable": self.layout.usable, "fits": self.fits}
-        return {**asdict(self), **more, "layout": asdict(self.layout)}
+        return {**asdict(self), **more}
 
     def __str__(self) -> str:
         billions = f"{self.parameters / 1e9:.2f} billion parameters, {self.trained / 1e9:.2f} trained"
@@ -170,7 +170,7 @@ def _job(values: Mapping[str, Any], shape: PretrainedConfig, layout: Layout, pef
 
 @dataclass
 class _Search:
-    """Measures what was asked for, then what fits."""
+    """Measures the run as it was asked for, then looks for a batch, a context and options that fit."""
 
     name: str
     values: dict[str, Any]
@@ -261,7 +261,7 @@ class _Search:
         made.notes.append(f"nothing that was tried fits or was measured in time ({tried}): take more GPUs")
 
     def next_options(self, job: Job) -> Iterator[tuple[dict[str, Any], Job, Layout]]:
-        """What to turn on, in the order of what it costs, each with those before it."""
+        """Options to turn on, the cheapest first, each together with those before it."""
         layout = self.layout
         if self.values.get("use_vllm") and self.values.get("vllm_mode", "colocate") == "colocate":
             yield {"vllm_mode": "server"}, job, layout

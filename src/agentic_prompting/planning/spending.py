@@ -170,8 +170,8 @@ def _steps(of: Mapping[str, Any], rows: int | None, rollouts: int) -> int:
 
 
 def _operations(of: Mapping[str, Any], parameters: int, trained: int | None) -> int:
-    """Of a training step for one token: 6 for each parameter; weights that do not learn save 2, recomputing adds 2, and
-    a reference model 2."""
+    """Operations of a training step for one token: 6 for each parameter; weights that do not learn save 2, recomputing
+    adds 2, and a reference model 2."""
     has_frozen = trained is not None and trained < parameters
     recomputes = bool(of.get("gradient_checkpointing", True))
     return parameters * (6 - 2 * has_frozen + 2 * recomputes + 2 * bool(of.get("beta")))
@@ -188,7 +188,7 @@ def _piloted(folder: Path, assumed: Assumptions) -> tuple[Assumptions, float | N
     values = {
         "calls": [float(len(one["observations"])) for one in records],
         "agent_tokens": [float(one["tokens"]["agent"]) for one in records],
-        "call_seconds": [said["seconds"] for one in records for said in one["observations"] if not said["cached"]],
+        "call_seconds": [call["seconds"] for one in records for call in one["observations"] if not call["cached"]],
         "usd": [float(one["worth_usd"]) for one in records],
     }
     for name, of in values.items():

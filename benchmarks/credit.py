@@ -91,9 +91,9 @@ def prepare_doors(folder: Path, seed: int) -> Any:
         form, policy, traces = spec.tokens(tokenizer), build_policy(tokenizer, seed), []
         for row in draw_rows(32 * WARM_STEPS, draw):
             right = [keys[colour] for colour in row["doors"]]
-            said = [key if draw.random() < RIGHT else draw.choice([one for one in KEYS if one != key]) for key in right]
+            read = [key if draw.random() < RIGHT else draw.choice([one for one in KEYS if one != key]) for key in right]
             seen = [*(NEXT_DOOR.format(colour) for colour in row["doors"][1:]), NO_DOOR]
-            trace = {**row, "turns": [*map(ASK.format, said), END], "observations": seen}
+            trace = {**row, "turns": [*map(ASK.format, read), END], "observations": seen}
             traces.append(rollout_from_trace(trace, spec, form))
         warm_start(
             policy, tokenizer, traces, folder / "sft", max_steps=WARM_STEPS, per_device_train_batch_size=32, seed=seed,
@@ -208,8 +208,8 @@ def table(records: Entries) -> str:
                 continue
             found, missed = ratio(records, world, rule), sum(not one["reached"] for one in own)
             ends = "one seed" if not found or found["low"] is None else f"{found['low']:.3f}, {found['high']:.3f}"
-            said = "" if rule == "rollout" or not found else f"{found['mean']:.3f} [{ends}]"
-            rows.append([world, rule, f"{fmean(one['rollouts'] for one in own):.0f}", f"{missed} of {len(own)}", said])
+            over = "" if rule == "rollout" or not found else f"{found['mean']:.3f} [{ends}]"
+            rows.append([world, rule, f"{fmean(one['rollouts'] for one in own):.0f}", f"{missed} of {len(own)}", over])
     return markdown(("world", "credit", f"rollouts until {GOOD}", "not reached", "over rollout [95 %]"), rows)
 
 

@@ -5,10 +5,10 @@
     python benchmarks/gpu_day.py --only vLLM         # the parts whose name has this in it
     python benchmarks/gpu_day.py --miniature         # the same code with tiny shapes on a CPU; keeps no records
 
-Each part runs in a process of its own with a time limit. What fails, is killed, or needs something that is not there
-becomes a record that says so, and the next part starts. Models have random weights. In a training step every episode
-fills the context, because the environment has fixed replies and goes on until the last turn; so figures depend on
-shapes, not on what a model has learned. The first step of a part, which compiles and allocates, is left out.
+Each part runs in a process of its own with a time limit. A part that fails, is killed, or needs something that is not
+there becomes a record that says so, and the next part starts. Models have random weights. In a training step every
+episode fills the context, because the environment has fixed replies and goes on until the last turn; so figures depend
+on shapes, not on what a model has learned. The first step of a part, which compiles and allocates, is left out.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def measured(name: str, miniature: bool, seconds: float) -> dict[str, Any]:
         lines, complaints = [line for line in out if line.startswith("{")], err.read().strip().splitlines()
     record: dict[str, Any] = {"part": name, "status": status, "seconds": round(time.monotonic() - started, 1)}
     if status != "done" and complaints:
-        record["said"] = complaints[-1][:300]
+        record["error"] = complaints[-1][:300]
     return {**record, "figures": json.loads(lines[-1]) if lines else {}}
 
 
@@ -122,7 +122,7 @@ def day(names: Iterable[str], records: Records, miniature: bool, limits: Mapping
     for name in names:
         record = {**measured(name, miniature, limits.get(name, PARTS[name].seconds)), "device": device}
         records.add(record)
-        print(f"{name}: {record['status']} {record.get('said', '')} {shown(record)}", flush=True)
+        print(f"{name}: {record['status']} {record.get('error', '')} {shown(record)}", flush=True)
 
 
 def device_name() -> str:

@@ -117,8 +117,8 @@ def step(
         )  # fmt: skip
         if predict:
             memory = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else 80.0
-            said = plan(vars(args), str(model), gpus=1, gpu_memory=memory, peft_config=peft, seconds=1)
-            found["predicted_gib"] = {name: round(sum(of.values()), 3) for name, of in said.moments.items()}
+            predicted = plan(vars(args), str(model), gpus=1, gpu_memory=memory, peft_config=peft, seconds=1)
+            found["predicted_gib"] = {name: round(sum(of.values()), 3) for name, of in predicted.moments.items()}
             print(json.dumps(found), flush=True)
         trainer = MultiTurnGRPOTrainer(
             model=str(model), environment=fixed_replies(int((context - 64) / turns) - own - 24), args=args,
@@ -196,7 +196,7 @@ class Watch:
         return time.perf_counter()
 
     def mark(self, what: str) -> None:
-        """What ran since the last mark was this."""
+        """Book the time and memory since the last mark under this name."""
         now = self._now()
         self.seconds[what], self.last = now - self.last, now
         if self.cuda:
@@ -204,7 +204,7 @@ class Watch:
             self.cuda.reset_peak_memory_stats()
 
     def figures(self, tokens: float) -> dict[str, Any]:
-        """Of the step that has just ended, in which the policy wrote so many tokens."""
+        """The figures of the step that has just ended, in which the policy wrote so many tokens."""
         self.mark("training")
         seconds = {f"{what}_s": round(value, 3) for what, value in self.seconds.items()}
         peaks = {name: round(value, 3) for name, value in self.peaks.items()}
@@ -213,7 +213,7 @@ class Watch:
 
 
 def sharded(backend: str, folder: Path) -> Any:
-    """What `accelerate launch` sets for one process of a back end; a context manager."""
+    """The environment that `accelerate launch` sets for one process of a back end; a context manager."""
     import torch
 
     from agentic_prompting.trainers.fake_gpu import fsdp2, fsdp_on_a_cpu

@@ -3,6 +3,7 @@ engine's turns.
 
     OMP_NUM_THREADS=1 python benchmarks/long_contexts.py --json            # memory: about two minutes on two free cores
     OMP_NUM_THREADS=1 python benchmarks/long_contexts.py --json --time     # seconds, on a quiet machine alone
+    python benchmarks/long_contexts.py --record                            # with --time or without: for the page
 
 One row of 2,048 to 32,768 tokens, of which the agent wrote 30 % and 70 % are observations; the width and vocabulary
 of Qwen3-0.6B with four layers, bf16, gradient checkpointing, a GPU's paths. TRL scores every token of the completion,
@@ -28,10 +29,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+from lab import RECORDS, Records, markdown
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 CONTEXTS = 2048, 4096, 8192, 16384, 32768
@@ -62,10 +65,15 @@ def compared(contexts: tuple[int, ...] = CONTEXTS) -> dict[str, Any]:
     for context in contexts:
         rows[context] = {"ours": round(live(context, 1 - OBSERVED), 1), "trl": round(live(context, 1.0), 1)}
         print(f"{context} tokens: {rows[context]['ours']} MiB, TRL {rows[context]['trl']}", flush=True)
-    first, last = (8192 if 8192 in contexts else contexts[0]), contexts[-1]
-    growth = rows[last]["ours"] / last / (rows[first]["ours"] / first)
+    return {"rows": rows, **ratios(rows)}
+
+
+def ratios(rows: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
+    """The growth of a token's memory with the context, and the largest share of TRL's memory."""
+    ours = {int(context): row["ours"] / int(context) for context, row in rows.items()}
+    growth = ours[max(ours)] / ours[8192 if 8192 in ours else min(ours)]
     over = max(row["ours"] / row["trl"] for row in rows.values())
-    return {"rows": rows, "memory_growth": round(growth, 3), "over_trl": round(over, 3)}
+    return {"memory_growth": round(growth, 3), "over_trl": round(over, 3)}
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -182,11 +190,44 @@ def timed_turns(longest: int = CONTEXTS[-1]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def memory(records: Sequence[Mapping[str, Any]]) -> str:
+    """The latest figures of memory."""
+    run = [one for one in records if "rows" in one][-1]
+    found = ratios(run["rows"])
+    cells = [[f"{int(name):,}", f"{row['ours']:,.0f}", f"{row['trl']:,.0f}"] for name, row in run["rows"].items()]
+    return (
+        f"{markdown(('tokens', 'ours', 'plain TRL'), cells)}\n\nFor a token the longest context takes "
+        f"{found['memory_growth']:.2f} times what 8,192 tokens take; ours takes at most {found['over_trl']:.2f} times "
+        f"TRL's. Counted on {run['date']}."
+    )
+
+
+def times(records: Sequence[Mapping[str, Any]]) -> str:
+    """The latest figures of time."""
+    run = [one for one in records if "steps" in one][-1]
+    cells = [
+        [f"{int(name):,}", f"{row['ours']:.1f}", f"{row['trl']:.1f}", f"{row['ours'] / row['trl']:.2f}"]
+        for name, row in run["steps"].items()
+    ]
+    left_out = ", ".join(f"{one:,}" for one in run["left_out"])
+    return (
+        f"{markdown(('tokens', 'ours, seconds', 'plain TRL, seconds', 'ratio'), cells)}\n\n"
+        + (f"Left out, as a step takes more than two minutes: {left_out} tokens. " if left_out else "")
+        + f"In the engine's conversation {run['read_again']} tokens are read twice, and a new token of the last three "
+        f"turns takes {run['turn_growth']:.1f} times as long as one of turns 2 to 4. Measured on {run['date']}, "
+        f"{run['machine']}."
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--time", action="store_true", help="seconds of real steps and turns, instead of memory")
     parser.add_argument("--own-branch", action="store_true", help="with --time: the head's branch for a CPU")
+    parser.add_argument("--record", action="store_true", help="append to records/long_contexts.jsonl.gz")
     parser.add_argument("--contexts", type=lambda text: tuple(map(int, text.split(","))), help="others: 512,1024")
     options = parser.parse_args()
     if options.time:
@@ -194,6 +235,8 @@ def main() -> None:
         found = timed_steps(contexts, options.own_branch) | timed_turns(max(contexts))
     else:
         found = compared(options.contexts or CONTEXTS)
+    if options.record:
+        Records(RECORDS / "long_contexts.jsonl.gz").add(found)
     if options.json:
         print(json.dumps(found))
 

@@ -1,6 +1,6 @@
 """The peak that `plan` predicts against the measured peak of real training steps on a CPU.
 
-    python benchmarks/plan.py --json               # 18 settings; about a quarter of an hour on two busy cores
+    python benchmarks/plan.py --json               # 21 settings; about a quarter of an hour on two busy cores
     python benchmarks/plan.py --json --only LoRA   # the settings whose name has this in it
     python benchmarks/plan.py --record             # append each to records/plan.jsonl.gz, of which the page is made
 
@@ -33,6 +33,7 @@ MIB = 2**20
 SMALL = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 8000}  # fmt: skip
 LARGER = {**SMALL, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6, "vocab_size": 16000}
+EXPERTS = {**SMALL, "moe_intermediate_size": 256, "num_experts": 8, "num_experts_per_tok": 2}
 SETTINGS: dict[str, dict[str, Any]] = {
     "small": {},
     "small, checkpointing": {"checkpointing": True},
@@ -48,6 +49,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "small, a third scored": {"scored": 0.33},
     "larger": {"shape": LARGER},
     "larger, checkpointing": {"shape": LARGER, "checkpointing": True},
+    "mixture of experts": {"kind": "Qwen3MoeConfig", "shape": EXPERTS},
+    "mixture of experts, bf16": {"kind": "Qwen3MoeConfig", "shape": EXPERTS, "dtype": "bfloat16", "context": 128},
+    "sliding window": {"kind": "Gemma3TextConfig", "shape": {**SMALL, "sliding_window": 64}},
     "small, FSDP2": {"processes": 2},
     "small, FSDP2, checkpointing": {"processes": 2, "checkpointing": True},
     "small, FSDP2, LoRA": {"processes": 2, "lora": True},
@@ -57,12 +61,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def job_of(name: str) -> Any:
     """A setting as the job that is predicted and run."""
+    import transformers
     from peft import LoraConfig
-    from transformers import Qwen3Config
 
     from agentic_prompting.planning.step import Job
 
-    of = {"rows": 2, "context": 256, "scored": 1.0, "processes": 1, "dtype": "float32", **SETTINGS[name]}
+    of = {"rows": 2, "context": 256, "scored": 1.0, "processes": 1, "dtype": "float32", "kind": "Qwen3Config"}
+    of |= SETTINGS[name]
     args = {
         "bf16": of.get("bf16", False), "beta": of.get("beta", 0.0), "learning_rate": 1e-5, "seed": 0,
         "gradient_checkpointing": of.get("checkpointing", False),
@@ -70,7 +75,8 @@ def job_of(name: str) -> Any:
     }  # fmt: skip
     peft = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if of.get("lora") else None
     kept = {key: of[key] for key in ("rows", "context", "scored", "processes", "dtype")}
-    return Job(args, Qwen3Config(**of.get("shape", SMALL)), peft=peft, gpu=False, **kept)
+    shape = getattr(transformers, of["kind"])(**of.get("shape", SMALL))
+    return Job(args, shape, peft=peft, gpu=False, **kept)
 
 
 def predicted(job: Any) -> int:
@@ -164,9 +170,10 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
     ]
     worst = summary([dict(one) for one in rows])
     found = [(of, worst[key]) for of, key in (("one process", "worst_error"), ("FSDP2", "worst_error_fsdp2"))]
-    said = ", ".join(f"{error:.1%} with {of}" for of, error in found if error is not None)
+    worst_of = ", ".join(f"{error:.1%} with {of}" for of, error in found if error is not None)
     titles = ("setting", "predicted, MiB", "measured, MiB", "error")
-    return f"{markdown(titles, cells)}\n\nThe worst error: {said}. Measured on {max(one['date'] for one in rows)}."
+    dates = sorted({one["date"] for one in rows})
+    return f"{markdown(titles, cells)}\n\nThe worst error: {worst_of}. Measured on {' and '.join(dates)}."
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ import gpu_day
 import harness_world
 import harnesses
 import league
+import long_contexts
 import plan
 import program_sandbox
 import prompt_r1_tables
@@ -244,6 +245,8 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "gpu_day.engine": partial(gpu_day.figures_of, "engine, 0.6B"),
     "gpu_day.trl": partial(gpu_day.figures_of, "loss and step beside TRL"),
     "plan": plan.table,
+    "long_contexts.memory": long_contexts.memory,
+    "long_contexts.times": long_contexts.times,
     "scale.memory": scale.memory,
     "prorefine_budget.table": prorefine_budget.table,
     "prorefine_budget.against": prorefine_budget.against,

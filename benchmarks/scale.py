@@ -95,7 +95,7 @@ def formulas(model: Model, kind: str, a: Assumptions) -> tuple[float, float]:
 
 
 def plans(a: Assumptions) -> Iterator[dict[str, Any]]:
-    """What `plan` finds for each model: GiB by moment and part. It looks for nothing that fits better."""
+    """The plan of each model: GiB by moment and part, without a look for what fits better."""
     from peft import LoraConfig
     from transformers import Qwen3Config
 

@@ -132,12 +132,12 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 def cost(records: Sequence[Mapping[str, Any]]) -> str:
     """The differences of the figure, in words."""
-    said = [
+    costs = [
         f"{one['mean']:+.3f}" + (f" [{one['low']:+.3f}, {one['high']:+.3f}]" if one["low"] is not None else "")
         + (" in tags" if name == "tags" else " by tools")
         for name, one in differences(records).items()
     ]  # fmt: skip
-    return " and ".join(said)
+    return " and ".join(costs)
 
 
 def main() -> None:

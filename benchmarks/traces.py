@@ -1,4 +1,4 @@
-"""What traces cost a step's rollouts: the same rollouts with spans and without, in turns, in one run.
+"""The cost of traces in a step's rollouts: the same rollouts with spans and without, in turns, in one run.
 
     python benchmarks/traces.py --json            # under ten minutes: in real time
     python benchmarks/traces.py --json --quick    # two minutes: every time divided by four

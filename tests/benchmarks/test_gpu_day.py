@@ -51,7 +51,7 @@ def test_a_failed_part_keeps_what_it_had_found(monkeypatch, tmp_path):
     )
     monkeypatch.setattr(gpu_day, "__file__", str(script))
     record = gpu_day.measured(STEP, True, 60)
-    assert record["status"] == "failed with status 1" and record["said"] == "burnt"
+    assert record["status"] == "failed with status 1" and record["error"] == "burnt"
     assert gpu_day.shown(record) == "one 1, two 0.5"
 
 

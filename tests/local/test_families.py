@@ -271,10 +271,12 @@ def test_a_family_whose_layers_have_to_stay_whole_is_refused_before_it_trains(tm
 def test_in_bfloat16_sampler_and_trainer_differ_by_rounding(family, tmp_path):
     if FAMILIES[family][2]:
         pytest.skip(f"{family} goes in batches, which give no log-probabilities")
-    means = [entry["sampling/logp_difference/mean"] for entry in logged(train(family, "full", tmp_path, bf16=True))]
+    trainer = train(family, "full", tmp_path, bf16=True)
+    means = [entry["sampling/logp_difference/mean"] for entry in logged(trainer)]
     assert max(means) < BOUND
-    if family != "gpt-oss":  # whose tiny model differs by 1e-7 only; why was not looked for
-        assert max(means) > 1e-5, "in float32 it is less"
+    # Eager attention, which gpt-oss needs for its sinks, does the same sums for one token as for all; sdpa does not.
+    is_eager = trainer.model.config._attn_implementation == "eager"
+    assert max(means) < 1e-6 if is_eager else max(means) > 1e-5, "in float32 it is less"
 
 
 def test_an_auxiliary_loss_that_cannot_be_had_is_refused(tmp_path):

@@ -18,6 +18,7 @@ from agentic_prompting.planning.shapes import shape_of
 from agentic_prompting.planning.step import OPTIMIZER, PASSES, SCORING, Job, measure
 from agentic_prompting.planning.workers import Workers
 from agentic_prompting.trainers.fake_gpu import REPLACED
+from support.families import FAMILIES, model_of
 from support.marks import long
 
 ROOT = Path(__file__).parents[2]
@@ -38,11 +39,26 @@ def benchmark():
     return module
 
 
-@pytest.mark.parametrize("name", ["small, checkpointing", "small, LoRA"])
+@pytest.mark.parametrize("name", ["small, checkpointing", "small, LoRA", "mixture of experts"])
 def test_the_peak_is_that_of_real_steps(name):
     script = benchmark()
     job = script.job_of(name)
     assert script.predicted(job) == pytest.approx(script.measured(job), rel=0.01)
+
+
+def test_every_family_is_planned():
+    """In float32 under autocast, where fake tensors know no product of several experts; and what sampling takes."""
+    jobs = {}
+    for name in FAMILIES:
+        shape = model_of(name).config
+        shape.router_aux_loss_coef = 0.0  # TRL cannot compute Granite's
+        jobs[name] = Job(ARGS, shape, rows=2, context=128)
+    with Workers(240) as workers:
+        found = workers.measure(jobs)
+    for name, one in found.items():
+        assert "error" not in one, (name, one)
+        assert one["moments"][PASSES]["weights"] >= 4 * one["parameters"]
+        assert bool(one["sampling"]) == (FAMILIES[name][2] is None), name
 
 
 @long
@@ -99,6 +115,7 @@ def test_a_plan_over_fake_processes(made):
 
 
 def test_what_fits(made):
+    assert made.kv_bytes == 2 * 2 * 32 * (4 + 2)  # layers, heads, their size; under autocast keys stay in float32
     assert made.largest_batch > 2 and made.largest_context == 4096  # what the model can read
     assert made.options == {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     assert "per_device_train_batch_size: 4" in str(made) and "measured on no GPU" in str(made)
@@ -108,6 +125,16 @@ def test_what_fits(made):
 def test_a_step_that_fails_is_a_sentence():
     with pytest.raises(Unplannable, match="run on fake tensors and failed.* A plain estimate: 0.0 billion"):
         plan({**ARGS, "optim": "adamw_bnb_8bit"}, Qwen3Config(**SHAPE), seconds=1)
+
+
+def test_what_there_was_no_time_for_is_said_once():
+    class Measures:
+        def measure(self, jobs):
+            return {"asked": MEASURED}
+
+    result = search(layout=Layout(1, 1000)).run(Measures())
+    assert (result.largest_batch, result.largest_context) == (None, None)
+    assert len([note for note in result.notes if "no time" in note]) == 1
 
 
 def test_a_step_that_takes_too_long_says_how_long_it_had():
@@ -146,6 +173,21 @@ def test_zero_shards_by_its_rule():
     assert Layout(2, 80, "ddp").moments(MEASURED, 2560)[PASSES]["buckets (estimate)"] == 8
 
 
+@pytest.mark.parametrize("form", [{"offload_{}_device": "cpu"}, {"offload_{}": {"device": "nvme"}}], ids=str)
+def test_what_is_offloaded_is_not_on_the_gpu(form):
+    def moments(*whats):
+        zero = {name.format(what): value for what in whats for name, value in form.items()}
+        return Layout(8, 80, "zero3", zero).moments(MEASURED, 2560)
+
+    plain, states, weights = moments(), moments("optimizer"), moments("param")
+    for name in (SCORING, PASSES, OPTIMIZER):
+        assert states[name]["optimizer"] == 0 < plain[name]["optimizer"] == weights[name]["optimizer"]
+        assert weights[name]["weights"] == 0 < plain[name]["weights"] == states[name]["weights"]
+        assert states[name]["gradients"] == plain[name]["gradients"]
+    assert states[OPTIMIZER]["activations"] == 0 and states[PASSES]["gathered weights"] > 0
+    assert Layout(8, 80, "zero3", {"offload_optimizer_device": "none"}).moments(MEASURED, 2560) == plain
+
+
 def test_layouts_of_the_example_files():
     def read(name, **more):
         values = yaml.safe_load((ROOT / "examples" / "accelerate" / name).read_text())
@@ -156,6 +198,8 @@ def test_layouts_of_the_example_files():
     assert read("single.yaml").gpus == 1 and not read("single.yaml").is_sharded
     with pytest.raises(ValueError, match="set fsdp_version: 2"):
         read("fsdp2.yaml", fsdp_config={"fsdp_version": 1})
+    with pytest.raises(ValueError, match="leave fsdp_offload_params out"):
+        read("fsdp2.yaml", fsdp_config={"fsdp_version": 2, "fsdp_offload_params": True})
     for wrong in ({"gpus": 0}, {"memory": 0}, {"sharding": "megatron"}):
         with pytest.raises(ValueError):
             Layout(**wrong)
@@ -276,6 +320,12 @@ def test_the_command_refuses_in_a_line(capsys, tmp_path):
     config = ROOT / "examples" / "configs" / "qwen3_4b.yaml"
     assert asked() == 2 and "--config FILE" in capsys.readouterr().err
     assert asked("--config", config, "--gpus", 0) == 2 and "at least 1 GPU" in capsys.readouterr().err
+    assert (
+        asked("--config", tmp_path / "none.yaml") == 2 and "none.yaml: there is no such file" in capsys.readouterr().err
+    )
+    (tmp_path / "list.yaml").write_text("- a")
+    assert asked("--config", config, "--accelerate-config", tmp_path / "list.yaml") == 2
+    assert "list.yaml holds no options by name" in capsys.readouterr().err
     (tmp_path / "config.json").write_text("{}")
     assert asked("--config", config, "--model-name", tmp_path) == 2
     assert "cannot be read" in capsys.readouterr().err

@@ -53,7 +53,14 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     found = spending(ARGS, 10**9, pilot=tmp_path)
     assert found.calls == 2 * 8 * 100 and found.usd == pytest.approx(0.02 * 8 * 100)
     assert found.intervals["calls"] == (1.0, 3.0) and found.intervals["agent_tokens"] == (50.0, 150.0)
-    assert "7.5 s" in found.notes[1]
+    assert found.notes[0] == f"calls, agent_tokens, call_seconds, usd of a rollout are those of {tmp_path}"
+    assert (
+        found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth") and "7.5 s" in found.notes[2]
+    )
+    free = [{**record, "worth_usd": 0.0} for record in records]  # of a large LLM whose price is not known
+    RolloutLog(tmp_path / "free" / "rollouts").write(free)
+    found = spending(ARGS, 10**9, pilot=tmp_path / "free", price=(1.0, 2.0))
+    assert found.usd == pytest.approx(found.calls * 1200 / 1e6) and "usd" not in found.intervals
     with pytest.raises(ValueError, match="holds no rollouts"):
         spending(ARGS, 10**9, pilot=tmp_path / "nothing")
 
@@ -64,3 +71,20 @@ def test_a_lead_hides_the_wait():
     assert ahead["step_s"] < waiting["step_s"] and waiting["age"] == 0
     found = spending({**ARGS, "async_lead": 0.0}, 10**9, gpus=1)
     assert found.hours_ahead < found.hours
+
+
+def test_a_lead_hides_no_more_than_the_rollouts_of_a_block():
+    """Ten steps learn from a block here: what its rollouts take is shared by them, and the updates remain."""
+    args = {**ARGS, "async_lead": 0.0, "generation_batch_size": 640}
+    found = spending(args, 4 * 10**9, gpus=8)
+    assert found.steps * found.training / 3600 <= found.hours_ahead < found.hours
+    colocated = {**args, "use_vllm": True, "vllm_mode": "colocate"}
+    assert spending(colocated, 4 * 10**9, gpus=8).hours_ahead is None  # the trainer refuses a lead there
+
+
+def test_keys_and_values_are_read_for_each_token():
+    """80 rows of 4,096 tokens on average: 8.04 GB of weights and 48.3 GB of keys and values for each token of all."""
+    args = {**ARGS, "max_context": 8192, "generation_batch_size": 640}
+    slow, fast = (spending(args, 4_020_000_000, gpus=8, kv_bytes=size) for size in (147_456, 0))
+    assert 10 * fast.sampling == pytest.approx(800 * 8.04 / 1675 + 9, rel=1e-3)
+    assert 10 * slow.sampling == pytest.approx(800 * 56.36 / 1675 + 9, rel=1e-3)

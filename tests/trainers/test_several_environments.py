@@ -5,17 +5,18 @@ import copy
 import pytest
 from datasets import Dataset
 
-from agentic_prompting import Environment, LLMEnvironment, PromptAgent
+from agentic_prompting import Environment, ESPLTrainer, LLMEnvironment, PromptAgent
 from agentic_prompting.cli.loader import load_environment, load_rewards
 from agentic_prompting.evolution import SystemPrompt
 from agentic_prompting.llm import Budget
 from agentic_prompting.rewards import PromptR1Reward
-from agentic_prompting.rollout import AgentSpec, Environments, FreeText, Limits, TagGrammar, read_rollouts
+from agentic_prompting.rollout import AgentSpec, BatchEngine, Environments, FreeText, Limits, TagGrammar, read_rollouts
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.serve.answering import AgentAnswers
 from agentic_prompting.trainers.several import draw_by_ratio
-from support.training import arguments, one_batch, trainer_for
+from support.espl_training import Reference, arguments as espl_arguments
+from support.training import Acts, arguments, one_batch, trainer_for
 
 NAMES = ("oracle", "shop")
 TEMPLATES = {"oracle": SANDBOX_TEMPLATE, "shop": "shop {question}"}  # in place of the one saved with the tiny policy
@@ -202,6 +203,21 @@ def test_an_evolved_prompt_stands_before_each_template(tiny_policy, both, tmp_pa
     for name, start in (("oracle", SANDBOX_TEMPLATE[:10]), ("shop", "shop ")):
         messages = prompt.messages(spec.messages({"question": "x", "environment": name}))
         assert [one["role"] for one in messages] == ["system", "user"] and messages[1]["content"].startswith(start)
+
+
+def test_espl_trains_one_population_in_both(tiny_policy, both, tmp_path):
+    trainer = ESPLTrainer(
+        str(tiny_policy), environment=several(), prompt_template=TEMPLATES,
+        reward_funcs={"oracle": right, "shop": Priced()},
+        args=espl_arguments(tmp_path, max_steps=3),
+        reference=Reference(), train_dataset=both, initial_prompt="Answer .\n[G0]. Ask first .",
+    )  # fmt: skip
+    trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
+    trainer.train()
+    records = list(read_rollouts(tmp_path / "rollouts"))
+    played = {(record["environment"], record["system_prompt"]) for record in records}
+    assert played == {(name, prompt) for name in NAMES for prompt in (0, 1)}  # the first prompt and its child
+    assert {record["status"] for record in records} == {"answered"}
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ def plan(setup: PlanSetup, pilot: Pilot = None, as_json: AsJson = False) -> int:
     if setup.config is None:
         raise ValueError("say which run to plan: --config FILE, such as examples/configs/qwen3_4b.yaml")
     setup.config, setup.accelerate_config = example(setup.config), example(setup.accelerate_config)
+    for file in filter(None, (setup.config, setup.accelerate_config)):
+        if not file.is_file():
+            raise ValueError(f"{file}: there is no such file")
+        if not isinstance(read_yaml(file), dict):
+            raise ValueError(f"{file} holds no options by name")
     with busy("measuring a step on fake tensors"):
         made, costs = planned(setup, pilot)
     if as_json:
@@ -88,7 +93,7 @@ def planned(setup: PlanSetup, pilot: Path | None = None, wait: float = 600.0) ->
     try:
         costs: Spending | str = spending(
             values, made.parameters, gpus=made.layout.gpus, rows=setup.rows or setup.values.get("task_rows"),
-            price=price, pilot=pilot, trained=made.trained,
+            price=price, pilot=pilot, trained=made.trained, kv_bytes=made.kv_bytes,
         )  # fmt: skip
     except ValueError as error:
         costs = f"calls, dollars and hours: {error}"

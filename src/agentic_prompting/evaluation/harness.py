@@ -44,7 +44,7 @@ class EvaluationTask:
 
 @dataclass
 class Evaluation:
-    """What [`evaluate_agent`] returns.
+    """The result of [`evaluate_agent`].
 
     Args:
         results (`list[Result]`): One per system and task.

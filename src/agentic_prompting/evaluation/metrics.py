@@ -213,12 +213,12 @@ class EvaluateScore:
     def _probed(self, key: str | None, hint: str | None) -> tuple[str, bool]:
         """Which number counts, and whether it is one for all answers: seen in what it says of two."""
         references = [["a b"], ["a b"]] if self.takes_all else ["a b", "a b"]
-        said = self._computed(["a b", "a c"], references)
-        numbers = [name for name, value in said.items() if _is_number(value) or _are_numbers(value, 2)]
+        computed = self._computed(["a b", "a c"], references)
+        numbers = [name for name, value in computed.items() if _is_number(value) or _are_numbers(value, 2)]
         usual = (hint, self.module.name, self.module.config_name, "score", *(numbers if len(numbers) == 1 else ()))
         for name in (key,) if key else usual:
             if name in numbers:
-                return name, _is_number(said[name])
+                return name, _is_number(computed[name])
         known = ", ".join(numbers)
         raise ValueError(
             f"the metric {self.module.name} gives {known or 'no number'}"
@@ -242,13 +242,13 @@ class EvaluateScore:
         for prediction, reference in zip(predictions, references, strict=True):
             try:
                 yield _finite(self._computed([prediction], [reference])[self.key])
-            except Exception as error:  # others' code: what it cannot tell is no zero
+            except Exception as error:  # others' code: an answer that it cannot score is no zero
                 logger.warning("the metric %s cannot score %.80r: %s", self.module.name, prediction, error)
                 yield None
 
     def _computed(self, predictions: list[str], references: list[Any]) -> Mapping[str, Any]:
-        said = self.module.compute(predictions=predictions, references=references)
-        return said if isinstance(said, Mapping) else {self.module.name: said}  # `wer` gives a bare number
+        scores = self.module.compute(predictions=predictions, references=references)
+        return scores if isinstance(scores, Mapping) else {self.module.name: scores}  # `wer` gives a bare number
 
 
 def _is_text(feature: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What several answers to one question tell beyond their mean: pass@k, the majority's answer, and their spread.
+"""Statistics of several answers to one question beyond their mean: pass@k, the majority's answer, and their spread.
 
 Pure functions of scores. A run that failed has no score and is no attempt: a question with fewer than k scored runs is
 in no number that takes k of them.
@@ -64,7 +64,7 @@ def passes(groups: Sequence[Sequence[float | None]]) -> dict[str, float]:
 def repeat_values(
     records: Sequence[Mapping[str, Any]], scores: Sequence[float | None], is_binary: bool
 ) -> dict[str, dict[int, float]]:
-    """What the runs of each question tell, by name and by the question's place.
+    """Statistics of the runs of each question, by name and by the question's place.
 
     Args:
         records (`Sequence[Mapping]`): Answers, with `run`, `place` and `answer`.
@@ -99,7 +99,7 @@ def repeat_values(
 
 
 def _majority(answered: Sequence[tuple[str | None, float]]) -> float:
-    """The score of the most frequent answer. No answer is no vote, and 0 where no run has one."""
+    """The score of the most frequent answer. A run without an answer has no vote; the score is 0 if no run has one."""
     votes: dict[str, list[float]] = defaultdict(list)
     for answer, score in answered:
         if answer is not None:

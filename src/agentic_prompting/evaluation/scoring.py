@@ -38,7 +38,7 @@ class Result:
         ungraded (`dict[str, int]`): By metric, answers that it could not grade.
         calls (`float`), tokens (`float`), cost_usd (`float`), seconds (`float`): Means per answered question.
         fit_calls (`int`): Calls it took to make the system.
-        repeated (`dict[str, dict[str, Estimate]]`): What several runs tell beyond the mean, by metric and then by name:
+        repeated (`dict[str, dict[str, Estimate]]`): Statistics of several runs beyond the mean, by metric and name:
             `pass@1` to `pass@k`, `majority@k`, `spread`; see [`repeat_values`].
     """
 
@@ -58,7 +58,7 @@ class Result:
 
 
 def score_records(records: Sequence[Mapping[str, Any]], metrics: Mapping[str, Score]) -> dict[str, list[float | None]]:
-    """Every metric of every record, in order; `None` for failed answers and where a metric cannot tell.
+    """Every metric of every record, in order; `None` for failed answers and where a metric has no score.
 
     Args:
         records (`Sequence[Mapping]`): With `answer` (and `whole`) or `error`, and `answers`, the accepted ones.
@@ -138,7 +138,7 @@ def _estimate(name: str, values: Sequence[float], one_run: bool) -> Estimate | N
 def _repeated(
     records: Sequence[Mapping[str, Any]], scores: Sequence[float | None], is_binary: bool
 ) -> dict[str, Estimate]:
-    """What several runs tell, as means over the questions."""
+    """Statistics of several runs, as means over the questions."""
     found = {key: list(one.values()) for key, one in repeat_values(records, scores, is_binary).items()}
     return {
         key: wilson_interval(round(sum(values)), len(values))

@@ -30,7 +30,7 @@ class Answer:
     Args:
         text (`str`, *optional*): The answer itself; `None` if the system gave none.
         whole (`str`, *optional*): The reply that it was read from, for metrics that read it in their own way.
-        judged (`float`, *optional*): 1.0 or 0.0, what a judge said of it, where one was asked.
+        judged (`float`, *optional*): 1.0 or 0.0, a judge's verdict, where one was asked.
         error (`str`, *optional*): Why there is nothing to score.
         fatal (`bool`, *optional*, defaults to `False`): Whether no later question can go better.
         calls (`int`), cached (`int`): Model calls, and those of them that were replayed, unpaid.
@@ -98,7 +98,7 @@ class System:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What makes it this system, JSON-able: results of other settings are not continued."""
+        """The settings that identify this system, JSON-able: results of other settings are not continued."""
         return {"class": type(self).__name__}
 
     def __call__(self, questions: Sequence[str | Row], seed: int = 0) -> list[Answer]:
@@ -155,7 +155,7 @@ class PromptedSystem(System):
     Args:
         chat ([`ChatModel`]): The model; each question is a conversation of its own, and they run concurrently.
         prompt (`str`, *optional*): Its system message.
-        fit_calls (`int`, *optional*, defaults to `0`): What finding the prompt took.
+        fit_calls (`int`, *optional*, defaults to `0`): Calls that were made to find the prompt.
         max_in_flight (`int`, *optional*, defaults to `64`): Questions on their way at once.
         **sampling: Sent with every call.
     """
@@ -186,7 +186,7 @@ class PromptedSystem(System):
 
 
 class Agent(Protocol):
-    """What [`AgentSystem`] asks: [`PromptAgent`] is one."""
+    """The protocol of agents that [`AgentSystem`] asks; [`PromptAgent`] has it."""
 
     def answer_all(self, questions: Sequence[Row], seed: int = 0, progress: bool = True) -> list[Rollout]: ...
 
@@ -196,7 +196,7 @@ class AgentSystem(System):
 
     Args:
         agent ([`PromptAgent`]): The agent.
-        name (`str`): What tells its results from others': the folder it was loaded from, and its environment.
+        name (`str`): Distinguishes its results from others': the folder it was loaded from, and its environment.
         batch_size (`int`, *optional*, defaults to `64`): Episodes played together; what is finished is saved.
     """
 

@@ -175,7 +175,7 @@ def results_table(evaluation: Evaluation, extra: Extra = lambda result: {}) -> T
 
 
 def differences_table(comparisons: Sequence[Comparison]) -> Table:
-    """One row per comparison: the difference with its interval, on how many questions who is better, McNemar's p."""
+    """One row per comparison: the difference with its interval, questions on which each is better, McNemar's p."""
     return [
         {
             "task": one.task,

@@ -6,6 +6,7 @@ A decoder with a cost per step stands in for the policy, and replies are drawn b
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import selectors
 import statistics
@@ -34,7 +35,7 @@ class Pace:
         tokens (`float`), tokens_sigma (`float`): Tokens in a turn.
         reply (`float`), reply_sigma (`float`): Until the environment answers.
         update (`float`): Seconds of an update of the weights.
-        step (`float`), step_per_row (`float`): Of the decoder, for one token of all rows, and more for each row.
+        step (`float`), step_per_row (`float`): One decoding step takes `step`, and `step_per_row` more for each row.
     """
 
     groups: int = 16
@@ -75,7 +76,7 @@ class Decoder:
     def __init__(self, pace: Pace, own_devices: bool, speed: float, chat_format: Any):
         self.pace, self.own_devices, self.speed, self.format = pace, own_devices, speed, chat_format
         self.rows: list[list[Any]] = []  # tokens left, and the future of the waiting turn
-        self.lending, self.tokens, self.busy = not own_devices, 0, 0.0
+        self.trainer_waits = True
 
     async def __call__(self, request: Any) -> Any:
         drawn = random.Random(request.seed).lognormvariate(0, self.pace.tokens_sigma)
@@ -94,12 +95,10 @@ class Decoder:
 
     async def work(self) -> None:
         while True:
-            if not self.rows or not (self.own_devices or self.lending):
+            if not self.rows or not (self.own_devices or self.trainer_waits):
                 await asyncio.sleep(self.pace.step)
                 continue
-            seconds = (self.pace.step + self.pace.step_per_row * len(self.rows)) / self.speed
-            await asyncio.sleep(seconds)
-            self.busy, self.tokens = self.busy + seconds, self.tokens + len(self.rows)
+            await asyncio.sleep((self.pace.step + self.pace.step_per_row * len(self.rows)) / self.speed)
             for row in self.rows:
                 row[0] -= 1
             for _, done in (row for row in self.rows if row[0] <= 0):
@@ -133,53 +132,47 @@ def on_a_virtual_clock(pace: Pace, layout: str, lead: int, steps: int) -> dict[s
         `dict`: `step_s`; `over_bound`, that divided by the least possible; `trainer_idle`, a share; `age` of a
         token, in updates.
     """
+    speed, has_own_devices = 0.5 if layout == "two nodes" else 1.0, layout != "one node"
     with tempfile.TemporaryDirectory() as folder:
-        return _played(Path(folder), pace, layout, lead, steps)
+        ends, ages = _played(Path(folder), pace, speed, has_own_devices, lead, steps)
+    half, update = steps // 2, pace.update / speed
+    seconds = (ends[-1] - ends[half - 1]) / (steps - half)
+    # The time to sample a step's tokens when all its rollouts decode in one batch.
+    rows = pace.groups * pace.rollouts
+    sampling = rows * pace.turns * pace.tokens * math.exp(pace.tokens_sigma**2 / 2)
+    sampling *= (pace.step / (rows * (1 + lead)) + pace.step_per_row) / speed
+    bound = max(sampling, update) if has_own_devices else sampling + update
+    row = {"step_s": round(seconds, 2), "over_bound": round(seconds / bound, 3)}
+    return row | {"trainer_idle": round(1 - update / seconds, 3), "age": round(statistics.mean(ages[half:]), 2)}
 
 
-def _played(folder: Path, pace: Pace, layout: str, lead: int, steps: int) -> dict[str, Any]:
-    loop, speed = VirtualLoop(), 0.5 if layout == "two nodes" else 1.0
-    update = pace.update / speed
+def _played(
+    folder: Path, pace: Pace, speed: float, has_own_devices: bool, lead: int, steps: int
+) -> tuple[list[float], list[float]]:
+    """When each step ended, and the age of its tokens."""
+    loop = VirtualLoop()
     chat_format = ChatFormat(world_tokenizer(), TagGrammar())
-    decoder = Decoder(pace, layout != "one node", speed, chat_format)
+    decoder = Decoder(pace, has_own_devices, speed, chat_format)
     player: Any = SimpleNamespace(  # on this loop, one process, and no session to open
         policy=decoder, environment=as_environment(Replies(pace)), chat_format=chat_format, limits=Limits(pace.turns),
         accelerator=SimpleNamespace(process_index=0, num_processes=1), reset=lambda rows: rows,
         run=lambda work, what: loop.run_until_complete(work),
     )  # fmt: skip
     stream = RowStream([{"question": str(i)} for i in range(1024)], seed=0, shuffle=True, groups_per_batch=pace.groups)
-    file = InFlightFile(folder / f"{layout} {lead}" / "00000.jsonl", {}, 0, resumes=False)
+    file = InFlightFile(folder / "00000.jsonl", {}, 0, resumes=False)
     logged: list[Any] = []
-    ahead = Ahead(
-        stream,
-        RowPrompts(AgentSpec(), pace.rollouts),
-        player,
-        file,
-        lead,
-        2 * lead,
-        updates_now=lambda: 0,
-        log=logged.append,
-    )
-    working = loop.create_task(decoder.work())
+    prompts = RowPrompts(AgentSpec(), pace.rollouts)
+    ahead = Ahead(stream, prompts, player, file, lead, 2 * lead, updates_now=lambda: 0, log=logged.append)
+    _working = loop.create_task(decoder.work())  # kept, or it may be collected
     ends = []
     for step in range(steps):
-        decoder.lending = True
+        decoder.trainer_waits = True
         ahead.take(pace.groups, Place(0, "train", step, number=step, last=10**6))
-        decoder.lending = False
-        loop.run_until_complete(asyncio.sleep(update))
+        decoder.trainer_waits = False
+        loop.run_until_complete(asyncio.sleep(pace.update / speed))
         ends.append(loop.now)
-    ages = [metrics["async/token_age"] for metrics in logged]
     for task in asyncio.all_tasks(loop):
         task.cancel()
-    working.cancel()
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    half = steps // 2
-    seconds = (ends[-1] - ends[half - 1]) / (steps - half)
-    # The time to sample a step's tokens when all its rollouts decode in one batch.
-    rows = pace.groups * pace.rollouts
-    sampling = rows * pace.turns * pace.tokens * 2.718281828 ** (pace.tokens_sigma**2 / 2)
-    sampling *= (pace.step / (rows * (1 + lead)) + pace.step_per_row) / speed
-    bound = max(sampling, update) if decoder.own_devices else sampling + update
-    row = {"step_s": round(seconds, 2), "over_bound": round(seconds / bound, 3)}
-    return row | {"trainer_idle": round(1 - update / seconds, 3), "age": round(statistics.mean(ages[half:]), 2)}
+    return ends, [metrics["async/token_age"] for metrics in logged]

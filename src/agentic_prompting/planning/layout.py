@@ -35,7 +35,8 @@ class Layout:
     memory (`float`, *optional*, defaults to `80.0`): GiB of each.
     sharding (`str`, *optional*, defaults to `"ddp"`): `ddp` (a copy of the model on each), `fsdp2`, `zero1`, `zero2` or
         `zero3`.
-    zero (`dict`, *optional*): DeepSpeed's `zero_optimization`, where it differs from the defaults.
+    zero (`dict`, *optional*): DeepSpeed's `zero_optimization`, where it differs from the defaults; what it offloads is
+        not on the GPU, but for gradients, which are counted.
 
     Raises:
         `ValueError`: For less than one GPU or no memory.
@@ -66,11 +67,14 @@ class Layout:
         kind, zero = str(values.get("distributed_type", "NO")), dict(values.get("deepspeed_config") or {})
         if file := zero.get("deepspeed_config_file"):
             zero = json.loads(Path(file).read_text(encoding="utf-8")).get("zero_optimization") or {}
-        said = zero.get("zero_stage", zero.get("stage"))
-        stage = 2 if said is None else int(said)  # accelerate's default
+        given = zero.get("zero_stage", zero.get("stage"))
+        stage = 2 if given is None else int(given)  # accelerate's default
         sharding = {"FSDP": "fsdp2", "DEEPSPEED": f"zero{stage}" if stage else "ddp"}.get(kind, "ddp")
-        if sharding == "fsdp2" and int((values.get("fsdp_config") or {}).get("fsdp_version", 1)) != 2:
+        fsdp = values.get("fsdp_config") or {}
+        if sharding == "fsdp2" and int(fsdp.get("fsdp_version", 1)) != 2:
             raise ValueError("FSDP's first version does not train here: set fsdp_version: 2 in its fsdp_config")
+        if sharding == "fsdp2" and fsdp.get("fsdp_offload_params"):
+            raise ValueError("FSDP's offload is not planned: leave fsdp_offload_params out to see what it would move")
         return cls(int(values.get("num_processes") or 1) if gpus is None else gpus, memory, sharding, zero)
 
     def __str__(self) -> str:
@@ -90,7 +94,7 @@ class Layout:
         """A measured step as it is in this layout.
 
         Args:
-            measured (`dict`): What [`measure`] returns; of one process, except under FSDP2.
+            measured (`dict`): The result of [`measure`]; of one process, except under FSDP2.
             hidden (`int`): The model's hidden size, on which DeepSpeed's `auto` values depend.
         """
         moments = {name: {part: size / GIB for part, size in of.items()} for name, of in measured["moments"].items()}
@@ -101,10 +105,11 @@ class Layout:
             return {name: {**of, "buckets (estimate)": of.get("gradients", 0.0)} for name, of in moments.items()}
         stage, own = int(self.sharding[-1]), 1 / self.gpus
         share = own if stage == 3 else 1.0
+        stepped = 0.0 if self._offloads("optimizer") else trained * own  # on this GPU
         parts = {
-            "weights": 2 * (whole - trained) * share + 2 * trained * share,
+            "weights": 0.0 if self._offloads("param") else 2 * whole * share,
             "gradients": 2 * trained * (own if stage > 1 else 1.0),
-            "optimizer": 12 * trained * own,  # fp32 weights and two moments
+            "optimizer": 12 * stepped,  # fp32 weights and two moments
         }
         live = min(self._zero("stage3_max_live_parameters", _LIVE, hidden) / GIB, whole)
         live += min(self._zero("stage3_prefetch_bucket_size", _PREFETCH, hidden) / GIB, whole)
@@ -117,9 +122,14 @@ class Layout:
             if name in (SCORING, PASSES):
                 made[name]["gathered weights"] = 2 * live if stage == 3 else 0.0
             else:  # fp32 gradients of a group of weights
-                made[name]["activations"] = 4 * min(trained * own, _SUBGROUP / GIB)
+                made[name]["activations"] = 4 * min(stepped, _SUBGROUP / GIB)
             made[name].pop("adapters", None)
         return made
+
+    def _offloads(self, what: str) -> bool:
+        """Whether ZeRO keeps the optimizer's states or the weights elsewhere, in accelerate's words or DeepSpeed's."""
+        device = (self.zero.get(f"offload_{what}") or {}).get("device") or self.zero.get(f"offload_{what}_device")
+        return device not in (None, "none")
 
     def _zero(self, name: str, default: float, hidden: int) -> float:
         given = self.zero.get(name, default)

@@ -29,7 +29,7 @@ class Memory(TorchDispatchMode):
             CUDA's allocator does.
 
     Attributes:
-        moment (`str`): What runs now.
+        moment (`str`): The moment of the step that runs now.
         peaks (`dict[str, dict[str, int]]`): For each moment the bytes of each part when their sum was largest.
     """
 
@@ -72,7 +72,7 @@ class Memory(TorchDispatchMode):
 
     @contextmanager
     def during(self, moment: str) -> Iterator[None]:
-        """Within it peaks are those of this moment."""
+        """A context whose peaks are those of this moment."""
         before, self.moment = self.moment, moment
         try:
             yield
@@ -100,7 +100,7 @@ class Memory(TorchDispatchMode):
 
     @contextmanager
     def counting(self) -> Iterator[Memory]:
-        """Within it storages are counted, those that FSDP empties and fills in place included."""
+        """A context in which storages are counted, those that FSDP empties and fills in place included."""
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
         resize, shapes = torch.UntypedStorage.resize_, ShardingPropagator._propagate_tensor_meta_non_cached

@@ -33,7 +33,8 @@ class Plan:
         moments (`dict`): For each moment of a step GiB by part.
         largest_batch (`int`, *optional*), largest_context (`int`, *optional*): That fit, the other one as asked;
             `None` where there was no time to find out, 0 where none fits.
-        options (`dict`): What to put into the run's YAML file: what is needed to fit, or the largest batch.
+        kv_bytes (`int`): Bytes of the keys and values of one token; 0 for a model that the engine cannot run.
+        options (`dict`): Lines for the run's YAML file: those that it needs to fit, or the largest batch.
         notes (`list[str]`): Everything that is estimated, assumed, or was not looked at.
     """
 
@@ -46,6 +47,7 @@ class Plan:
     moments: Moments
     largest_batch: int | None = None
     largest_context: int | None = None
+    kv_bytes: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -72,7 +74,7 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """All of it as plain data."""
         more = {"peak": self.peak, "moment": self.moment, "usable": self.layout.usable, "fits": self.fits}
-        return {**asdict(self), **more, "layout": asdict(self.layout)}
+        return {**asdict(self), **more}
 
     def __str__(self) -> str:
         billions = f"{self.parameters / 1e9:.2f} billion parameters, {self.trained / 1e9:.2f} trained"
@@ -168,7 +170,7 @@ def _job(values: Mapping[str, Any], shape: PretrainedConfig, layout: Layout, pef
 
 @dataclass
 class _Search:
-    """Measures what was asked for, then what fits."""
+    """Measures the run as it was asked for, then looks for a batch, a context and options that fit."""
 
     name: str
     values: dict[str, Any]
@@ -185,17 +187,19 @@ class _Search:
             why = first.get("error", f"there was no result in {workers.waited:.0f} s")
             tried = f"a training step of {self.name} was run on fake tensors and failed: {why}"
             raise Unplannable(f"{tried}. {estimate(asked.model.to_dict())}")
-        sizes = first["parameters"], first["trained"], asked.rows, asked.context
-        made = Plan(self.name, self.layout, *sizes, self.moments(asked, first))
+        made = Plan(
+            self.name, self.layout, first["parameters"], first["trained"], asked.rows, asked.context,
+            self.moments(asked, first), kv_bytes=first["sampling"].get("token", 0),
+        )  # fmt: skip
         made.notes += self.notes(first)
-        for size, job, attribute in ((asked.rows, other, "other"), (asked.context, half, "half")):
-            if "moments" in found.get(attribute, {}):
-                here = other.rows if attribute == "other" else half.context
-                line = made.moments, self.moments(job, found[attribute]), size, here
-                step = 1 if attribute == "other" else 256
-                setattr(made, "largest_batch" if step == 1 else "largest_context", self.largest(*line, step))
-            else:
-                made.notes.append("there was no time to look for the largest batch or context: a larger `seconds`")
+        if "moments" in found.get("other", {}):
+            line = made.moments, self.moments(other, found["other"]), asked.rows, other.rows
+            made.largest_batch = self.largest(*line, step=1)
+        if "moments" in found.get("half", {}):
+            line = made.moments, self.moments(half, found["half"]), asked.context, half.context
+            made.largest_context = self.largest(*line, step=256)
+        if None in (made.largest_batch, made.largest_context):
+            made.notes.append("there was no time to look for the largest batch or context: a larger `seconds`")
         self.advise(made, workers)
         return made
 
@@ -257,7 +261,7 @@ class _Search:
         made.notes.append(f"nothing that was tried fits or was measured in time ({tried}): take more GPUs")
 
     def next_options(self, job: Job) -> Iterator[tuple[dict[str, Any], Job, Layout]]:
-        """What to turn on, in the order of what it costs, each with those before it."""
+        """Options to turn on, the cheapest first, each together with those before it."""
         layout = self.layout
         if self.values.get("use_vllm") and self.values.get("vllm_mode", "colocate") == "colocate":
             yield {"vllm_mode": "server"}, job, layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
@@ -24,22 +25,22 @@ def shape_of(name: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of transformers, of the hub, of the file
-        said = " ".join(str(error).split())[:200]
+        reason = textwrap.shorten(str(error), 200, placeholder=" …")
     try:
         values = PretrainedConfig.get_config_dict(name)[0]
     except Exception:
         values = {}
     if not values:
-        raise Unplannable(f"{name}: its config.json cannot be read, here or on the hub ({said})")
+        raise Unplannable(f"{name}: its config.json cannot be read, here or on the hub ({reason})")
     if "auto_map" in values:
         tried = "it needs Python code of its own, which is not run to plan"
     else:
-        tried = f"transformers makes no model of its config.json ({said})"
+        tried = f"transformers makes no model of its config.json ({reason})"
     raise Unplannable(f"{name}: {tried}. {estimate(values)}")
 
 
 def estimate(values: dict[str, Any], trained: float = 1.0) -> str:
-    """What weights and AdamW take, in a sentence, from the numbers that most configurations have.
+    """The memory of weights and AdamW as a sentence, from the numbers that most configurations have.
 
     Args:
         values (`dict`): A `config.json`.

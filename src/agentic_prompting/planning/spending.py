@@ -52,9 +52,11 @@ class Spending:
         steps (`int`), rollouts (`int`): Steps of the run, rollouts of a step.
         calls (`float`), tokens (`float`): To the large LLM, and read and written by it, in the whole run.
         usd (`float`, *optional*): Dollars of the run; `None` if the price is not known.
-        sampling (`float`), training (`float`): Seconds of a step.
+        sampling (`float`), training (`float`): Seconds of a step; where a block of rollouts is for several steps, their
+            share of its sampling.
         hours (`float`): Duration of the run.
-        hours_ahead (`float`, *optional*): With `async_lead: 1`, on the virtual clock.
+        hours_ahead (`float`, *optional*): With `async_lead: 1`, on the virtual clock; `None` where the run has a lead
+            or cannot have one.
         intervals (`dict`): 95 % intervals of a pilot run's means, by name.
         notes (`list[str]`): Where the figures are from, and warnings.
     """
@@ -98,6 +100,7 @@ def spending(
     pilot: str | Path | None = None,
     assumed: Assumptions = Assumptions(),
     trained: int | None = None,
+    kv_bytes: int = 0,
 ) -> Spending:
     """Calls, tokens, dollars and hours of a run.
 
@@ -110,6 +113,8 @@ def spending(
         pilot (`str` or `Path`, *optional*): A run's folder, whose records take the place of assumptions.
         assumed ([`Assumptions`], *optional*): Values for everything that is not known.
         trained (`int`, *optional*): Numbers that learn; defaults to all.
+        kv_bytes (`int`, *optional*, defaults to `0`): Bytes of the keys and values of one token, as [`Plan`] has them.
+            Each sampled token reads those of its context, here half of the longest one; 0 leaves that out.
 
     Raises:
         `ValueError`: Neither steps nor rows are known, or the pilot has no records.
@@ -123,13 +128,11 @@ def spending(
     block = int(of.get("generation_batch_size") or found.rollouts)
     updates = max(1, block * int(of.get("num_iterations", 1)) // found.rollouts)
     usd: float | None = None
-    if pilot is None:
-        notes.append("assumed: " + ", ".join(f"{name} {value:g}" for name, value in asdict(assumed).items()))
-    else:
+    if pilot is not None:
         assumed, usd, found.intervals = _piloted(Path(pilot), assumed)
-        notes.append(
-            f"calls, tokens, seconds and dollars of a rollout are those of {pilot}; the GPUs' speed is assumed"
-        )
+        notes.append(f"{', '.join(found.intervals)} of a rollout are those of {pilot}")
+    rest = {name: value for name, value in asdict(assumed).items() if name not in found.intervals}
+    notes.append("assumed: " + ", ".join(f"{name} {value:g}" for name, value in rest.items()))
     if usd is None and price is not None:
         usd = assumed.calls * (assumed.call_input * price[0] + assumed.call_output * price[1]) / 1e6
     played = block / updates * found.steps
@@ -137,19 +140,20 @@ def spending(
     found.tokens = found.calls * (assumed.call_input + assumed.call_output)
     found.usd = None if usd is None else usd * played
     context = float(of.get("max_context") or of.get("max_completion_length") or 8192)
-    token = 2 * parameters / (assumed.bandwidth * assumed.decode_share)  # seconds of one token of all rows
+    at_once = min(block / gpus, assumed.rows_at_once)
     waves = math.ceil(block / gpus / assumed.rows_at_once)
+    read = 2 * parameters + at_once * context / 2 * kv_bytes  # for one token of all rows
+    token = read / (assumed.bandwidth * assumed.decode_share)  # its seconds
     found.sampling = waves * (assumed.agent_tokens * token + assumed.calls * assumed.call_seconds) / updates
-    # 6 operations per parameter and token; weights that do not learn save 2; recomputing adds 2, and a reference 2.
-    passes = 6 - 2 * (trained is not None and trained < parameters)
-    passes += 2 * bool(of.get("gradient_checkpointing", True)) + 2 * bool(of.get("beta"))
-    operations = found.rollouts * context / 2 * passes * parameters
+    operations = found.rollouts * context / 2 * _operations(of, parameters, trained)
     found.training = operations / (gpus * assumed.flops * assumed.train_share)
     found.hours = found.steps * (found.sampling + found.training) / 3600
     if pilot is not None and (seconds := _step_seconds(Path(pilot))) is not None:
         notes.append(f"the pilot's own steps took {seconds:.1f} s, rollouts included, with its batch and GPUs")
-    if not of.get("async_lead"):
-        found.hours_ahead = found.hours * _saved(of, assumed, token, found)
+    has_server = bool(of.get("use_vllm")) and of.get("vllm_mode") == "server"
+    if not of.get("async_lead") and (has_server or not of.get("use_vllm")):  # a colocated vLLM cannot have a lead
+        hidden = _hidden(assumed, token, found.training * updates / waves, has_server)
+        found.hours_ahead = found.steps * (found.sampling * (1 - hidden) + found.training) / 3600
     notes += _budget(of, found)
     found.notes = notes
     return found
@@ -165,6 +169,14 @@ def _steps(of: Mapping[str, Any], rows: int | None, rollouts: int) -> int:
     return max(1, math.ceil(played / rollouts))
 
 
+def _operations(of: Mapping[str, Any], parameters: int, trained: int | None) -> int:
+    """Operations of a training step for one token: 6 for each parameter; weights that do not learn save 2, recomputing
+    adds 2, and a reference model 2."""
+    has_frozen = trained is not None and trained < parameters
+    recomputes = bool(of.get("gradient_checkpointing", True))
+    return parameters * (6 - 2 * has_frozen + 2 * recomputes + 2 * bool(of.get("beta")))
+
+
 def _piloted(folder: Path, assumed: Assumptions) -> tuple[Assumptions, float | None, dict[str, tuple[float, float]]]:
     """The means of a pilot run's rollouts, dollars of one, and the means' intervals."""
     records = [one for one in read_rollouts(folder / "rollouts") if one.get("mode", "train") == "train"]
@@ -176,14 +188,14 @@ def _piloted(folder: Path, assumed: Assumptions) -> tuple[Assumptions, float | N
     values = {
         "calls": [float(len(one["observations"])) for one in records],
         "agent_tokens": [float(one["tokens"]["agent"]) for one in records],
-        "call_seconds": [said["seconds"] for one in records for said in one["observations"] if not said["cached"]],
+        "call_seconds": [call["seconds"] for one in records for call in one["observations"] if not call["cached"]],
         "usd": [float(one["worth_usd"]) for one in records],
     }
     for name, of in values.items():
-        if of:
+        if of and (name != "usd" or any(of)):  # an LLM without a price is booked as 0
             estimate = bootstrap_interval(of)
             means[name], intervals[name] = fmean(of), (estimate.low, estimate.high)
-    usd = means.pop("usd", None) or None  # an LLM without a price is booked as 0
+    usd = means.pop("usd", None)
     return replace(assumed, **means), usd, intervals
 
 
@@ -196,18 +208,19 @@ def _step_seconds(folder: Path) -> float | None:
     return fmean(seconds) if seconds else None
 
 
-def _saved(of: Mapping[str, Any], assumed: Assumptions, token: float, found: Spending) -> float:
-    """The share of a step's time that is left with `async_lead: 1`: a smaller batch on the virtual clock."""
+def _hidden(assumed: Assumptions, token: float, update: float, has_server: bool) -> float:
+    """The share of the time for rollouts that no step waits for with `async_lead: 1`: a smaller batch on the virtual
+    clock."""
     from .clock import Pace, on_a_virtual_clock
 
-    own = bool(of.get("use_vllm")) and of.get("vllm_mode") == "server"
     turns = max(1, round(assumed.calls) + 1)
     pace = Pace(
         groups=4, rollouts=4, turns=min(turns, 5), tokens=max(1.0, assumed.agent_tokens / turns / 20),
-        reply=max(assumed.call_seconds, 1e-3), update=max(found.training, 1e-3), step=max(token, 1e-4) * 20,
+        reply=max(assumed.call_seconds, 1e-3), update=max(update, 1e-3), step=max(token, 1e-4) * 20,
     )  # fmt: skip
-    seconds = [on_a_virtual_clock(pace, "server" if own else "one node", lead, 6)["step_s"] for lead in (0, 1)]
-    return seconds[1] / seconds[0]
+    layout = "server" if has_server else "one node"
+    on_policy, ahead = (on_a_virtual_clock(pace, layout, lead, 6)["step_s"] for lead in (0, 1))
+    return min(1.0, (on_policy - ahead) / (on_policy - pace.update))
 
 
 def _budget(of: Mapping[str, Any], found: Spending) -> list[str]:

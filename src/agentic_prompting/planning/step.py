@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, TrainerCallback
 from transformers.initialization import no_init_weights
 
+from ..local.sampling import in_use
 from ..local.slab import Slab, attention_with_masks, can_slab, masks_of
 from ..rollout import Rollout, Sample
 from ..rollout.grammar import Turn
@@ -224,7 +225,7 @@ def read(job: Job) -> dict[str, int]:
     """Bytes that sampling in this process takes beside the whole weights: `token`, keys and values of one token of one
     conversation; `reading`, what a pass over one whole context takes beside those. Empty for a model that the engine
     cannot run."""
-    with FakeTensorMode(), as_on_a_gpu(is_padded=False, head=job.gpu), torch.no_grad():
+    with FakeTensorMode(), as_on_a_gpu(is_padded=False, head=job.gpu):
         model = shaped(job)
         if not can_slab(model):
             return {}
@@ -233,7 +234,7 @@ def read(job: Job) -> dict[str, int]:
         columns = torch.zeros(1, job.context, dtype=torch.long)
         slab.look(0, columns, 1, job.context)
         autocast = torch.autocast("cpu", torch.bfloat16) if job.args.get("bf16") else nullcontext()
-        with memory.counting(), autocast, attention_with_masks(model):
+        with memory.counting(), autocast, in_use(model), attention_with_masks(model):
             model(
                 input_ids=columns, attention_mask=masks_of(model, columns, job.context), position_ids=columns,
                 past_key_values=slab, use_cache=True, logits_to_keep=1,

@@ -57,7 +57,7 @@ _FENCED = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
 
 
 class Judge:
-    """A language model that judges, and who pays for it.
+    """A language model that judges, with the budget that it is paid from.
 
     Args:
         chat ([`ChatModel`] or `Callable`): The model; see [`as_chat`].
@@ -140,7 +140,7 @@ class GroupJudge(Judge):
 
     Args:
         chat ([`ChatModel`] or `Callable`): The judge.
-        rubric (`dict[str, str | tuple[str, float]]`): What makes one rollout better than another, as in
+        rubric (`dict[str, str | tuple[str, float]]`): The criteria by which a rollout is better than another, as in
             [`RubricJudge`].
         both_orders (`bool`, *optional*, defaults to `False`): Ask a second time with the rollouts in reverse order and
             take the mean: it cancels a judge's preference for a place, for twice the price.
@@ -229,12 +229,12 @@ def show_rollout(rollout: Rollout, name: str, max_characters: int) -> str:
 
     Args:
         rollout ([`Rollout`]): The episode.
-        name (`str`): Of its tags.
+        name (`str`): The name of its tags.
         max_characters (`int`): Limit for the agent's turns and the replies together.
     """
-    said = [("turn", turn.text) for turn in rollout.turns]
-    heard = [("reply", one.text) for one in rollout.observations if one.error is None]
-    pieces = [piece for i in range(len(said)) for piece in (said[i], *heard[i : i + 1])]
+    turns = [("turn", turn.text) for turn in rollout.turns]
+    replies = [("reply", one.text) for one in rollout.observations if one.error is None]
+    pieces = [piece for i, turn in enumerate(turns) for piece in (turn, *replies[i : i + 1])]
     total = sum(len(text) for _, text in pieces)
     left_out, half = max(total - max_characters, 0), max_characters // 2
     cut = (half, half + left_out) if left_out else (total, total)  # characters that are not shown
@@ -263,7 +263,7 @@ def score_schema(names: Sequence[str]) -> dict[str, Any]:
 
 def read_scores(text: str, names: Sequence[str]) -> dict[str, float] | None:
     """The scores in a judge's reply, from 0 to 1; `None` unless the whole reply is JSON with exactly these names and
-    numbers in range. Thoughts before it and a fence around it are let pass."""
+    numbers in range. Thoughts before it and a fence around it are accepted."""
     text = text.rpartition("</think>")[2].strip()
     if fenced := _FENCED.fullmatch(text):
         text = fenced[1]

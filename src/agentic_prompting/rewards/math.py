@@ -46,7 +46,7 @@ def math_reward(
     """
     _library()  # a missing library is an error, not a grader that failed
     if rollout is None:
-        return [_grade(_text(said), accepted) for said, accepted in zip(completions, answers, strict=True)]
+        return [_grade(_text(one), accepted) for one, accepted in zip(completions, answers, strict=True)]
     return [
         _grade(_final(episode), accepted) if scorable(episode) else None
         for episode, accepted in zip(rollout, answers, strict=True)
@@ -98,8 +98,8 @@ def _compare(text: str, answer: str, timeout_seconds: int | None) -> bool | None
             logger.warning("math-verify cannot read the accepted answer %r", answer[:80])
             return None
         final = text[max(0, text.rfind("\\boxed")) :]  # of several boxes math-verify would make a set
-        said = parse(final, targets, parsing_timeout=timeout_seconds, raise_on_error=True)
-        return bool(said) and bool(verify(gold, said, timeout_seconds=timeout_seconds, raise_on_error=True))
+        parsed = parse(final, targets, parsing_timeout=timeout_seconds, raise_on_error=True)
+        return bool(parsed) and bool(verify(gold, parsed, timeout_seconds=timeout_seconds, raise_on_error=True))
     except (Exception, timeout) as error:  # sympy fails in many ways on what models write
         logger.warning("math-verify gave up on %r: %r", text[-80:], error)
         return None
@@ -129,9 +129,9 @@ def _library() -> tuple[Any, Any, Any, Any]:
 
 def _final(rollout: Rollout) -> str:
     """The text to read the final answer from: all of what stands in answer tags is one, a whole turn only holds one."""
-    said, answer = rollout.texts[-1], rollout.answer
-    if answer is None or answer == said.strip():  # no tags, as in FreeText
-        return said
+    text, answer = rollout.texts[-1], rollout.answer
+    if answer is None or answer == text.strip():  # no tags, as in FreeText
+        return text
     return _boxed(answer)
 
 

@@ -76,7 +76,7 @@ class PromptR1Reward:
 
     @property
     def __name__(self) -> str:
-        """What TRL calls this reward in logs."""
+        """The name of this reward in TRL's logs."""
         return "prompt_r1_reward"
 
     def score(self, turns: Sequence[Turn], answers: Sequence[str]) -> PromptR1Score:

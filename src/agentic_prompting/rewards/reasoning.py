@@ -23,10 +23,10 @@ JUDGE_ROLE = """\
 You compare a prediction with the known right answer to a question. The prediction is right if its final result is \
 the same in content; how it got there, its form and its wording do not matter. End your reply with \
 <ACCURACY>1</ACCURACY> if it is right or <ACCURACY>0</ACCURACY> if it is not."""
-"""What the judge is told, in our words. No variables."""
+"""The judge's system prompt, in our words. No variables."""
 
 JUDGE_TEMPLATE = "Question:\n{question}\n\nRight answer:\n{gold}\n\nPrediction:\n{prediction}"
-"""What the judge is shown. Variables: `{question}`, `{gold}`, `{prediction}` (str)."""
+"""The judge's request. Variables: `{question}`, `{gold}`, `{prediction}` (str)."""
 
 _ACCURACY = re.compile(r"<\s*accuracy\s*>(.*?)<\s*/\s*accuracy\s*>", re.IGNORECASE | re.DOTALL)
 _ANSWER = re.compile(r"answer\s*:", re.IGNORECASE)
@@ -99,8 +99,8 @@ def word_sorting_match(prediction: str, answers: Sequence[str]) -> float:
 def read_verdict(reply: str) -> bool | None:
     """The 0 or 1 in a judge's last `<ACCURACY>` tags; `None` if there is none or something else is in them."""
     found = _ACCURACY.findall(reply)
-    said = re.fullmatch(r"\s*([01])(\.0*)?\s*", found[-1]) if found else None
-    return None if said is None else said[1] == "1"
+    verdict = re.fullmatch(r"\s*([01])(\.0*)?\s*", found[-1]) if found else None
+    return None if verdict is None else verdict[1] == "1"
 
 
 class AccuracyJudge(Judge):

@@ -64,7 +64,11 @@ def as_on_a_gpu(is_padded: bool, head: bool = True) -> Iterator[None]:
         window = kwargs.get("local_attention_size")
         return not is_padded and (window is None or kv_length < window) and q_length in (1, kv_length)
 
-    replaced = {"transformers.masking_utils._ignore_causal_mask_sdpa": ignores_mask, **(REPLACED if head else {})}
+    replaced = {
+        "transformers.masking_utils._ignore_causal_mask_sdpa": ignores_mask,
+        "transformers.integrations.moe._can_use_grouped_mm": lambda _, weight, __: weight.dtype == torch.bfloat16,
+        **(REPLACED if head else {}),
+    }
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.nn.Module, "to", _to))
         for name, value in replaced.items():

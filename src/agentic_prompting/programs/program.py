@@ -29,6 +29,7 @@ from ..llm import ChatModel, LLMError, ServerFailed, TimedOut, fill
 from ..llm.guard import call_guarded, call_guarded_on, failure_of
 from ..llm.loop import on_background_thread, start
 from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
+from .advice import Advice
 from .command import CommandFailed, run_command
 from .gateway import Gateway
 from .harness import Harness
@@ -146,6 +147,7 @@ class Program(Environment):
         self._renderers: dict[int, Renderer] = {}
         self._conversations = itertools.count(2**40)  # far from those of `play`
         self._said: set[str] = set()
+        self._advice = Advice()
 
     def step(self, rollout: Rollout) -> None:
         """Never called: a program plays whole episodes."""
@@ -244,7 +246,7 @@ class Program(Environment):
             work = asyncio.ensure_future(self._run_command(rollout.row, base_url, key, limits, place, system))
         over = asyncio.ensure_future(_after_the_end(session))
         error: LLMError | None = None
-        returned: Any = None
+        returned, raised = None, False
         try:
             waited: set[asyncio.Future[Any]] = {work, session.broken}
             waited |= {over} if not callable(self.agent) else set()
@@ -257,6 +259,7 @@ class Program(Environment):
         except LLMError as failure:
             is_own = isinstance(failure, OverLimit) or _is_stopped(session, failure) or self._is_cut(session, failure)
             error = None if is_own or self._is_mistake(failure) else failure
+            raised = error is not None and isinstance(failure, CommandFailed)
             if isinstance(failure, OverLimit):
                 session.stopped = session.stopped or "malformed"
                 logger.info("a rollout was ended: %s", failure)
@@ -264,7 +267,7 @@ class Program(Environment):
             if session.broken.done():  # the policy itself
                 raise
             if not (session.stopped or self._is_mistake(failure)):
-                error = failure_of(ServerFailed, "the program", failure)
+                error, raised = failure_of(ServerFailed, "the program", failure), True
         finally:
             session.close("the program has ended" if error is None else "it has failed")
             self._gateway.close_key(key)
@@ -276,6 +279,7 @@ class Program(Environment):
             error = ServerFailed("the program made no call that was answered: does it use the base_url that it got?")
         self._tell_ignored(session)
         self._write(rollout, session, returned, error)
+        self._advice.look_at(session.calls, raised)
         if self.harness is not None and self.harness.trace and place is not None:
             files = sorted(place.home.glob(self.harness.trace))
             found = differences(session.calls, await asyncio.to_thread(turns_in, files))

@@ -71,6 +71,11 @@ class Call:
     _place: int = 0  # a hash of the context
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it goes on from an earlier reply, instead of beginning a token sequence."""
+        return self._parent is not None
+
+    @property
     def context(self) -> list[int]:
         parts, call = [self._ids], self
         while call._parent is not None:

@@ -37,6 +37,7 @@ from .protocol import Entry
 from .rendering import Renderer
 from .session import Call, Session
 from .witness import differences, turns_in
+from .workers import THREADS, AgentFailed, Workers
 from .workspace import OverLimit, Place, Workspace, own_folder, tell
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,6 @@ logger = logging.getLogger(__name__)
 TRUTH = ("answer", "answers", "solution", "target", "label", "reference")
 """Columns of a row that a command does not see."""
 
-_THREADS = 1024  # plain functions at once
 _STOP_SECONDS = 2.0
 _GRACE = 10.0  # seconds that a command has after it has heard that its rollout is over
 _WINDOW = 131_072  # tokens that a harness is given as the limit, where neither model nor settings have a limit
@@ -69,6 +69,9 @@ class Program(Environment):
         max_calls (`int`, *optional*, defaults to `64`): Calls of the policy in an episode.
         max_sequences (`int`, *optional*, defaults to `16`): Token sequences in an episode.
         timeout (`float`, *optional*, defaults to `600.0`): Seconds of an episode.
+        workers (`int`, *optional*, defaults to `0`): Processes that run the agent, which is then a function of a module
+            that they can import. 0 runs it in this process. Use some where the agent computes, or where its clients
+            cost more processor time than this process can spare.
         hidden (`Sequence[str]`, *optional*): Columns of the row that a command does not see.
         workspace ([`Workspace`], *optional*): Where a command runs: a fresh home and work folder for each rollout. A
             harness always has one; another command by default runs in this process's folder.
@@ -114,6 +117,7 @@ class Program(Environment):
         max_calls: int = 64,
         max_sequences: int = 16,
         timeout: float = 600.0,
+        workers: int = 0,
         hidden: Sequence[str] = TRUTH,
         workspace: Workspace | None = None,
         reward: Callable[..., Any] | None = None,
@@ -134,6 +138,8 @@ class Program(Environment):
                 raise TypeError("agent must be a function of (row, base_url, api_key), or a command: a list of texts")
         if (workspace or reward) and callable(agent):
             raise ValueError("workspace and reward are a command's: a function returns its reward itself")
+        if workers and not callable(agent):
+            raise ValueError("workers are for a function: a command has a process of its own for each rollout")
         if reward and not self.workspace:
             raise ValueError("reward reads the work folder of a rollout: give the command a workspace, Workspace()")
         if min(max_calls, max_sequences, timeout) <= 0:
@@ -148,6 +154,8 @@ class Program(Environment):
         self._conversations = itertools.count(2**40)  # far from those of `play`
         self._said: set[str] = set()
         self._advice = Advice()
+        kinds = tuple(one for one in self.mistakes if isinstance(one, type))
+        self._workers = Workers(self.agent, kinds, workers) if workers and callable(self.agent) else None
 
     def step(self, rollout: Rollout) -> None:
         """Never called: a program plays whole episodes."""
@@ -167,7 +175,9 @@ class Program(Environment):
                 check()
 
     def close(self) -> None:
-        """Stop the gateway."""
+        """Stop the gateway and the workers."""
+        if self._workers is not None:
+            self._workers.stop()
         if not on_background_thread():
             start(self._gateway.stop()).result(_STOP_SECONDS)
 
@@ -259,7 +269,7 @@ class Program(Environment):
         except LLMError as failure:
             is_own = isinstance(failure, OverLimit) or _is_stopped(session, failure) or self._is_cut(session, failure)
             error = None if is_own or self._is_mistake(failure) else failure
-            raised = error is not None and isinstance(failure, CommandFailed)
+            raised = error is not None and isinstance(failure, CommandFailed | AgentFailed)
             if isinstance(failure, OverLimit):
                 session.stopped = session.stopped or "malformed"
                 logger.info("a rollout was ended: %s", failure)
@@ -292,6 +302,8 @@ class Program(Environment):
 
     async def _run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
         assert callable(self.agent)
+        if self._workers is not None:
+            return await self._workers.run(dict(row), base_url, key, options)
         call = call_guarded_on(_threads(os.getpid()), self.agent, dict(row), base_url, key, **options)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, _programs_loop(os.getpid())))
 
@@ -331,6 +343,8 @@ class Program(Environment):
     def _is_mistake(self, failure: Exception) -> bool:
         codes = [one for one in self.mistakes if isinstance(one, int)]
         kinds = tuple(one for one in self.mistakes if isinstance(one, type))
+        if isinstance(failure, AgentFailed):
+            return failure.is_mistake
         return isinstance(failure, kinds) or (isinstance(failure, CommandFailed) and failure.code in codes)
 
     def _is_cut(self, session: Session, failure: LLMError) -> bool:
@@ -404,8 +418,8 @@ async def _after_the_end(session: Session) -> None:
 
 
 def _is_stopped(session: Session, failure: LLMError) -> bool:
-    """Whether a command failed because it ran into a limit of the rollout."""
-    return isinstance(failure, CommandFailed) and session.stopped is not None
+    """Whether the program failed because it ran into a limit of the rollout."""
+    return isinstance(failure, CommandFailed | AgentFailed) and session.stopped is not None
 
 
 def _shown(new: Sequence[Entry]) -> str:
@@ -426,7 +440,7 @@ def _takes_system(agent: Callable[..., Any]) -> bool:
 @cache
 def _threads(pid: int) -> ThreadPoolExecutor:
     """Threads of plain functions: apart from those of the background loop, which large LLMs may need meanwhile."""
-    return ThreadPoolExecutor(_THREADS, "agentic-prompting-program")
+    return ThreadPoolExecutor(THREADS, "agentic-prompting-program")
 
 
 @cache

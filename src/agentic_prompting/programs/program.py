@@ -165,7 +165,9 @@ class Program(Environment):
         return self.agent if inspect.isroutine(self.agent) else type(self)
 
     def check(self) -> None:
-        """Raise the [`LLMError`] that a first call of a large LLM would get, or that of a harness that is not there."""
+        """Open the address, and raise the [`LLMError`] that a first rollout would get: no such port or harness, or a
+        large LLM that cannot be asked."""
+        start(self._gateway.listen()).result()
         if self.harness is not None:
             self.harness.check()
         if self.workspace is not None:

@@ -4,7 +4,7 @@ from .chat import ChatCompletions
 from .google import Google
 from .harness import HARNESSES, Harness, harness
 from .messages import Messages
-from .program import TRUTH, Program
+from .program import TRUTH, Program, is_agent
 from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, error_body
 from .responses import Responses
 from .session import Call
@@ -30,4 +30,5 @@ __all__ = [
     "Workspace",
     "error_body",
     "harness",
+    "is_agent",
 ]

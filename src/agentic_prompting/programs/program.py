@@ -435,6 +435,11 @@ def _check_signature(agent: Callable[..., Any]) -> None:
         raise TypeError(f"the agent must take (row, base_url, api_key): {error}") from None
 
 
+def is_agent(thing: Any) -> bool:
+    """Whether it is a function of `(row, base_url, api_key)`."""
+    return inspect.isfunction(thing) and {"base_url", "api_key"} <= inspect.signature(thing).parameters.keys()
+
+
 def _takes_system(agent: Callable[..., Any]) -> bool:
     return "system_prompt" in inspect.signature(agent).parameters
 

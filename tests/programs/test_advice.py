@@ -109,3 +109,16 @@ def test_rollouts_that_fail_where_the_policy_writes_little(failing, mistakes, wa
     play_program(program_of(agent, mistakes=mistakes), lambda text, request: "x" * next(lengths), n=48)
     told = [text for text in warnings_in(caplog) if "wrote less" in text]
     assert len(told) == warned and all("mistakes=" in text for text in told)
+
+
+def test_wishes_that_make_no_difference_are_said_once(caplog):
+    async def agent(row, say):
+        await say([Q], temperature=0.3, max_tokens=5)
+        await say([Q], temperature=0.4, top_p=0.5)
+        return "done"
+
+    program = program_of(agent)
+    for _ in range(2):
+        play_program(program)
+    assert [text.partition(",")[0] for text in warnings_in(caplog)] == ["the program asked for temperature=0.4"]
+    assert "top_p=0.5" in warnings_in(caplog)[0]

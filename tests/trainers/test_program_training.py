@@ -103,7 +103,7 @@ def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):
     ):
         trainer.train()  # not one rollout was played
     assert all((before[name] == value).all() for name, value in trainer.model.named_parameters())
-    assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ServerFailed"}
+    assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ProgramFailed"}
 
 
 MANY = pytest.param(10, marks=LONG)

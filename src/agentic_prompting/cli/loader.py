@@ -98,7 +98,7 @@ def _of_file(file: Path) -> Any:
 
 
 def load_environment(name: str) -> Any:
-    """An environment: an object, its class, a function that makes one, a function of the rollout, or an agent program's.
+    """An environment: an object, its class, a function that makes one, or a function of a rollout or agent program.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such thing, or it is no environment.

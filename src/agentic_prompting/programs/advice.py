@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import median
+from typing import Any
 
 from .matching import key_of, plain
 from .protocol import Entry
@@ -32,24 +33,32 @@ class Advice:
         self._written: deque[tuple[int, bool]] = deque(maxlen=_ROLLOUTS)  # tokens, and whether the program raised
         self._said: set[str] = set()
 
-    def look_at(self, calls: Sequence[Call], raised: bool) -> None:
+    def look_at(self, calls: Sequence[Call], ignored: Mapping[str, Any], raised: bool) -> None:
         """Take in a rollout, and warn of what it shows.
 
         Args:
             calls (`Sequence[Call]`): Its calls, in the order in which they were sampled.
+            ignored (`dict`): Wishes of its requests that make no difference.
             raised (`bool`): Whether it failed because the program raised, or its exit code was not 0.
         """
+        new = {name: f"{name}={value!r}"[:80] for name, value in ignored.items() if name not in self._said}
+        self._said |= new.keys()
+        if new:
+            logger.warning(
+                "the program asked for %s, which makes no difference here: the policy samples as it is trained to, and "
+                "no vendor runs tools", ", ".join(sorted(new.values())),
+            )  # fmt: skip
         self._calls.append(sum(call.role == "agent" for call in calls))
         self._written.append((sum(len(call.sample.ids) for call in calls), raised))
         single = sum(number == 1 for number in self._calls)
         if len(self._calls) >= _ENOUGH and 2 * single > len(self._calls):
-            self._warn(
+            self.warn_once(
                 "single",
                 f"{single} of the last {len(self._calls)} rollouts made a single call. If the agent has several turns, "
                 "it uses the base_url that it got for the first alone, or gives up at the first reply",
             )
         if "changed" not in self._said and (changed := changed_message(calls)):
-            self._warn("changed", f"a history came back changed, so the call begins a new token sequence: {changed}")
+            self.warn_once("changed", f"a history came back changed, so its call begins a token sequence: {changed}")
         if raised and "short" not in self._said:
             self._compare_lengths()
 
@@ -61,7 +70,7 @@ class Advice:
         pairs = len(failed) * len(others)
         shorter = sum((a < b) + (a == b) / 2 for a, b in product(failed, others)) / pairs
         if shorter - 0.5 > _DEVIATIONS * ((len(failed) + len(others) + 1) / (12 * pairs)) ** 0.5:
-            self._warn(
+            self.warn_once(
                 "short",
                 f"the program raised in {len(failed)} of the last {len(self._written)} rollouts, in which the policy "
                 f"wrote less ({median(failed):g} tokens, {median(others):g} in the others). If it raises because of "
@@ -69,7 +78,8 @@ class Advice:
                 "reward now, so the policy does not learn to avoid them",
             )
 
-    def _warn(self, kind: str, text: str) -> None:
+    def warn_once(self, kind: str, text: str) -> None:
+        """Log a warning, the first of its kind."""
         if kind not in self._said:
             self._said.add(kind)
             logger.warning("%s", text)

@@ -19,7 +19,7 @@ import os
 import shlex
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -30,15 +30,16 @@ from ..llm.guard import call_guarded, call_guarded_on, failure_of
 from ..llm.loop import on_background_thread, start
 from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
 from .advice import Advice
-from .command import CommandFailed, run_command
+from .command import run_command
+from .failures import OverLimit, ProgramFailed, raised_by
 from .gateway import Gateway
 from .harness import Harness
 from .protocol import Entry
 from .rendering import Renderer
 from .session import Call, Session
 from .witness import differences, turns_in
-from .workers import THREADS, AgentFailed, Workers
-from .workspace import OverLimit, Place, Workspace, own_folder, tell
+from .workers import THREADS, Workers
+from .workspace import Place, Workspace, own_folder, tell
 
 logger = logging.getLogger(__name__)
 
@@ -152,10 +153,9 @@ class Program(Environment):
         self._gateway = Gateway(host, port, public_url)
         self._renderers: dict[int, Renderer] = {}
         self._conversations = itertools.count(2**40)  # far from those of `play`
-        self._said: set[str] = set()
         self._advice = Advice()
-        kinds = tuple(one for one in self.mistakes if isinstance(one, type))
-        self._workers = Workers(self.agent, kinds, workers) if workers and callable(self.agent) else None
+        self._kinds = tuple(one for one in self.mistakes if isinstance(one, type))
+        self._workers = Workers(self.agent, self._kinds, workers) if workers and callable(self.agent) else None
 
     def step(self, rollout: Rollout) -> None:
         """Never called: a program plays whole episodes."""
@@ -252,55 +252,77 @@ class Program(Environment):
         )  # fmt: skip
         base_url, key = await self._gateway.open(session)
         if callable(self.agent):
-            options = {"system_prompt": system} if takes_system else {}
-            work = asyncio.ensure_future(self._run(rollout.row, base_url, key, options))
+            ended = self._run(rollout.row, base_url, key, {"system_prompt": system} if takes_system else {})
         else:
-            work = asyncio.ensure_future(self._run_command(rollout.row, base_url, key, limits, place, system))
-        over = asyncio.ensure_future(_after_the_end(session))
-        error: LLMError | None = None
-        returned, raised = None, False
+            ended = self._run_command(rollout.row, base_url, key, limits, place, system)
+        work, error = asyncio.ensure_future(self._guarded(ended)), None
+        returned: Any = None
         try:
-            waited: set[asyncio.Future[Any]] = {work, session.broken}
-            waited |= {over} if not callable(self.agent) else set()
-            done, _ = await asyncio.wait(waited, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
-            if session.broken in done:
-                session.broken.result()
-            if not done:
-                raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
-            returned = _as_returned(work.result()) if work in done else None
+            returned = await self._outcome(session, work)
         except LLMError as failure:
-            is_own = isinstance(failure, OverLimit) or _is_stopped(session, failure) or self._is_cut(session, failure)
-            error = None if is_own or self._is_mistake(failure) else failure
-            raised = error is not None and isinstance(failure, CommandFailed | AgentFailed)
-            if isinstance(failure, OverLimit):
-                session.stopped = session.stopped or "malformed"
-                logger.info("a rollout was ended: %s", failure)
-        except Exception as failure:
-            if session.broken.done():  # the policy itself
-                raise
-            if not (session.stopped or self._is_mistake(failure)):
-                error, raised = failure_of(ServerFailed, "the program", failure), True
+            error = self._blamed(session, failure)
         finally:
             session.close("the program has ended" if error is None else "it has failed")
             self._gateway.close_key(key)
             work.cancel()
-            over.cancel()
             if not callable(self.agent):  # until its processes have ended
                 await asyncio.wait({work})
         if error is None and not session.calls:
             error = ServerFailed("the program made no call that was answered: does it use the base_url that it got?")
-        self._tell_ignored(session)
         self._write(rollout, session, returned, error)
-        self._advice.look_at(session.calls, raised)
-        if self.harness is not None and self.harness.trace and place is not None:
-            files = sorted(place.home.glob(self.harness.trace))
-            found = differences(session.calls, await asyncio.to_thread(turns_in, files))
-            rollout.counts["program/witness_differences"] = len(found)
-            if found and "witness" not in self._said:
-                self._said.add("witness")
-                logger.warning(
-                    "%s has recorded other calls than we have: %s", self.harness.name, "; ".join(found)[:800]
-                )
+        self._advice.look_at(session.calls, session.ignored, raised=isinstance(error, ProgramFailed))
+        if place is not None:
+            await self._compare_record(rollout, session, place)
+
+    async def _compare_record(self, rollout: Rollout, session: Session, place: Place) -> None:
+        """Compare the calls with the harness's own record of them, if it keeps one."""
+        if self.harness is None or not self.harness.trace:
+            return
+        files = sorted(place.home.glob(self.harness.trace))
+        found = differences(session.calls, await asyncio.to_thread(turns_in, files))
+        rollout.counts["program/witness_differences"] = len(found)
+        if found:
+            what = "; ".join(found)[:800]
+            self._advice.warn_once("witness", f"{self.harness.name} has recorded other calls than we have: {what}")
+
+    async def _outcome(self, session: Session, work: asyncio.Future[Any]) -> Any:
+        """What the program returned; `None` where it was not waited for, as its rollout was over.
+
+        Raises:
+            [`LLMError`]: The program, or a large LLM of its, has failed.
+            `Exception`: Whatever the policy raises.
+        """
+        over = asyncio.ensure_future(_after_the_end(session))
+        waited: set[asyncio.Future[Any]] = {work, session.broken, *([over] if not callable(self.agent) else [])}
+        try:
+            done, _ = await asyncio.wait(waited, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+        if session.broken in done:
+            session.broken.result()
+        if not done:
+            raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
+        return work.result() if work in done else None
+
+    def _blamed(self, session: Session, failure: LLMError) -> LLMError | None:
+        """The error that fails the rollout; `None` where the policy is to blame, or the program ran into a limit."""
+        if isinstance(failure, OverLimit):
+            session.stopped = session.stopped or "malformed"
+            logger.info("a rollout was ended: %s", failure)
+            return None
+        is_own = isinstance(failure, self._kinds)
+        if isinstance(failure, ProgramFailed):
+            is_own = is_own or failure.is_mistake or (failure.code is not None and failure.code in self.mistakes)
+            is_own = is_own or session.stopped is not None or self._is_cut(session, failure)
+        return None if is_own else failure
+
+    async def _guarded(self, ended: Awaitable[Any]) -> dict[str, Any] | None:
+        try:
+            return _as_returned(await ended)
+        except LLMError:
+            raise
+        except Exception as error:
+            raise raised_by(error, self._kinds) from None
 
     async def _run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
         assert callable(self.agent)
@@ -342,28 +364,12 @@ class Program(Environment):
                 if server is not None:
                     server.close()
 
-    def _is_mistake(self, failure: Exception) -> bool:
-        codes = [one for one in self.mistakes if isinstance(one, int)]
-        kinds = tuple(one for one in self.mistakes if isinstance(one, type))
-        if isinstance(failure, AgentFailed):
-            return failure.is_mistake
-        return isinstance(failure, kinds) or (isinstance(failure, CommandFailed) and failure.code in codes)
-
-    def _is_cut(self, session: Session, failure: LLMError) -> bool:
+    def _is_cut(self, session: Session, failure: ProgramFailed) -> bool:
         """Whether a harness gave up at a reply that was cut at its limit, or was empty: some end with an error then."""
-        if self.harness is None or not session.calls or not isinstance(failure, CommandFailed):
+        if self.harness is None or not session.calls or failure.code is None:
             return False
         last = session.calls[-1]
         return not (last.sample.finished and (last.reply.text.strip() or last.reply.calls))
-
-    def _tell_ignored(self, session: Session) -> None:
-        new = {f"{name}={value!r}"[:80] for name, value in session.ignored.items() if name not in self._said}
-        self._said |= session.ignored.keys()
-        if new:
-            logger.warning(
-                "the program asked for %s, which makes no difference here: the policy samples as it is trained to, and "
-                "no vendor runs tools", ", ".join(sorted(new)),
-            )  # fmt: skip
 
     def _write(self, rollout: Rollout, session: Session, returned: Any, error: LLMError | None) -> Rollout:
         """The calls of a session as its rollout."""
@@ -417,11 +423,6 @@ async def _after_the_end(session: Session) -> None:
     """A while after the rollout's last answer: a command that still runs then is ended."""
     await session.spent.wait()
     await asyncio.sleep(_GRACE)
-
-
-def _is_stopped(session: Session, failure: LLMError) -> bool:
-    """Whether the program failed because it ran into a limit of the rollout."""
-    return isinstance(failure, CommandFailed | AgentFailed) and session.stopped is not None
 
 
 def _shown(new: Sequence[Entry]) -> str:

@@ -24,23 +24,10 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..llm import ServerFailed
-from ..llm.guard import call_guarded_on, failure_of, traceback_of
+from ..llm.guard import call_guarded_on, traceback_of
+from .failures import ProgramFailed, raised_by
 
 THREADS = 1024  # plain functions at once
-
-
-class AgentFailed(ServerFailed):
-    """The agent raised in a worker.
-
-    Args:
-        what (`str`): What it raised, and where.
-        is_mistake (`bool`, *optional*, defaults to `False`): Whether the policy is to blame.
-    """
-
-    def __init__(self, what: str, is_mistake: bool = False):
-        super().__init__(what)
-        self.is_mistake = is_mistake
 
 
 class Workers:
@@ -68,7 +55,7 @@ class Workers:
         """What the agent returns.
 
         Raises:
-            [`AgentFailed`]: It raised, or its worker has ended.
+            [`ProgramFailed`]: It raised, or its worker has ended.
         """
         self._workers = [one for one in self._workers if one.is_alive]
         if len(self._workers) < self._count:
@@ -106,7 +93,7 @@ class _Worker:
             self._pipe.send((number, pickle.dumps((arguments, options))))
             return pickle.loads(await played)
         except OSError:
-            raise AgentFailed(f"the worker of the program has ended{self._why}") from None
+            raise ProgramFailed(f"the worker of the program has ended{self._why}") from None
         except asyncio.CancelledError:
             with contextlib.suppress(OSError):
                 self._pipe.send((number, None))
@@ -135,7 +122,7 @@ class _Worker:
         if failed is None:
             played.set_result(value)
             return
-        error = AgentFailed(failed[0], failed[2])
+        error = ProgramFailed(failed[0], is_mistake=failed[2])
         error.add_note(failed[1])
         played.set_exception(error)
 
@@ -191,5 +178,5 @@ async def _serve(pipe: Connection, agent: Callable[..., Any], mistakes: tuple[ty
 
 
 def _outcome_of(error: Exception, mistakes: tuple[type[BaseException], ...]) -> tuple[str, str, bool]:
-    failure = failure_of(ServerFailed, "the program", error)
-    return str(failure), traceback_of(failure), isinstance(error, mistakes)
+    failure = raised_by(error, mistakes)
+    return str(failure), traceback_of(failure), failure.is_mistake

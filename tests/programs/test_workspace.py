@@ -194,7 +194,13 @@ def broken(rollout, folder):
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("reward, says", [(broken, "ZeroDivisionError"), (lambda rollout, folder: None, "None")])
+def none_is_a_number(value):
+    return lambda rollout, folder: value, f"its reward is {value!r}, and no number"
+
+
+@pytest.mark.parametrize(
+    "reward, says", [(broken, "ZeroDivisionError"), *map(none_is_a_number, (None, "good", [1.0], float("nan")))]
+)
 def test_a_reward_that_fails_fails_the_rollout(tmp_path, reward, says):
     rollout, _ = play_program(script(tmp_path, "ask(); print('x')"), workspace=Workspace(), reward=reward)
     assert rollout.status == "failed" and says in str(rollout.error)

@@ -15,6 +15,7 @@ import asyncio
 import inspect
 import itertools
 import logging
+import math
 import os
 import shlex
 import tempfile
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ..llm import ChatModel, LLMError, ServerFailed, TimedOut, fill
-from ..llm.guard import call_guarded, call_guarded_on, failure_of
+from ..llm.guard import call_guarded, call_guarded_on, failure_of, text_of
 from ..llm.loop import on_background_thread, start
 from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
 from .advice import Advice
@@ -233,9 +234,7 @@ class Program(Environment):
             reward = await call_guarded(score, rollout, place.work)
         except Exception as error:
             raise failure_of(ServerFailed, "the reward function", error) from error
-        if reward is None:
-            raise ServerFailed("the reward function could not score the episode: it returned None")
-        rollout.returned = {**(rollout.returned or {}), "reward": float(reward)}
+        rollout.returned = {**(rollout.returned or {}), "reward": _number(reward, "the reward function")}
 
     async def _play(
         self, rollout: Rollout, policy: Policy, chat_format: ChatFormat, limits: Limits, place: Place | None
@@ -404,19 +403,28 @@ def _as_returned(value: Any) -> dict[str, Any] | None:
     """A program's returned value as a dict; `None` if that is no answer.
 
     Raises:
-        [`ServerFailed`]: It is neither a text, a number nor a dict, or its reward is `None`.
+        [`ServerFailed`]: It is neither a text, a number nor a dict, or its reward is no number.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if isinstance(value, Mapping):
-        if "reward" in value and value["reward"] is None:
-            raise ServerFailed("the program could not score its episode: its reward is None")
-        return None if value.get("answer") in (None, "") and "reward" not in value else dict(value)
+        if "reward" in value:
+            return {**value, "reward": _number(value["reward"], "the program")}
+        return None if value.get("answer") in (None, "") else dict(value)
     if isinstance(value, int | float):
-        return {"answer": str(value), "reward": float(value)}
+        return {"answer": str(value), "reward": _number(value, "the program")}
     if not isinstance(value, str):
         raise ServerFailed(f"the program returned {type(value).__name__}: return a text, a number, a dict or None")
     return {"answer": value}
+
+
+def _number(reward: Any, whose: str) -> float:
+    try:
+        if math.isfinite(number := float(reward)):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ServerFailed(f"{whose} could not score the episode: its reward is {text_of(reward, 80, repr)}, and no number")
 
 
 async def _after_the_end(session: Session) -> None:

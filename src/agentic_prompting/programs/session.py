@@ -288,7 +288,7 @@ class Session:
         )
 
     async def _find_parent(self, call: Call, entries: Sequence[Entry], keys: Sequence[bytes]) -> None:
-        """Look for the reply that the call goes on from, the latest in its conversation."""
+        """Find the latest reply in the conversation that the call goes on from."""
         for i in reversed(range(len(entries) - 1)):
             found = self._ends.get(keys[i])
             if not found:
@@ -403,7 +403,7 @@ class Session:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def assign_roles(self, trains: Callable[[Call], bool] | None = None) -> None:
-        """Decide which calls are the agent's and which learn.
+        """Decide which calls are the agent's, and which of them are in the loss.
 
         A call is auxiliary if it has another model's name than the policy's, in a rollout that uses that name; or if it
         has no tools, in a rollout that has calls with tools, and its reply is in no later request and is not the last.

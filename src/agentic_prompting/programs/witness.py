@@ -101,10 +101,10 @@ def _turn(parts: Sequence[Any]) -> Entry:
 
 
 def differences(calls: Sequence[Call], turns: Sequence[Entry]) -> list[str]:
-    """What only one of both has, in words; empty if they agree.
+    """The turns that only the calls or only the record has, in words; empty if they agree.
 
-    Calls without tools may be absent from a record (titles, summaries). What a client made of broken arguments is not
-    compared. Replies that call several tools may be recorded as several turns.
+    Calls without tools may be absent from a record (titles, summaries). Broken arguments are not compared, because each
+    client writes them down in a way of its own. Replies that call several tools may be recorded as several turns.
     """
     theirs = Counter(key for turn in turns for key in _keys(turn))
     asked = Counter(key for call in calls if call.asked.tools for key in _keys(call.reply))

@@ -327,7 +327,7 @@ def _fill(folder: Path, given: Any) -> None:
     """
     try:
         _write_files(folder, given)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # no room, or a name with a zero byte
         raise ServerFailed(f"the row's files cannot be written: {error}") from error
 
 

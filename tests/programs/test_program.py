@@ -671,6 +671,21 @@ def test_a_port_that_is_taken_is_named_and_can_be_opened_later():
     program.close()
 
 
+def test_programs_elsewhere_get_the_public_address():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    got = []
+
+    async def agent(row, base_url, api_key):
+        got.append(base_url.replace(api_key, "KEY"))
+        return (await say(base_url, api_key)).message.content
+
+    options = {"host": "0.0.0.0", "port": port, "public_url": f"http://localhost:{port}/"}
+    assert play_program(agent, **options)[0].answer == "hello"
+    assert got == [f"http://localhost:{port}/KEY/v1"]
+
+
 def test_an_address_of_ip_version_6():
     async def agent(row, base_url, api_key):
         return (await say(base_url, api_key)).message.content

@@ -271,7 +271,7 @@ class Session:
         return Refusal(400, "This rollout is over: it has made all its calls.", "rollout_ended")
 
     def _conversation_of(self, asked: Asked) -> tuple[Entry, ...]:
-        entries = tuple(map(self._as_issued, asked.entries))
+        entries = tuple(map(self._as_issued, asked.entries)) if self._broken else asked.entries
         return (Entry("system", self.system), *entries) if self.system else entries
 
     def _as_issued(self, entry: Entry) -> Entry:

@@ -110,6 +110,7 @@ FIGURES = [
     Figure("program.py", "programs: gradient of split rollouts, relative error", key("split_error"), "<= 1e-6"),
     Figure("program.py", "programs: share of rollouts like the native loop's", key("same_rollouts"), ">= 1"),
     Figure("program.py", "programs: step of a program / of the native loop", key("wall_ratio"), "<= 1.5"),
+    Figure("program.py", "programs: the same with workers=1", key("workers_wall_ratio"), "<= 1.5"),
     Figure("program.py", "programs: calls a second at the gateway", key("calls_per_second"), ">= 2000"),
     Figure("program.py", "programs: tokens of all sequences / of one", key("fork_ratio"), "<= 1"),
     Figure("program.py", "OpenAIChat: processor time of a call, ms", key("chat_ms"), "<= 0.8"),

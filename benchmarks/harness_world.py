@@ -79,7 +79,7 @@ class Writer(ScriptedAgent):
 
 
 def record(program: Program, question: str) -> Parts:
-    """What a rollout in the harness consists of."""
+    """The parts of a rollout in the harness: prompt, calls and results."""
     writer = Writer(byte_format())
     rollout, _ = play_scripted(program, writer, row={"question": question, "answer": WORDS[0]})
     assert rollout.returned and rollout.returned["reward"] == 1.0, (rollout.status, rollout.error)

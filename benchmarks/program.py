@@ -9,7 +9,8 @@
   processes under DDP, ZeRO-3 and FSDP2. `--quick` leaves most of them out.
 - *training*: the sandbox's policy trained by `LLMEnvironment` and by the script that does the same
   (`agent_programs.py`), with the same seeds, in turns. `same_rollouts` is the share with the same tokens; `wall_ratio`
-  is of whole steps.
+  is of whole steps. The program runs in the trainer's process, or (`workers_...`) in one of its own, with `workers=1`;
+  `cpu_ratio` is of the trainer's process alone.
 - *gateway*: calls a second of one core, the policy being free; the client is another process. `long_ms` is a call
   that goes on from a history of 80,000 characters, `short_ms` from one of 800; `first_ms` is one that brings 80,000 new
   characters (most of it is the tokenizer's).
@@ -121,27 +122,37 @@ def trained(folder: Path, sandbox: Any, environment: Any, steps: int) -> tuple[S
 def measure_training(folder: Path, is_quick: bool) -> dict[str, Any]:
     quiet()
     sandbox, oracle = prepare_sandbox(folder, SEED), Oracle(seed=SEED)
-    both: list[tuple[Steps, dict[Any, Any]]] = []
-    times: dict[str, list[Steps]] = {"native": [], "program": []}
-    for turn in range(1 if is_quick else 3):
-        native = trained(folder / f"native-{turn}", sandbox, LLMEnvironment(oracle), 2 if is_quick else 4)
-        program = Program(asks, llms={"oracle": oracle})
+    makes: dict[str, Callable[[], Any]] = {
+        "native": lambda: LLMEnvironment(oracle),
+        "program": lambda: Program(asks, llms={"oracle": oracle}),
+        "workers": lambda: Program(asks, llms={"oracle": oracle}, workers=1),
+    }
+    times: dict[str, list[Steps]] = {name: [] for name in makes}
+    seen: dict[str, dict[Any, Any]] = {}
+    for turn, (name, make) in product(range(1 if is_quick else 3), makes.items()):
+        environment = make()
         with native_seeds():
-            other = trained(folder / f"program-{turn}", sandbox, program, 2 if is_quick else 4)
-        program.close()
-        times["native"].append(native[0])
-        times["program"].append(other[0])
-        both = [native, other]
-    (_, theirs), (_, ours) = both
+            clock, seen[name] = trained(folder / f"{name}-{turn}", sandbox, environment, 2 if is_quick else 4)
+        times[name].append(clock)
+        if isinstance(environment, Program):
+            environment.close()
     middle = {
         (name, kind): statistics.median(value for clock in clocks for value in getattr(clock, kind))
         for name, clocks in times.items() for kind in ("wall", "cpu")
     }  # fmt: skip
+
+    def ratio(name: str, kind: str) -> float:
+        return round(middle[name, kind] / middle["native", kind], 3)
+
+    native = seen.pop("native")
+    same = [seen[name].get(place) == tokens for name in seen for place, tokens in native.items()]
     return {
-        "same_rollouts": sum(ours.get(place) == tokens for place, tokens in theirs.items()) / len(theirs),
-        "rollouts": len(theirs),
-        "wall_ratio": round(middle["program", "wall"] / middle["native", "wall"], 3),
-        "cpu_ratio": round(middle["program", "cpu"] / middle["native", "cpu"], 3),
+        "same_rollouts": sum(same) / len(same),
+        "rollouts": len(native),
+        "wall_ratio": ratio("program", "wall"),
+        "cpu_ratio": ratio("program", "cpu"),
+        "workers_wall_ratio": ratio("workers", "wall"),
+        "workers_cpu_ratio": ratio("workers", "cpu"),
         "step_s": {name: round(middle[name, "wall"], 3) for name in times},
     }
 

@@ -4,8 +4,8 @@
     OMP_NUM_THREADS=1 python benchmarks/program_sandbox.py --quick    # a seed for tuning, few steps: minutes
 
 Appends a record for each seed and agent to `--records`, from which `recompute.py` makes the table of
-docs/lab/program.md. What is recorded is not run again. The figures are those of the sandbox, a policy of 390,000
-parameters and a scripted oracle; they say nothing about real models.
+docs/lab/program.md. Seeds that have a record are not run again. The figures are about the sandbox: a policy
+of 390,000 parameters and a scripted oracle. They say nothing about real models.
 """
 
 from __future__ import annotations

@@ -6,7 +6,17 @@ from functools import partial
 import aiohttp
 import pytest
 
-from agentic_prompting.programs import Asked, Completion, Entry, Google, Messages, Refusal, Responses, ToolCall
+from agentic_prompting.programs import (
+    Asked,
+    ChatCompletions,
+    Completion,
+    Entry,
+    Google,
+    Messages,
+    Refusal,
+    Responses,
+    ToolCall,
+)
 from support.programs import ADD, called, play_program
 
 ASKED = Asked("agent", ())
@@ -109,6 +119,12 @@ CONTENTS = {"contents": [{"parts": [{"text": "q"}]}]}
         (Messages().read, {**ASK, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),
         (Messages().read, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
         (Messages().read, {"messages": [{"role": "user", "content": 7}]}, "blocks"),
+        (
+            Messages().read,
+            {"messages": [*ASK["messages"], {"role": "assistant", "content": "{"}]},
+            "from a given text",
+        ),
+        (ChatCompletions().read, {**ASK, "modalities": ["text", "audio"]}, "modalities"),
         (read_google, {}, "contents"),
         (read_google, {**CONTENTS, "cachedContent": "x"}, "cachedContent"),
         (read_google, {**CONTENTS, "generationConfig": {"candidateCount": 2}}, "candidateCount"),
@@ -129,9 +145,16 @@ def test_what_a_dialect_cannot_carry_is_refused_by_name(read, body, named):
 
 def test_tools_that_are_left_out_are_named():
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "g"}]}]
-    assert Responses().read({"input": "q", "tools": tools}).ignored == {
+    assert Responses().read({"input": "q", "tools": tools, "parallel_tool_calls": True}).ignored == {
         "tools": "web_search, namespace n, without its name"
     }
+
+
+def test_a_wish_for_one_call_at_a_time_is_told_to_make_no_difference():
+    asked = {"input": "q", "parallel_tool_calls": False}
+    tools = [{"type": "function", "name": "g"}]
+    assert Responses().read({**asked, "tools": tools}).ignored == {"parallel_tool_calls": False}
+    assert Responses().read(asked).ignored == {}, "without tools it is none"
 
 
 def parsed(stream):

@@ -68,6 +68,25 @@ def test_an_answer_in_a_file_and_the_trainers_limits(tmp_path):
         assert rollout.status == "malformed"
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("spoils", ["os.mkfifo(file)", "os.symlink(OUTSIDE, file)", "os.mkdir(file)"])
+def test_files_that_the_trainer_reads_after_a_harness_are_files_of_its_own(tmp_path, spoils):
+    """No pipe, which would hold up all rollouts, and no link to what the harness itself may not write."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.json").write_text('{"info": "from outside", "role": "assistant", "content": "from outside"}')
+    ends = f"""
+file = home + "/trace.json"
+os.remove(file), os.mkdir(home + "/sessions"), os.symlink({str(outside)!r}, home + "/sessions/linked")
+{spoils.replace("OUTSIDE", repr(str(outside / "a.json")))}
+"""
+    one = own(tmp_path, answer=("trace.json", "info"), trace="sessions/linked/*.json")
+    (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT) + ends)
+    rollout, _ = play_program(one, row=ROW)
+    assert (rollout.status, rollout.answer) == ("malformed", None)
+    assert rollout.counts["program/witness_differences"] == 0
+
+
 def test_a_harness_that_gives_up_at_a_reply_that_was_cut_learns(tmp_path):
     giving_up = AGENT.replace('print("log line', 'sys.exit("Incomplete") if said else print("log line')
     for text, status in (("x" * 999, "malformed"), ("whole", "failed")):

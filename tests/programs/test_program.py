@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import socket
 import sys
+import threading
 import time
+import urllib.error
+import urllib.request
 import zlib
 from array import array
 
@@ -11,10 +15,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from agentic_prompting.llm import Budget, FunctionChat, Reply, ServerFailed, Usage, charge
+from agentic_prompting.llm import Budget, FunctionChat, Misconfigured, Reply, ServerFailed, Usage, charge
 from agentic_prompting.programs import Program
-from agentic_prompting.rollout import Limits, rollout_seed
-from support.programs import ADD, byte_tokenizer, called, play_program
+from agentic_prompting.rollout import Limits, PlainText, rollout_seed
+from support.programs import ADD, byte_format, byte_tokenizer, called, play_program
 
 ASK = [{"role": "user", "content": "q"}]
 
@@ -174,6 +178,43 @@ def test_stop_and_max_tokens():
     assert {decoded(one.ids) for one in rollout.sequences} == {"<a>x</a>", "<a>"}, "what came after is not learned"
 
 
+def test_a_stop_at_the_end_of_a_long_reply_is_found_without_reading_it_anew_for_each_token(monkeypatch):
+    async def agent(row, base_url, api_key):
+        return (await say(base_url, api_key, stop=["</answer>"])).message.content
+
+    read = []
+    tokenizer = byte_format("qwen3").tokenizer
+    decode = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: read.append(len(ids)) or decode(ids, **options))
+    limits = Limits(5, 4000, 4000, 8000)
+    rollout, _ = play_program(agent, lambda text, request: "x" * 3000 + "</answer>..", limits=limits)
+    assert rollout.answer == "x" * 3000 and len(rollout.ids) == 3009
+    assert sum(read) < 20 * 3000
+
+
+def test_long_messages_are_rendered_beside_the_loop_that_serves_all_rollouts(monkeypatch):
+    """The first one of a conversation, and those that follow a reply."""
+    where = []
+    encode = PlainText.encode
+
+    def noted(self, text):
+        where.append((len(text) > 20_000, threading.current_thread().name))
+        return encode(self, text)
+
+    async def agent(row, base_url, api_key):
+        messages = []
+        for _ in range(2):
+            messages += [{"role": "user", "content": "x" * 30_000}]
+            messages += [(await say(base_url, api_key, messages)).message]
+        return "done"
+
+    monkeypatch.setattr(PlainText, "encode", noted)
+    rollout, _ = play_program(agent, limits=Limits(5, 100, 80_000, 80_000))
+    assert rollout.status == "answered" and len(rollout.sequences) == 1
+    long = [name for is_long, name in where if is_long]
+    assert len(long) == 2 and "agentic-prompting-llm" not in long, "not on the loop"
+
+
 def test_logprobs_are_those_of_the_sampled_tokens():
     async def agent(row, base_url, api_key):
         choice = await say(base_url, api_key, logprobs=True)
@@ -249,7 +290,13 @@ def test_a_mistake_of_the_policy_learns_and_a_bug_does_not():
     assert play_program(reads_json, lambda text, request: '{"a": 7}')[0].answer == "7"
 
 
-@pytest.mark.parametrize("returned, status", [(None, "malformed"), ("  ", "malformed"), ({"reward": None}, "failed")])
+@pytest.mark.parametrize(
+    "returned, status",
+    [
+        (None, "malformed"), ("  ", "malformed"), ({"reward": None}, "failed"), ({"reward": "good"}, "failed"),
+        (float("nan"), "failed"), ({"answer": "x", "reward": float("inf")}, "failed"),
+    ],
+)  # fmt: skip
 def test_no_answer_is_no_success(returned, status):
     async def agent(row, base_url, api_key):
         await say(base_url, api_key)
@@ -572,6 +619,83 @@ def test_exit_codes(tmp_path):
     assert rollout.status == "failed" and "no such thing" in str(rollout.error)
     rollout, _ = play_program(command, mistakes=(1,), timeout=60)
     assert rollout.status == "malformed" and sum(rollout.mask)
+
+
+def requested(path, data, key):
+    """Status and error of a raw request."""
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(path, data, headers)) as reply:
+            return reply.status, None
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]
+
+
+def test_requests_that_no_client_sends_get_an_error_in_the_form_of_openai(caplog):
+    found = []
+
+    def agent(row, base_url, api_key):
+        body = json.dumps({"model": "agent", "messages": [{"role": ["user"], "content": "q"}]}).encode()
+        paths = "/embeddings", "/v1/chat/completions", *["/chat/completions"] * 5
+        bodies = body, body, None, b"x" * (2**26 + 1), body, body, body
+        found.extend(requested(base_url + path, given, api_key) for path, given in zip(paths, bodies, strict=True))
+        assert not any(api_key in json.dumps(error) for _, error in found)
+
+    rollout, _ = play_program(agent)
+    assert "made no call" in str(rollout.error)
+    assert [status for status, _ in found] == [404, 404, 404, 413, 400, 400, 400]
+    assert found[0][1]["message"].startswith("POST /v1/embeddings is not served here.")
+    assert found[1][1]["message"].startswith("POST /v1/v1/chat/completions is not served here.")
+    assert "base_url ends with /v1 already" in found[1][1]["message"]
+    assert found[2][1]["message"].startswith("GET /v1/chat/completions is not served")
+    assert found[3][1]["code"] == "request_too_large" and "67108864 bytes" in found[3][1]["message"]
+    told = [one for one in caplog.records if "cannot be read" in one.getMessage() and one.levelname == "WARNING"]
+    assert len(told) == 1, "once, however often an agent sends it"
+
+
+@pytest.mark.parametrize(("options", "says"), [({"host": "no.such.host"}, "not known"), ({"port": 99999}, "0-65535")])
+def test_an_address_that_cannot_be_opened_is_named(options, says):
+    program = Program(lambda row, base_url, api_key: None, **options)
+    with pytest.raises(Misconfigured, match=f"the address of programs cannot be opened on host=.*{says}"):
+        program.check()
+
+
+def test_a_port_that_is_taken_is_named_and_can_be_opened_later():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        program = Program(lambda row, base_url, api_key: None, port=taken.getsockname()[1])
+        with pytest.raises(Misconfigured, match="in use"):
+            program.check()
+    program.check()
+    program.close()
+
+
+def test_programs_elsewhere_get_the_public_address():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    got = []
+
+    async def agent(row, base_url, api_key):
+        got.append(base_url.replace(api_key, "KEY"))
+        return (await say(base_url, api_key)).message.content
+
+    options = {"host": "0.0.0.0", "port": port, "public_url": f"http://localhost:{port}/"}
+    assert play_program(agent, **options)[0].answer == "hello"
+    assert got == [f"http://localhost:{port}/KEY/v1"]
+
+
+def test_an_address_of_ip_version_6():
+    async def agent(row, base_url, api_key):
+        return (await say(base_url, api_key)).message.content
+
+    with socket.socket(socket.AF_INET6) as tried:
+        try:
+            tried.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this system has no ::1")
+    assert play_program(agent, host="::1")[0].answer == "hello"
 
 
 def test_arguments_that_cannot_work():

@@ -34,9 +34,10 @@ def responses(*items):
     return Responses().read({"model": "agent", "input": [{"role": "user", "content": "q"}, *items]}).entries
 
 
-def messages(*blocks):
-    said = {"role": "assistant", "content": list(blocks)}
-    return Messages().read({"model": "agent", "messages": [{"role": "user", "content": "q"}, said]}).entries
+def messages(*blocks, said=None):
+    said = {"role": "assistant", "content": said or list(blocks)}
+    user = {"role": "user", "content": "q"}
+    return Messages().read({"model": "agent", "messages": [user, said, user]}).entries[:-1]
 
 
 def google(*parts):
@@ -95,9 +96,7 @@ SAME_TEXT = {
         {"role": "assistant", "content": [{"type": "output_text", "text": "It is done."}]},
     ),
     "a block": messages({"type": "text", "text": "It is done.", "cache_control": {"type": "ephemeral"}}),
-    "a text": Messages().read(
-        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "It is done."}]}
-    ).entries,
+    "a text": messages(said="It is done."),
     "parts of Google": google({"text": "hm", "thought": True}, {"text": "It is "}, {"text": "done."}),
 }  # fmt: skip
 

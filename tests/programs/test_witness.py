@@ -133,6 +133,22 @@ def test_a_record_that_an_agent_has_spoilt_is_no_record(tmp_path):
     assert turns_in([endless, pipe, link, no_database]) == []
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"role": "assistant", "content": 5}',
+        '{"type": "gemini", "content": [{"type": "image"}], "toolCalls": 7}',
+        '{"output": [1, {"type": "message", "content": 3}]}',
+        "[" * 100_000,
+        '{"role": "assistant", "tool_calls": 5}',
+    ],
+)
+def test_lines_that_no_harness_writes_end_no_run(tmp_path, line):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"role": "assistant", "content": "fine"}\n' + line)
+    assert [turn.text for turn in turns_in([file])] == ["fine"]
+
+
 def call(reply, tools=(ADD,)):
     made = Call(Asked("agent", (), tools), 1)
     made.reply = reply

@@ -1,6 +1,7 @@
 """Work folders of commands: what they hold, what a command can reach, and that nothing of it is left."""
 
 import asyncio
+import errno
 import fcntl
 import json
 import logging
@@ -107,6 +108,47 @@ def test_the_tests_of_a_row_come_with_the_reward(tmp_path, monkeypatch, namespac
     assert Program.reward([rollout]) == [1.0] and not left_over()
 
 
+SPOILS = {
+    "the work folder is a link": "os.chdir('/'), os.rename(work, work + '2'), os.symlink(OUTSIDE, work)",
+    "the folder above is a link": "os.chdir('/'), os.rename(agent, agent + '2'), os.symlink(OUTSIDE, agent)",
+    "the work folder is a file": "os.chdir('/'), os.rename(work, work + '2'), open(work, 'w').close()",
+    "the work folder is gone": "os.chdir('/'), os.rename(work, work + '2')",
+    "a link leads to itself": "os.symlink('loop', 'loop')",
+    "a folder is closed": "os.mkdir('closed'), os.mkfifo('closed/pipe'), os.chmod('closed', 0), os.chmod('.', 0)",
+}
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.parametrize("spoils", SPOILS)
+def test_a_policy_that_spoils_its_folders_reaches_nothing_outside_and_does_not_end_the_run(
+    tmp_path, monkeypatch, namespaces, spoils
+):
+    """Neither are pipes removed elsewhere, nor tests written there, nor does the reward read there."""
+    if namespaces and module.missing():
+        pytest.skip(module.missing())
+    if not namespaces:
+        monkeypatch.setattr(module, "missing", lambda network=False: "not allowed")
+    outside = tmp_path / "outside"
+    for folder in (outside, outside / "work"):
+        folder.mkdir()
+        os.mkfifo(folder / "pipe")
+    work = "work, agent = os.getcwd(), os.path.dirname(os.getcwd())\n"
+    made = script(
+        tmp_path, "ask()\n" + work + SPOILS[spoils].replace("OUTSIDE", repr(str(outside))) + "\nprint('done')"
+    )
+    seen = []
+
+    def reward(rollout, folder):
+        seen.append({str(path.relative_to(folder)) for path in folder.rglob("*")} - {"closed"})
+        return (folder / "test_a.py").read_text() == "assert 1"
+
+    program = Program(made, workspace=Workspace(), reward=reward)
+    rollout, _ = play_program(program, row={"question": "q", "tests": {"test_a.py": "assert 1"}})
+    assert rollout.error is None and rollout.returned["reward"] == 1.0
+    assert seen == [{"test_a.py"}] and not left_over()
+    assert sorted(str(path.relative_to(outside)) for path in outside.rglob("*")) == ["pipe", "work", "work/pipe"]
+
+
 def test_a_folder_and_a_git_bundle_fill_the_work_folder(tmp_path):
     source = tmp_path / "source"
     (source / "deep").mkdir(parents=True)
@@ -129,6 +171,17 @@ def test_a_row_with_wrong_files_fails_its_rollout(files):
     assert rollout.status == "failed" and "the row" in str(rollout.error) and not policy.requests and not left_over()
 
 
+def test_a_pipe_that_cannot_be_kept_on_another_disk_ends_no_run(tmp_path, monkeypatch, caplog):
+    def other_disk(source, target, **options):
+        raise OSError(errno.EXDEV, "another disk")
+
+    monkeypatch.setattr(module.shutil.os, "rename", other_disk)
+    made = script(tmp_path, "ask(), os.mkfifo(os.environ['TMPDIR'] + '/pipe'), open('a', 'w').close(), sys.exit(3)")
+    rollout, _ = play_program(made, workspace=Workspace(keep_failed=str(tmp_path / "kept")))
+    assert "ended with 3" in str(rollout.error) and not left_over()
+    assert "not all of a failed rollout is kept" in caplog.text and len(list((tmp_path / "kept").rglob("a"))) == 1
+
+
 def test_folders_of_failed_rollouts_are_kept_on_request(tmp_path):
     kept = tmp_path / "kept"
     command = script(tmp_path, "open('trace', 'w').write('x'); ask(); sys.exit(3)")
@@ -141,7 +194,13 @@ def broken(rollout, folder):
     raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("reward, says", [(broken, "ZeroDivisionError"), (lambda rollout, folder: None, "None")])
+def none_is_a_number(value):
+    return lambda rollout, folder: value, f"its reward is {value!r}, and no number"
+
+
+@pytest.mark.parametrize(
+    "reward, says", [(broken, "ZeroDivisionError"), *map(none_is_a_number, (None, "good", [1.0], float("nan")))]
+)
 def test_a_reward_that_fails_fails_the_rollout(tmp_path, reward, says):
     rollout, _ = play_program(script(tmp_path, "ask(); print('x')"), workspace=Workspace(), reward=reward)
     assert rollout.status == "failed" and says in str(rollout.error)

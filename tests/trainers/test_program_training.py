@@ -103,7 +103,7 @@ def test_rollouts_that_fail_move_nothing_and_are_counted(tiny_policy, tmp_path):
     ):
         trainer.train()  # not one rollout was played
     assert all((before[name] == value).all() for name, value in trainer.model.named_parameters())
-    assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ServerFailed"}
+    assert {one["error"]["kind"] for one in read_rollouts(tmp_path / "rollouts")} == {"ProgramFailed"}
 
 
 MANY = pytest.param(10, marks=LONG)
@@ -254,7 +254,8 @@ def test_a_program_is_served_as_one_model(tiny_policy):
     assert len(said.trajectory["sequences"]) == 2
 
 
-def test_check_env_plays_a_program_with_a_model_only(tiny_policy, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["program", "agent"])
+def test_check_env_plays_a_program_with_a_model_only(tiny_policy, tmp_path, capsys, name):
     (tmp_path / "own.py").write_text(
         "from agentic_prompting import Program\n\n\ndef agent(row, base_url, api_key):\n"
         "    import json, urllib.request\n"
@@ -264,10 +265,11 @@ def test_check_env_plays_a_program_with_a_model_only(tiny_policy, tmp_path, caps
         "    return 'heard ' + json.load(urllib.request.urlopen(asked))['choices'][0]['message']['content']\n\n\n"
         "program = Program(agent)\n"
     )
-    asked = ["check-env", f"{tmp_path / 'own.py'}:program"]
+    asked = ["check-env", f"{tmp_path / 'own.py'}:{name}"]
     made = "3 episodes: calls of the policy: 3 in 3 sequences; 3 answered"
     for more, status, said in ([], 2, "name a model with --model"), (["--model", str(tiny_policy)], 0, made):
         with pytest.raises(SystemExit) as ended:
             main([*asked, *more])
         out, err = capsys.readouterr()
         assert ended.value.code == status and said in out + err
+    assert "agent asks     None" not in out and out.count("agent asks") == 3, "the turn itself is shown"

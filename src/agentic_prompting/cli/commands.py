@@ -130,7 +130,7 @@ def show_turn(turn: Turn) -> None:
     """Print the thought, then the request or answer; a malformed turn is printed as it was written."""
     if turn.thought:
         line(f"agent thinks   {turn.thought}", "dim")
-    said = {"act": f"agent asks     {turn.request}", "answer": f"agent answers  {turn.answer}"}
+    said = {"act": f"agent asks     {turn.request or turn.text.strip()}", "answer": f"agent answers  {turn.answer}"}
     line(said.get(turn.kind, f"agent writes   {turn.text.strip()}  ({turn.problem})"), "cyan")
 
 

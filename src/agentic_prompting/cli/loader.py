@@ -98,15 +98,17 @@ def _of_file(file: Path) -> Any:
 
 
 def load_environment(name: str) -> Any:
-    """An environment: an object, its class, a function that makes one, or a function of the rollout.
+    """An environment: an object, its class, a function that makes one, or a function of a rollout or agent program.
 
     Raises:
         [`UnknownPart`]: In one line: there is no such thing, or it is no environment.
     """
     from ..environments import as_environment
+    from ..programs import Program, is_agent
 
     try:
-        return as_environment(_made(load_part(name, "environment")))
+        made = _made(load_part(name, "environment"))
+        return as_environment(Program(made) if is_agent(made) else made)
     except TypeError as error:
         raise UnknownPart(str(error)) from error
 

@@ -1,14 +1,15 @@
 """Agents that keep their own loop: [`Program`], the address that they call, and the token sequences of their calls."""
 
 from .chat import ChatCompletions
+from .failures import OverLimit, ProgramFailed
 from .google import Google
 from .harness import HARNESSES, Harness, harness
 from .messages import Messages
-from .program import TRUTH, Program
+from .program import TRUTH, Program, is_agent
 from .protocol import Asked, Completion, Dialect, Entry, Refusal, ToolCall, error_body
 from .responses import Responses
 from .session import Call
-from .workspace import OverLimit, Workspace
+from .workspace import Workspace
 
 __all__ = [
     "HARNESSES",
@@ -24,10 +25,12 @@ __all__ = [
     "Messages",
     "OverLimit",
     "Program",
+    "ProgramFailed",
     "Refusal",
     "Responses",
     "ToolCall",
     "Workspace",
     "error_body",
     "harness",
+    "is_agent",
 ]

@@ -21,6 +21,7 @@ class ChatCompletions(Dialect):
         fields.check_form(body.get("response_format"), "response_format")
         fields.check_offered(body, not body.get("top_logprobs"), "top_logprobs")
         fields.check_offered(body, not body.get("functions"), "functions")
+        fields.check_offered(body, set(body.get("modalities") or ["text"]) <= {"text"}, "modalities")
         given = [as_dict(one) for one in body.get("tools") or ()]
         of_functions = [one for one in given if one.get("type", "function") == "function"]
         tools = tuple(fields.tool_of(as_dict(one.get("function"))) for one in of_functions)

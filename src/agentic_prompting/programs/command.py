@@ -11,26 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..llm import ServerFailed, fill
+from ..llm import fill
 from ..llm.spans import carrier
+from .failures import ProgramFailed
 from .harness import Harness
 from .workspace import Place, watch
 
 _TAIL = 2**16  # bytes of the output that are read
 _PATIENCE = 5.0  # seconds until a command that is to end is killed
-
-
-class CommandFailed(ServerFailed):
-    """The command ended with an exit code other than 0.
-
-    Args:
-        code (`int`): The exit code.
-        what (`str`): The end of its error output.
-    """
-
-    def __init__(self, code: int, what: str):
-        super().__init__(f"the command ended with {code}: {what}")
-        self.code = code
 
 
 async def run_command(
@@ -60,7 +48,7 @@ async def run_command(
             answer is always a text.
 
     Raises:
-        [`CommandFailed`]: The exit code is not 0.
+        [`ProgramFailed`]: The exit code is not 0.
         [`OverLimit`]: It used more than its place allows.
     """
     row = (place.work.parent if place is not None else folder) / "row.json"
@@ -92,10 +80,10 @@ async def run_command(
             await _end(process, place)
         said, complaint = _tail(out), _tail(err)
     if code:
-        raise CommandFailed(code, (complaint.strip() or said.strip())[-300:])
+        raise ProgramFailed(f"the command ended with {code}: {(complaint.strip() or said.strip())[-300:]}", code)
     if harness is not None and harness.answer:
         assert place is not None
-        return harness.answer_in(place.home)
+        return await asyncio.to_thread(harness.answer_in, place.home)
     last = (said.strip().splitlines() or [""])[-1].strip()
     try:
         return last or None if harness is not None else json.loads(last)
@@ -140,7 +128,7 @@ async def _wait(process: asyncio.subprocess.Process, place: Place | None) -> int
 
 
 async def _end(process: asyncio.subprocess.Process, place: Place | None) -> None:
-    """Kill what is left of the command. In a namespace the kernel does, and is waited for."""
+    """Kill what is left of the command, and tidy its place. In a namespace the kernel kills, and is waited for."""
     if place is not None and place.namespaces and process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -150,6 +138,8 @@ async def _end(process: asyncio.subprocess.Process, place: Place | None) -> None
         place.lookups.close()
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    if place is not None:
+        await asyncio.to_thread(place.tidy)
 
 
 def _tail(file: Any) -> str:

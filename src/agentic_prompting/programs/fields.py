@@ -38,6 +38,7 @@ def asked_of(
     ignored = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     ignored |= {"tool_choice": choice} if choice not in (None, {}, "auto", "none") else {}
     ignored |= {"tools": ", ".join(left_out)} if left_out else {}
+    ignored |= {"parallel_tool_calls": False} if body.get("parallel_tool_calls") is False and tools else {}
     return Asked(
         model=str(body.get("model") or ""),
         entries=tuple(entries),

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import resource
 import secrets
 import socket
@@ -19,11 +20,12 @@ from typing import Any
 
 from aiohttp import web
 
+from ..llm import Misconfigured
 from ..llm.spans import under
 from .chat import ChatCompletions
 from .google import Google
 from .messages import Messages
-from .protocol import Asked, Completion, Dialect, Refusal
+from .protocol import Asked, Completion, Dialect, Refusal, error_body
 from .responses import Responses
 from .session import Session
 
@@ -60,14 +62,28 @@ class Gateway:
         self._own: dict[str, set[Any]] = {}  # by key: the connections of a rollout that has a network of its own
         self._started: tuple[int, asyncio.Task[str]] | None = None
         self._runner: web.AppRunner | None = None
+        self._log_unreadable: Callable[..., None] = logger.warning
 
     async def open(self, session: Session) -> tuple[str, str]:
-        """An address and a key for a session."""
-        if self._started is None or self._started[0] != os.getpid():  # a fork has no server of its own yet
-            self._started = os.getpid(), asyncio.create_task(self._start())
-        base, key = await asyncio.shield(self._started[1]), secrets.token_urlsafe(32)
+        """An address and a key for a session. Raises as `listen`."""
+        base, key = await self.listen(), secrets.token_urlsafe(32)
         self._sessions[key] = session
         return f"{base}/{key}/v1", key
+
+    async def listen(self) -> str:
+        """Start to listen, if it does not yet; the address.
+
+        Raises:
+            [`Misconfigured`]: It cannot listen on this host and port.
+        """
+        if self._started is None or self._started[0] != os.getpid():  # a fork has no server of its own yet
+            self._started = os.getpid(), asyncio.create_task(self._start())
+        try:
+            return await asyncio.shield(self._started[1])
+        except (OSError, OverflowError) as error:
+            self._started = None
+            what = f"the address of programs cannot be opened on host={self.host!r}, port={self.port}: {error}"
+            raise Misconfigured(what) from error
 
     async def listen_on(self, listener: socket.socket, key: str) -> asyncio.Server:
         """Serve the network of one rollout: with its own key alone, and so many connections at once."""
@@ -107,6 +123,7 @@ class Gateway:
                 if dialect.count_path:
                     app.router.add_post(prefix + dialect.count_path, self._handler(dialect, self._count))
             app.router.add_get(f"{prefix}/models", self._models)
+        app.router.add_route("*", "/{unknown:.*}", self._refuse_path)
         # A handler is cancelled when its client hangs up: the policy then samples no further.
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1)
         await self._runner.setup()
@@ -114,7 +131,8 @@ class Gateway:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # 64 rollouts with many connections each
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
         port = self._runner.addresses[0][1]
-        return (self.public_url or f"http://{self.host}:{port}").rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (self.public_url or f"http://{host}:{port}").rstrip("/")
 
     def _session(self, request: web.Request) -> Session:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -138,6 +156,12 @@ class Gateway:
         google = [{"name": f"models/{name}", "displayName": name} for name in names]
         return web.json_response({"object": "list", "data": data, "has_more": False, "models": google})
 
+    async def _refuse_path(self, request: web.Request) -> web.Response:
+        at = re.sub(r"^/[\w-]{43}(?=/)", "", request.path)  # without the key
+        known = ", ".join(f"/v1{path}" for path in (ChatCompletions.path, Responses.path, Messages.path))
+        what = f"{request.method} {at} is not served here. POST {known} and Google's models/...:generateContent are; "
+        return web.json_response(error_body(404, f"{what}base_url ends with /v1 already.", "not_found"), status=404)
+
     def _handler(self, dialect: Dialect, answer: Callable[..., Awaitable[web.StreamResponse]]) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
@@ -147,7 +171,8 @@ class Gateway:
                 refusal = error
             except (RecursionError, TypeError, AttributeError, KeyError) as error:
                 # A body of another shape than any client sends: its own fault, and no reason to ask again.
-                logger.warning("a request of a program cannot be read", exc_info=True)
+                log, self._log_unreadable = self._log_unreadable, logger.debug  # an agent may send it for ever
+                log("a request of a program cannot be read", exc_info=True)
                 refusal = Refusal(400, f"The request cannot be read ({type(error).__name__}).", "invalid_value")
             return web.json_response(dialect.error(refusal), status=refusal.status)
 
@@ -167,6 +192,9 @@ class Gateway:
                 body = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         except (ValueError, RecursionError):
             raise Refusal(400, "The body is no JSON.", "invalid_json") from None
+        except web.HTTPRequestEntityTooLarge:
+            what = f"The request is too large: its body may have {_LARGEST_BODY} bytes."
+            raise Refusal(413, what, "request_too_large") from None
         return dialect.read(body, request.path_qs)
 
     async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:

@@ -14,6 +14,8 @@ from ..llm import Misconfigured
 
 logger = logging.getLogger(__name__)
 
+LARGEST_RECORD = 2**26  # bytes of a harness's own file; an agent can write larger ones
+
 
 class NotInstalled(Misconfigured, ValueError):
     """The program of a harness is not there."""
@@ -89,12 +91,14 @@ class Harness:
 
     def answer_in(self, home: Path) -> str | None:
         """The answer that it left in a file; `None` if there is none."""
-        file, *keys = self.answer
+        file, keys = home / self.answer[0], self.answer[1:]
         try:
-            value = json.loads((home / file).read_text())
+            if file.stat().st_size > LARGEST_RECORD:
+                return None
+            value = json.loads(file.read_text())
             for key in keys:
                 value = value[key]
-        except (OSError, ValueError, LookupError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             return None
         return str(value).strip() or None
 

@@ -28,6 +28,9 @@ class Messages(Dialect):
         fields.check_form(as_dict(body.get("output_config")).get("format"), "output_config.format")
         entries = [Entry("system", text_of(body["system"]))] if body.get("system") else []
         entries += [entry for message in given for entry in _entries(message)]
+        if entries[-1].role == "assistant":
+            what = "The last message is the assistant's: replies that go on from a given text are not supported here."
+            raise Refusal(400, what, "unsupported_value", "messages")
         tools, left_out = [], []
         for tool in map(as_dict, body.get("tools") or ()):
             if tool.get("type", "custom") == "custom":

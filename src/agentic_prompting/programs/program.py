@@ -15,35 +15,38 @@ import asyncio
 import inspect
 import itertools
 import logging
+import math
 import os
 import shlex
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..llm import ChatModel, LLMError, ServerFailed, TimedOut, fill
-from ..llm.guard import call_guarded, call_guarded_on, failure_of
+from ..llm.guard import call_guarded, call_guarded_on, failure_of, text_of
 from ..llm.loop import on_background_thread, start
 from ..rollout import ChatFormat, Environment, FreeText, Limits, Observation, Policy, Rollout, TextFormat, Turn
-from .command import CommandFailed, run_command
+from .advice import Advice
+from .command import run_command
+from .failures import OverLimit, ProgramFailed, raised_by
 from .gateway import Gateway
 from .harness import Harness
 from .protocol import Entry
 from .rendering import Renderer
 from .session import Call, Session
 from .witness import differences, turns_in
-from .workspace import OverLimit, Place, Workspace, own_folder, tell
+from .workers import THREADS, Workers
+from .workspace import Place, Workspace, own_folder, tell
 
 logger = logging.getLogger(__name__)
 
 TRUTH = ("answer", "answers", "solution", "target", "label", "reference")
 """Columns of a row that a command does not see."""
 
-_THREADS = 1024  # plain functions at once
 _STOP_SECONDS = 2.0
 _GRACE = 10.0  # seconds that a command has after it has heard that its rollout is over
 _WINDOW = 131_072  # tokens that a harness is given as the limit, where neither model nor settings have a limit
@@ -68,6 +71,9 @@ class Program(Environment):
         max_calls (`int`, *optional*, defaults to `64`): Calls of the policy in an episode.
         max_sequences (`int`, *optional*, defaults to `16`): Token sequences in an episode.
         timeout (`float`, *optional*, defaults to `600.0`): Seconds of an episode.
+        workers (`int`, *optional*, defaults to `0`): Processes that run the agent, which is then a function of a module
+            that they can import. 0 runs it in this process. Use some where the agent computes, or where its clients
+            cost more processor time than this process can spare.
         hidden (`Sequence[str]`, *optional*): Columns of the row that a command does not see.
         workspace ([`Workspace`], *optional*): Where a command runs: a fresh home and work folder for each rollout. A
             harness always has one; another command by default runs in this process's folder.
@@ -113,6 +119,7 @@ class Program(Environment):
         max_calls: int = 64,
         max_sequences: int = 16,
         timeout: float = 600.0,
+        workers: int = 0,
         hidden: Sequence[str] = TRUTH,
         workspace: Workspace | None = None,
         reward: Callable[..., Any] | None = None,
@@ -133,6 +140,8 @@ class Program(Environment):
                 raise TypeError("agent must be a function of (row, base_url, api_key), or a command: a list of texts")
         if (workspace or reward) and callable(agent):
             raise ValueError("workspace and reward are a command's: a function returns its reward itself")
+        if workers and not callable(agent):
+            raise ValueError("workers are for a function: a command has a process of its own for each rollout")
         if reward and not self.workspace:
             raise ValueError("reward reads the work folder of a rollout: give the command a workspace, Workspace()")
         if min(max_calls, max_sequences, timeout) <= 0:
@@ -145,7 +154,9 @@ class Program(Environment):
         self._gateway = Gateway(host, port, public_url)
         self._renderers: dict[int, Renderer] = {}
         self._conversations = itertools.count(2**40)  # far from those of `play`
-        self._said: set[str] = set()
+        self._advice = Advice()
+        self._kinds = tuple(one for one in self.mistakes if isinstance(one, type))
+        self._workers = Workers(self.agent, self._kinds, workers) if workers and callable(self.agent) else None
 
     def step(self, rollout: Rollout) -> None:
         """Never called: a program plays whole episodes."""
@@ -155,7 +166,9 @@ class Program(Environment):
         return self.agent if inspect.isroutine(self.agent) else type(self)
 
     def check(self) -> None:
-        """Raise the [`LLMError`] that a first call of a large LLM would get, or that of a harness that is not there."""
+        """Open the address, and raise the [`LLMError`] that a first rollout would get: no such port or harness, or a
+        large LLM that cannot be asked."""
+        start(self._gateway.listen()).result()
         if self.harness is not None:
             self.harness.check()
         if self.workspace is not None:
@@ -165,7 +178,9 @@ class Program(Environment):
                 check()
 
     def close(self) -> None:
-        """Stop the gateway."""
+        """Stop the gateway and the workers."""
+        if self._workers is not None:
+            self._workers.stop()
         if not on_background_thread():
             start(self._gateway.stop()).result(_STOP_SECONDS)
 
@@ -219,9 +234,7 @@ class Program(Environment):
             reward = await call_guarded(score, rollout, place.work)
         except Exception as error:
             raise failure_of(ServerFailed, "the reward function", error) from error
-        if reward is None:
-            raise ServerFailed("the reward function could not score the episode: it returned None")
-        rollout.returned = {**(rollout.returned or {}), "reward": float(reward)}
+        rollout.returned = {**(rollout.returned or {}), "reward": _number(reward, "the reward function")}
 
     async def _play(
         self, rollout: Rollout, policy: Policy, chat_format: ChatFormat, limits: Limits, place: Place | None
@@ -238,56 +251,82 @@ class Program(Environment):
         )  # fmt: skip
         base_url, key = await self._gateway.open(session)
         if callable(self.agent):
-            options = {"system_prompt": system} if takes_system else {}
-            work = asyncio.ensure_future(self._run(rollout.row, base_url, key, options))
+            ended = self._run(rollout.row, base_url, key, {"system_prompt": system} if takes_system else {})
         else:
-            work = asyncio.ensure_future(self._run_command(rollout.row, base_url, key, limits, place, system))
-        over = asyncio.ensure_future(_after_the_end(session))
-        error: LLMError | None = None
+            ended = self._run_command(rollout.row, base_url, key, limits, place, system)
+        work, error = asyncio.ensure_future(self._guarded(ended)), None
         returned: Any = None
         try:
-            waited: set[asyncio.Future[Any]] = {work, session.broken}
-            waited |= {over} if not callable(self.agent) else set()
-            done, _ = await asyncio.wait(waited, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
-            if session.broken in done:
-                session.broken.result()
-            if not done:
-                raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
-            returned = _as_returned(work.result()) if work in done else None
+            returned = await self._outcome(session, work)
         except LLMError as failure:
-            is_own = isinstance(failure, OverLimit) or _is_stopped(session, failure) or self._is_cut(session, failure)
-            error = None if is_own or self._is_mistake(failure) else failure
-            if isinstance(failure, OverLimit):
-                session.stopped = session.stopped or "malformed"
-                logger.info("a rollout was ended: %s", failure)
-        except Exception as failure:
-            if session.broken.done():  # the policy itself
-                raise
-            if not (session.stopped or self._is_mistake(failure)):
-                error = failure_of(ServerFailed, "the program", failure)
+            error = self._blamed(session, failure)
         finally:
             session.close("the program has ended" if error is None else "it has failed")
             self._gateway.close_key(key)
             work.cancel()
-            over.cancel()
             if not callable(self.agent):  # until its processes have ended
                 await asyncio.wait({work})
         if error is None and not session.calls:
             error = ServerFailed("the program made no call that was answered: does it use the base_url that it got?")
-        self._tell_ignored(session)
         self._write(rollout, session, returned, error)
-        if self.harness is not None and self.harness.trace and place is not None:
-            files = sorted(place.home.glob(self.harness.trace))
-            found = differences(session.calls, await asyncio.to_thread(turns_in, files))
-            rollout.counts["program/witness_differences"] = len(found)
-            if found and "witness" not in self._said:
-                self._said.add("witness")
-                logger.warning(
-                    "%s has recorded other calls than we have: %s", self.harness.name, "; ".join(found)[:800]
-                )
+        self._advice.look_at(session.calls, session.ignored, raised=isinstance(error, ProgramFailed))
+        if place is not None:
+            await self._compare_record(rollout, session, place)
+
+    async def _compare_record(self, rollout: Rollout, session: Session, place: Place) -> None:
+        """Compare the calls with the harness's own record of them, if it keeps one."""
+        if self.harness is None or not self.harness.trace:
+            return
+        files = sorted(place.home.glob(self.harness.trace))
+        found = differences(session.calls, await asyncio.to_thread(turns_in, files))
+        rollout.counts["program/witness_differences"] = len(found)
+        if found:
+            what = "; ".join(found)[:800]
+            self._advice.warn_once("witness", f"{self.harness.name} has recorded other calls than we have: {what}")
+
+    async def _outcome(self, session: Session, work: asyncio.Future[Any]) -> Any:
+        """What the program returned; `None` where it was not waited for, as its rollout was over.
+
+        Raises:
+            [`LLMError`]: The program, or a large LLM of its, has failed.
+            `Exception`: Whatever the policy raises.
+        """
+        over = asyncio.ensure_future(_after_the_end(session))
+        waited: set[asyncio.Future[Any]] = {work, session.broken, *([over] if not callable(self.agent) else [])}
+        try:
+            done, _ = await asyncio.wait(waited, timeout=self.timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+        if session.broken in done:
+            session.broken.result()
+        if not done:
+            raise TimedOut(f"the program took longer than {self.timeout:g} seconds")
+        return work.result() if work in done else None
+
+    def _blamed(self, session: Session, failure: LLMError) -> LLMError | None:
+        """The error that fails the rollout; `None` where the policy is to blame, or the program ran into a limit."""
+        if isinstance(failure, OverLimit):
+            session.stopped = session.stopped or "malformed"
+            logger.info("a rollout was ended: %s", failure)
+            return None
+        is_own = isinstance(failure, self._kinds)
+        if isinstance(failure, ProgramFailed):
+            is_own = is_own or failure.is_mistake or (failure.code is not None and failure.code in self.mistakes)
+            is_own = is_own or session.stopped is not None or self._is_cut(session, failure)
+        return None if is_own else failure
+
+    async def _guarded(self, ended: Awaitable[Any]) -> dict[str, Any] | None:
+        try:
+            return _as_returned(await ended)
+        except LLMError:
+            raise
+        except Exception as error:
+            raise raised_by(error, self._kinds) from None
 
     async def _run(self, row: Mapping[str, Any], base_url: str, key: str, options: Mapping[str, Any]) -> Any:
         assert callable(self.agent)
+        if self._workers is not None:
+            return await self._workers.run(dict(row), base_url, key, options)
         call = call_guarded_on(_threads(os.getpid()), self.agent, dict(row), base_url, key, **options)
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, _programs_loop(os.getpid())))
 
@@ -324,26 +363,12 @@ class Program(Environment):
                 if server is not None:
                     server.close()
 
-    def _is_mistake(self, failure: Exception) -> bool:
-        codes = [one for one in self.mistakes if isinstance(one, int)]
-        kinds = tuple(one for one in self.mistakes if isinstance(one, type))
-        return isinstance(failure, kinds) or (isinstance(failure, CommandFailed) and failure.code in codes)
-
-    def _is_cut(self, session: Session, failure: LLMError) -> bool:
+    def _is_cut(self, session: Session, failure: ProgramFailed) -> bool:
         """Whether a harness gave up at a reply that was cut at its limit, or was empty: some end with an error then."""
-        if self.harness is None or not session.calls or not isinstance(failure, CommandFailed):
+        if self.harness is None or not session.calls or failure.code is None:
             return False
         last = session.calls[-1]
         return not (last.sample.finished and (last.reply.text.strip() or last.reply.calls))
-
-    def _tell_ignored(self, session: Session) -> None:
-        new = {f"{name}={value!r}"[:80] for name, value in session.ignored.items() if name not in self._said}
-        self._said |= session.ignored.keys()
-        if new:
-            logger.warning(
-                "the program asked for %s, which makes no difference here: the policy samples as it is trained to, and "
-                "no vendor runs tools", ", ".join(sorted(new)),
-            )  # fmt: skip
 
     def _write(self, rollout: Rollout, session: Session, returned: Any, error: LLMError | None) -> Rollout:
         """The calls of a session as its rollout."""
@@ -378,30 +403,34 @@ def _as_returned(value: Any) -> dict[str, Any] | None:
     """A program's returned value as a dict; `None` if that is no answer.
 
     Raises:
-        [`ServerFailed`]: It is neither a text, a number nor a dict, or its reward is `None`.
+        [`ServerFailed`]: It is neither a text, a number nor a dict, or its reward is no number.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     if isinstance(value, Mapping):
-        if "reward" in value and value["reward"] is None:
-            raise ServerFailed("the program could not score its episode: its reward is None")
-        return None if value.get("answer") in (None, "") and "reward" not in value else dict(value)
+        if "reward" in value:
+            return {**value, "reward": _number(value["reward"], "the program")}
+        return None if value.get("answer") in (None, "") else dict(value)
     if isinstance(value, int | float):
-        return {"answer": str(value), "reward": float(value)}
+        return {"answer": str(value), "reward": _number(value, "the program")}
     if not isinstance(value, str):
         raise ServerFailed(f"the program returned {type(value).__name__}: return a text, a number, a dict or None")
     return {"answer": value}
+
+
+def _number(reward: Any, whose: str) -> float:
+    try:
+        if math.isfinite(number := float(reward)):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ServerFailed(f"{whose} could not score the episode: its reward is {text_of(reward, 80, repr)}, and no number")
 
 
 async def _after_the_end(session: Session) -> None:
     """A while after the rollout's last answer: a command that still runs then is ended."""
     await session.spent.wait()
     await asyncio.sleep(_GRACE)
-
-
-def _is_stopped(session: Session, failure: LLMError) -> bool:
-    """Whether a command failed because it ran into a limit of the rollout."""
-    return isinstance(failure, CommandFailed) and session.stopped is not None
 
 
 def _shown(new: Sequence[Entry]) -> str:
@@ -415,6 +444,11 @@ def _check_signature(agent: Callable[..., Any]) -> None:
         raise TypeError(f"the agent must take (row, base_url, api_key): {error}") from None
 
 
+def is_agent(thing: Any) -> bool:
+    """Whether it is a function of `(row, base_url, api_key)`."""
+    return inspect.isfunction(thing) and {"base_url", "api_key"} <= inspect.signature(thing).parameters.keys()
+
+
 def _takes_system(agent: Callable[..., Any]) -> bool:
     return "system_prompt" in inspect.signature(agent).parameters
 
@@ -422,7 +456,7 @@ def _takes_system(agent: Callable[..., Any]) -> bool:
 @cache
 def _threads(pid: int) -> ThreadPoolExecutor:
     """Threads of plain functions: apart from those of the background loop, which large LLMs may need meanwhile."""
-    return ThreadPoolExecutor(_THREADS, "agentic-prompting-program")
+    return ThreadPoolExecutor(THREADS, "agentic-prompting-program")
 
 
 @cache

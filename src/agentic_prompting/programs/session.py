@@ -16,10 +16,11 @@ import logging
 import secrets
 import zlib
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ..llm import ChatModel, Message, Reply, as_chat
 from ..rollout import Limits, Policy, Rollout, Sample, SampleRequest, Status, TokenSequence, rollout_seed, sample_turn
@@ -29,6 +30,7 @@ from .protocol import Asked, Completion, Entry, Refusal
 from .rendering import Renderer, read_turn
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _PATIENCE = 3  # prompts that do not fit, without a call that goes on in between, before the rollout is over
 
@@ -69,6 +71,11 @@ class Call:
     _end: bytes = b""  # of the conversation with the reply
     _conversation: int = 0
     _place: int = 0  # a hash of the context
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it goes on from an earlier reply, instead of beginning a token sequence."""
+        return self._parent is not None
 
     @property
     def context(self) -> list[int]:
@@ -171,11 +178,11 @@ class Session:
         call._key = keys[-1]
         if is_retry:
             self._forget_first_attempt(call._key)
-        self._find_parent(call, entries, keys)
+        await self._find_parent(call, entries, keys)
         if call._parent is None:
-            call._ids = await self._whole_ids(entries, asked.tools)
+            call._ids = await _rendered(entries, self.renderer.whole_ids, entries, asked.tools)
             call._length = len(call._ids)
-            self._refuse_if_over()
+        self._refuse_if_over()
         self._check_room(call)
         return call
 
@@ -186,7 +193,8 @@ class Session:
             [`Refusal`]: The rollout is over, or the template cannot render it.
         """
         self._refuse_if_over()
-        return len(await self._whole_ids(self._conversation_of(asked), asked.tools))
+        entries = self._conversation_of(asked)
+        return len(await _rendered(entries, self.renderer.whole_ids, entries, asked.tools))
 
     async def reply(self, call: Call) -> Completion:
         """The policy's reply. `delivered` or `lost` has to follow.
@@ -263,13 +271,8 @@ class Session:
         return Refusal(400, "This rollout is over: it has made all its calls.", "rollout_ended")
 
     def _conversation_of(self, asked: Asked) -> tuple[Entry, ...]:
-        entries = tuple(map(self._as_issued, asked.entries))
+        entries = tuple(map(self._as_issued, asked.entries)) if self._broken else asked.entries
         return (Entry("system", self.system), *entries) if self.system else entries
-
-    async def _whole_ids(self, entries: Sequence[Entry], tools: Sequence[Any]) -> list[int]:
-        long = sum(len(entry.text) for entry in entries) > 20_000  # of a megabyte it takes a second
-        whole = self.renderer.whole_ids
-        return await asyncio.to_thread(whole, entries, tools) if long else whole(entries, tools)
 
     def _as_issued(self, entry: Entry) -> Entry:
         """With those arguments of ours that are no JSON: some clients send them back as a value of their own. They are
@@ -284,14 +287,15 @@ class Session:
             entry, calls=tuple(replace(c, arguments=self._broken.get(c.id, c.arguments)) for c in entry.calls)
         )
 
-    def _find_parent(self, call: Call, entries: Sequence[Entry], keys: Sequence[bytes]) -> None:
-        """Look for the reply that the call goes on from, the latest in its conversation."""
+    async def _find_parent(self, call: Call, entries: Sequence[Entry], keys: Sequence[bytes]) -> None:
+        """Find the latest reply in the conversation that the call goes on from."""
         for i in reversed(range(len(entries) - 1)):
             found = self._ends.get(keys[i])
             if not found:
                 continue
             parent, new = _likeliest(found, entries[i]), entries[i + 1 :]
-            between = self.renderer.ids_after(parent.sample.ids, parent.reply, new, entries, call.asked.tools)
+            seam = parent.sample.ids, parent.reply, new, entries, call.asked.tools
+            between = await _rendered(new, self.renderer.ids_after, *seam)
             if between is not None:
                 call._parent, call._root, call.new = parent, parent._root or parent, tuple(new)
                 call._ids, call._length = between, parent._length + len(parent.sample.ids) + len(between)
@@ -399,7 +403,7 @@ class Session:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def assign_roles(self, trains: Callable[[Call], bool] | None = None) -> None:
-        """Decide which calls are the agent's and which learn.
+        """Decide which calls are the agent's, and which of them are in the loss.
 
         A call is auxiliary if it has another model's name than the policy's, in a rollout that uses that name; or if it
         has no tools, in a rollout that has calls with tools, and its reply is in no later request and is not the last.
@@ -443,6 +447,12 @@ class Session:
         return sorted(found, key=lambda pair: (pair[0].role, pair[0].prompt_ids, pair[0].ids))
 
 
+async def _rendered(entries: Sequence[Entry], render: Callable[..., T], *given: Any) -> T:
+    """A rendering. Where the messages are long it is done on a thread: of a megabyte it takes a second."""
+    long = sum(len(entry.text) for entry in entries) > 20_000
+    return await asyncio.to_thread(render, *given) if long else render(*given)
+
+
 def _by_content(call: Call) -> tuple[list[int], list[int]]:
     return call._ids, call.sample.ids
 
@@ -461,7 +471,7 @@ def _cut(sample: Sample, stops: Sequence[str], form: Any) -> tuple[Sample, str]:
     place = min((at for stop in stops if (at := text.find(stop)) >= 0), default=-1)
     if place < 0:
         return sample, text
-    most = next(n for n in range(1, end + 1) if any(stop in decode(ids[:n]) for stop in stops))
+    most = 1 + bisect_left(range(1, end + 1), True, key=lambda n: any(stop in decode(ids[:n]) for stop in stops))
     logprobs = None if sample.logprobs is None else sample.logprobs[:most]
     cut = replace(sample, ids=ids[:most], logprobs=logprobs, finished=True, updates=sample.updates[:most])
     return cut, text[:place]

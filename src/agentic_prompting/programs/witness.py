@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from .fields import arguments_of, as_dict, is_json, text_of
+from .harness import LARGEST_RECORD
 from .matching import canonical, plain
-from .protocol import Entry, ToolCall
+from .protocol import Entry, Refusal, ToolCall
 from .session import Call
 
 _Key = tuple[Any, ...]
+# What an agent can make of a record: another shape than any harness writes.
+_SPOILT = (sqlite3.Error, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Refusal)
 _MOST_STEPS = 10**7  # of sqlite's machine: a second or so. An agent can write a view without an end.
 
 
@@ -23,21 +26,21 @@ def turns_in(files: Sequence[Path]) -> list[Entry]:
     """The model's turns in records of sessions: JSON, or a JSON object in each line, in any of the dialects' shapes."""
     turns: dict[Any, Entry] = {}
     for file in files:
-        for number, record in enumerate(_records(file)):
-            for i, turn in enumerate(_turns_of(record)):
-                # A record that is written again, when its calls have results, has the id of the first.
-                turns[file, record.get("id") if record.get("type") == "gemini" else number, i] = turn
+        with suppress(*_SPOILT):
+            for number, record in enumerate(_records(file)):
+                for i, turn in enumerate(_turns_of(record)):
+                    # A record that is written again, when its calls have results, has the id of the first.
+                    turns[file, record.get("id") if record.get("type") == "gemini" else number, i] = turn
     return [turn for turn in turns.values() if turn.text or turn.calls]
 
 
 def _records(file: Path) -> Iterator[dict[str, Any]]:
-    if file.is_symlink() or not file.is_file():  # a pipe would block
+    if file.is_symlink() or not file.is_file() or file.stat().st_size > LARGEST_RECORD:
         return
     with file.open("rb") as opened:
         is_database = opened.read(15) == b"SQLite format 3"
     if is_database:
-        with suppress(sqlite3.Error, ValueError, LookupError, TypeError):
-            yield from _in_database(file)
+        yield from _in_database(file)
         return
     text = file.read_text(encoding="utf-8", errors="replace")
     with suppress(ValueError):
@@ -98,10 +101,10 @@ def _turn(parts: Sequence[Any]) -> Entry:
 
 
 def differences(calls: Sequence[Call], turns: Sequence[Entry]) -> list[str]:
-    """What only one of both has, in words; empty if they agree.
+    """The turns that only the calls or only the record has, in words; empty if they agree.
 
-    Calls without tools may be absent from a record (titles, summaries). What a client made of broken arguments is not
-    compared. Replies that call several tools may be recorded as several turns.
+    Calls without tools may be absent from a record (titles, summaries). Broken arguments are not compared, because each
+    client writes them down in a way of its own. Replies that call several tools may be recorded as several turns.
     """
     theirs = Counter(key for turn in turns for key in _keys(turn))
     asked = Counter(key for call in calls if call.asked.tools for key in _keys(call.reply))

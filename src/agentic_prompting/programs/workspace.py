@@ -31,7 +31,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ..llm import LLMError, ServerFailed
+from ..llm import ServerFailed
+from .failures import OverLimit
 from .lookups import Lookups
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,6 @@ _PORT = 8000  # of the gateway, in a network of the rollout's own
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "TERM", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
 _numbers, _first = itertools.count(), threading.Lock()
-
-
-class OverLimit(LLMError):
-    """A command used more than its workspace allows: the policy's doing, no fault of the outside."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class Workspace:
         """The [`Place`] of one rollout, filled from its row. `close` has to follow.
 
         Raises:
-            [`ServerFailed`]: The row does not say what is to be in it.
+            [`ServerFailed`]: The row does not say what is to be in it, or it cannot be written.
         """
         with _first:  # of several threads at once
             tell(self.network)
@@ -125,18 +122,35 @@ class Place:
     def close(self, failed: bool = False) -> None:
         """Remove the folders; those of a failed rollout are moved where the workspace keeps them."""
         if failed and self.space.keep_failed is not None:
-            Path(self.space.keep_failed).mkdir(parents=True, exist_ok=True)
-            shutil.move(self.root, Path(self.space.keep_failed, f"{self.root.parent.name}-{self.root.name}"))
+            kept = Path(self.space.keep_failed, f"{self.root.parent.name}-{self.root.name}")
+            try:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(self.root, kept)
+            except OSError as error:  # on another disk: no room, or a pipe, which cannot be copied
+                logger.warning("not all of a failed rollout is kept in %s: %s", kept, error)
         if self.root.exists():
             remove(self.root)
 
+    def tidy(self) -> None:
+        """After the command: make its folders ones that can be read, with no way out of them.
+
+        What the agent has put in the place of a folder is removed. Inside of them, so are links that lead elsewhere and
+        what is neither file nor folder: a pipe would block a reader.
+        """
+        for folder in (self.work.parent, self.home, self.work):
+            if folder.is_symlink() or not folder.is_dir():
+                folder.unlink(missing_ok=True)
+                folder.mkdir()
+            folder.chmod(0o700)
+        for folder in (self.home, self.work):
+            _tidy(folder)
+
     def add_tests(self, row: Mapping[str, Any]) -> None:
-        """Write what the agent did not get to see, and take away what would lead a reader out of the folder.
+        """Write what the agent did not get to see.
 
         Raises:
-            [`ServerFailed`]: The row does not say what they are.
+            [`ServerFailed`]: The row does not say what that is, or it cannot be written.
         """
-        _strip(self.work)
         _fill(self.work, row.get(self.space.tests))
 
     def base_url(self, key: str) -> str | None:
@@ -306,7 +320,18 @@ def remove(folder: Path) -> None:
 
 
 def _fill(folder: Path, given: Any) -> None:
-    """Write files of a row into a folder. What the agent left at their paths goes, links that lead elsewhere too."""
+    """Write files of a row into a folder. What the agent left at their paths goes, links that lead elsewhere too.
+
+    Raises:
+        [`ServerFailed`]: They cannot be written, or the row does not say what they are.
+    """
+    try:
+        _write_files(folder, given)
+    except (OSError, ValueError) as error:  # no room, or a name with a zero byte
+        raise ServerFailed(f"the row's files cannot be written: {error}") from error
+
+
+def _write_files(folder: Path, given: Any) -> None:
     if given is None:
         return
     if isinstance(given, Mapping):
@@ -343,19 +368,27 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _strip(folder: Path) -> None:
-    """Take away links that lead out of the folder, and what is neither file nor folder: a pipe would block a reader."""
+def _tidy(folder: Path) -> None:
     top = folder.resolve()
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
             kind = path.lstat().st_mode
-            if stat.S_ISLNK(kind):
-                is_bad = not path.resolve().is_relative_to(top)
-            else:
-                is_bad = not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
-            if is_bad:
+            is_link, is_folder = stat.S_ISLNK(kind), stat.S_ISDIR(kind)
+            if not (_stays_in(path, top) if is_link else is_folder or stat.S_ISREG(kind)):
                 path.unlink()
+            elif not is_link:
+                path.chmod(stat.S_IMODE(kind) | (0o700 if is_folder else 0o600))
+
+
+def _stays_in(link: Path, top: Path) -> bool:
+    try:
+        link.stat()
+    except FileNotFoundError:
+        pass
+    except OSError:  # it leads to itself, or where this process may not look
+        return False
+    return Path(os.path.realpath(link)).is_relative_to(top)
 
 
 # --- limits that the kernel does not keep ----------------------------------------------------------------------------

@@ -1,0 +1,124 @@
+"""Warnings about programs whose rollouts look wrong: each once, and none where nothing is wrong."""
+
+import itertools
+import json
+
+import pytest
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from agentic_prompting.programs import Program
+from support.programs import play_program
+
+Q = {"role": "user", "content": "q"}
+
+
+def program_of(agent, **options):
+    """A program whose agent gets a function that asks, in place of the address."""
+    clients = {}
+
+    async def with_client(row, base_url, api_key):
+        shared = clients.setdefault("one", DefaultAsyncHttpxClient())
+
+        async def say(messages, **more):
+            client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, http_client=shared)
+            return (await client.chat.completions.create(model="agent", messages=messages, **more)).choices[0].message
+
+        return await agent(row, say)
+
+    return Program(with_client, **options)
+
+
+def warnings_in(caplog):
+    return [one.getMessage() for one in caplog.records if one.name.endswith("programs.advice")]
+
+
+@pytest.mark.parametrize(("turns", "n", "warned"), [(1, 31, False), (1, 40, True), (2, 40, False)])
+def test_most_rollouts_with_a_single_call(turns, n, warned, caplog):
+    async def agent(row, say):
+        messages = [Q]
+        for _ in range(turns):
+            messages += [await say(messages), Q]
+        return "done"
+
+    play_program(program_of(agent), n=n)
+    told = warnings_in(caplog)
+    assert [text.split(".")[0] for text in told] == ["32 of the last 32 rollouts made a single call"] * warned
+
+
+def changed_date(messages):
+    return [{"role": "system", "content": f"it is {len(messages)} o'clock"}, *messages]
+
+
+def changed_reply(messages):
+    return [{**one, "content": "I said so."} if one["role"] == "assistant" else one for one in messages]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        (changed_date, 'message 1 was system: "it is 1 o\'clock" and is system: "it is 3 o\'clock"'),
+        (changed_reply, "message 2 was assistant: 'turn 1' and is assistant: 'I said so.'"),
+        (lambda messages: messages, None),
+        (lambda messages: messages[-1:], None),  # a summary, or a sub-agent
+        (lambda messages: [messages[0], *messages[-2:]], None),  # the last exchange alone
+    ],
+)
+def test_a_history_that_comes_back_changed(changed, says, caplog):
+    async def agent(row, say):
+        messages = [Q]
+        for i in range(4):
+            said = await say(changed(messages))
+            messages += [{"role": "assistant", "content": said.content}, {"role": "user", "content": f"more {i}"}]
+        return "done"
+
+    program = program_of(agent)
+    for _ in range(2):
+        turns = itertools.count(1)
+        play_program(program, lambda text, request, turns=turns: f"turn {next(turns)}")
+    told = warnings_in(caplog)
+    assert len(told) == (says is not None) and all(says in text for text in told)
+
+
+def test_tools_in_another_order(caplog):
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "less")]
+
+    async def agent(row, say):
+        said = await say([Q], tools=tools)
+        await say([Q, {"role": "assistant", "content": said.content}, Q], tools=tools[::-1])
+        return "done"
+
+    play_program(program_of(agent))
+    assert ["the tools are not those" in text for text in warnings_in(caplog)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("failing", "mistakes", "warned"),
+    [("short", (), True), ("short", (json.JSONDecodeError,), False), ("long", (), False), ("each third", (), False)],
+)
+def test_rollouts_that_fail_where_the_policy_writes_little(failing, mistakes, warned, caplog):
+    number = itertools.count()
+
+    async def agent(row, say):
+        text = (await say([Q])).content
+        await say([{**Q, "content": "and then?"}])
+        if {"short": len(text) < 20, "long": len(text) > 20, "each third": next(number) % 3 == 0}[failing]:
+            json.loads("")
+        return text
+
+    lengths = itertools.cycle([5, 30, 31, 32])
+    play_program(program_of(agent, mistakes=mistakes), lambda text, request: "x" * next(lengths), n=48)
+    told = [text for text in warnings_in(caplog) if "wrote less" in text]
+    assert len(told) == warned and all("mistakes=" in text for text in told)
+
+
+def test_wishes_that_make_no_difference_are_said_once(caplog):
+    async def agent(row, say):
+        await say([Q], temperature=0.3, max_tokens=5)
+        await say([Q], temperature=0.4, top_p=0.5)
+        return "done"
+
+    program = program_of(agent)
+    for _ in range(2):
+        play_program(program)
+    assert [text.partition(",")[0] for text in warnings_in(caplog)] == ["the program asked for temperature=0.4"]
+    assert "top_p=0.5" in warnings_in(caplog)[0]

@@ -7,7 +7,7 @@ hand as one object, and every hook reads from it what it needs.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -33,6 +33,7 @@ class Place:
             Evaluation: which batch of this evaluation.
         number (`int`, *optional*, defaults to `0`): Training batches generated before this one in the run.
         last (`int`, *optional*, defaults to `0`): Training batches of the whole run.
+        group (`int`, *optional*, defaults to `1`): Rollouts of a group in this batch.
     """
 
     seed: int
@@ -41,6 +42,7 @@ class Place:
     part: int = 0
     number: int = 0
     last: int = 0
+    group: int = 1
 
     @property
     def trains(self) -> bool:
@@ -84,15 +86,14 @@ class Batch:
     sequences: list[TokenSequence] = field(default_factory=list)  # of TRL's rows
     owners: list[int] = field(default_factory=list)  # for each row the number of its rollout, -1 for a filler
 
-    def for_trl(
-        self, end_ids: Sequence[int], with_logprobs: bool, padded: Callable[[int], int] = lambda rows: rows
-    ) -> dict[str, Any]:
+    def for_trl(self, end_ids: Sequence[int], with_logprobs: bool, parts: int | None = None) -> dict[str, Any]:
         """What TRL's `rollout_func` returns.
 
         Args:
             end_ids (`Sequence[int]`): Tokens that end a sequence for TRL.
             with_logprobs (`bool`): Whether TRL gets the sampler's log-probabilities for its importance ratio.
-            padded (`Callable`, *optional*): How many rows there have to be, given as many as there are.
+            parts (`int`, *optional*): Rollouts may have several token sequences, and TRL cuts the batch into this many
+                parts; see [`padded_rows`]. All processes pass it, or none.
 
         Returns:
             `dict`: For each token sequence `prompt_ids`, `completion_ids`, `logprobs` and `env_mask` (1: in the loss);
@@ -101,7 +102,8 @@ class Batch:
         """
         output: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
         rows = [(i, one) for i, rollout in enumerate(self.rollouts) for one in sequences_of(rollout)]
-        rows += [(-1, filler(end_ids))] * (padded(len(rows)) - len(rows))
+        if parts is not None:
+            rows += [(-1, filler(end_ids))] * (padded_rows(len(rows), parts) - len(rows))
         self.owners, self.sequences = [owner for owner, _ in rows], [one for _, one in rows]
         for owner, row in rows:
             rollout = self.rollouts[owner]

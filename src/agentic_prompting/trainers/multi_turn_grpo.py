@@ -20,11 +20,11 @@ import torch
 from datasets import Dataset
 
 from ..interop import environment_of
-from ..llm import BudgetExceeded, spans, start_traces
+from ..llm import spans, start_traces
 from ..local import context_length
 from ..rollout import AgentSpec, Environment, FreeText, Grammar, Policy, RolloutLog, TagGrammar, template_for
 from .ahead import ahead_of
-from .batch import Batch, Place, completions_of, padded_rows
+from .batch import Batch, Place, completions_of
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .guarded_rewards import guarded_reward
@@ -37,7 +37,7 @@ from .resumable import ResumableGRPOTrainer
 from .setup import Setup, charged, check_experts, check_packed, check_settings, has_aux_loss, set_up
 from .several import rewards_of
 from .source import OnPolicy, Prompts, RowPrompts, Source
-from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
+from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop, why_spent
 from .tracing import StepSpans, job_span
 
 
@@ -168,7 +168,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             sync=self.vllm_generation.sync_weights if self.use_vllm else None,
         )
         self.prompts = self._prompts()
-        self.on_policy = OnPolicy(self.prompts, self.player, self._group_size)
+        self.on_policy = OnPolicy(self.prompts, self.player)
         self.source: Source = self.on_policy  # of training batches
         self.live = LiveView(
             args.report_to,
@@ -271,11 +271,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _place(self) -> Place:
         """Where the next batch stands in the run."""
-        steps, trains = self.state.global_step, self.model.training
-        part = self._step % self.args.gradient_accumulation_steps if trains else self._eval_batches
-        block = self.args.steps_per_generation * self.args.num_iterations
-        last = -(-self.state.max_steps * self.args.gradient_accumulation_steps // block)
-        return Place(self.args.seed, "train" if trains else "eval", steps, part, self._step // block, last)
+        args, step, group = self.args, self.state.global_step, self.num_generations
+        block = args.steps_per_generation * args.num_iterations
+        number, last = self._step // block, -(-self.state.max_steps * args.gradient_accumulation_steps // block)
+        if self.model.training:
+            return Place(args.seed, "train", step, self._step % args.gradient_accumulation_steps, number, last, group)
+        group = args.num_generations_eval or group
+        return Place(args.seed, "eval", step, self._eval_batches, number, last, group)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         place = self._place()
@@ -318,26 +320,20 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.log_batch(batch.place.mode, seen.metrics)
         if not batch.place.trains:
             self._eval_batches += 1
-            self.log_batch("eval", eval_passes(rewards[:, 0], self._group_size()))
+            self.log_batch("eval", eval_passes(rewards[:, 0], batch.place.group))
         if seen.stop:
             self._stop(seen.stop)
         unscored = (rewards.isnan().all(1) & ~seen.failed).any()  # by a judge; the same on every process
-        if unscored and (why := first_reason(self._out_of_budget())):
+        if unscored and (why := first_reason(why_spent(self.spending))):
             self._stop(why)
         self._after_rewards(batch, seen.totals)
         return rewards
 
-    def _group_size(self) -> int:
-        """Rollouts of a group; an evaluation has a number of its own."""
-        own = None if self.model.training else self.args.num_generations_eval
-        return own or self.num_generations
-
     def _for_trl(self) -> dict[str, Any]:
         """The batch as TRL's `rollout_func` returns it."""
         assert self._batch is not None
-        parts = self.args.steps_per_generation if self.model.training else 1
-        padded = partial(padded_rows, parts=parts) if self._plays_itself else lambda rows: rows
-        return self._batch.for_trl(self.eos_token_ids, self.use_vllm, padded)
+        parts = self.args.steps_per_generation if self._batch.place.trains else 1
+        return self._batch.for_trl(self.eos_token_ids, self.use_vllm, parts if self._plays_itself else None)
 
     def _compute_loss(self, model, inputs):
         if not self._plays_itself:
@@ -403,13 +399,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def may_be_empty(self) -> bool:
         """As [`ResumableGRPOTrainer.may_be_empty`]."""
         return self.observer.some_failed
-
-    def _out_of_budget(self) -> str:
-        try:
-            self.spending.stop_when_spent()
-        except BudgetExceeded as error:
-            return str(error)
-        return ""
 
     def drop_metrics(self, mode: str) -> None:
         """Forget the metrics since the last log."""

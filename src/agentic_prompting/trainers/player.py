@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
@@ -61,7 +62,7 @@ class Player:
             [`PolicyUnreachable`]: On every process, if one of them found the policy's server gone.
             [`PeerFailed`]: Another process failed.
         """
-        with progress(len(rollouts), "rollouts", shown=self.show_progress) as bar:
+        with progress(len(rollouts), "rollouts") if self.show_progress else nullcontext() as bar:
             self._together(
                 what,
                 lambda listen: play_all(
@@ -70,7 +71,7 @@ class Player:
                     self.environment,
                     self.chat_format,
                     self.limits,
-                    on_done=lambda rollout: bar.update(),
+                    on_done=lambda rollout: bar and bar.update(),
                     listen=listen,
                     full_determinism=self.full_determinism,
                 ),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..rollout import AgentSpec, Rollout
@@ -76,11 +76,10 @@ class OnPolicy:
     Args:
         prompts ([`Prompts`]): Renders the rows.
         player ([`Player`]): Plays the rollouts.
-        group_size (`Callable`): Rollouts of a group now; some trainers change it after they were made.
     """
 
-    def __init__(self, prompts: Prompts, player: Player, group_size: Callable[[], int]):
-        self.prompts, self.player, self.group_size = prompts, player, group_size
+    def __init__(self, prompts: Prompts, player: Player):
+        self.prompts, self.player = prompts, player
 
     def next(self, rows: Sequence[dict[str, Any]], place: Place) -> Batch:
         """Render the rows that TRL gives and play a rollout of each."""
@@ -96,5 +95,5 @@ class OnPolicy:
         return Batch(place, rendered, metadata, rollouts)
 
     def _rollout(self, index: int, row: dict[str, Any], place: Place) -> Rollout:
-        ids, group = self.player.chat_format.of(row).prompt_ids(row["prompt"]), index // self.group_size()
-        return Rollout(ids, row=dict(row), seed=place.rollout_seed(index), batch=place.share_key, group=group)
+        ids, seed = self.player.chat_format.of(row).prompt_ids(row["prompt"]), place.rollout_seed(index)
+        return Rollout(ids, row=dict(row), seed=seed, batch=place.share_key, group=index // place.group)

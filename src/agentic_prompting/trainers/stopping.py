@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from ..llm import Budget
+from ..llm import Budget, BudgetExceeded
 from ..llm.guard import describe
 from ..rollout import Limits, RolloutFacts
 
@@ -128,6 +128,15 @@ def quiet_about_missing_rewards(quiet: bool) -> Iterator[None]:
 def first_reason(why: str | None) -> str | None:
     """The first process's reason that is not empty, on every process alike."""
     return next(filter(None, gather_object([why])), None)
+
+
+def why_spent(spending: Budget) -> str:
+    """Why the budget lets no further call be made, or an empty text."""
+    try:
+        spending.stop_when_spent()
+    except BudgetExceeded as error:
+        return str(error)
+    return ""
 
 
 def stop(why: str, spending: Budget, args: Any, step: int, save: Callable[[], Any] | None) -> NoReturn:

@@ -1,5 +1,5 @@
-"""Where training batches come from: what rows begin with ([`Prompts`]), and rollouts played within the step
-([`OnPolicy`]); or ahead of it (`ahead.py`)."""
+"""The sources of training batches: [`Prompts`] renders the rows, and [`OnPolicy`] plays rollouts within the step that
+learns from them. `ahead.py` plays them before it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Prompts(Protocol):
     def rollouts_per_row(self) -> int: ...
 
     def new_batch(self) -> None:
-        """A training batch begins. Called on every process alike, before the batch's rows are rendered."""
+        """Begin a training batch. Called on every process alike, before the batch's rows are rendered."""
 
     def metadata(self, index: int, training: bool) -> dict[str, Any]:
-        """What the record of the rollout at this place of the global batch says besides its rewards: plain JSON from
-        which [`Prompts.messages`] can render the row again."""
+        """The metadata of the rollout at this position of the global batch: plain JSON for its record, from which
+        [`Prompts.messages`] can render the row again."""
 
     def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Any]:
-        """The conversation that a row begins with.
+        """The prompt messages of a row.
 
         Raises:
             `LookupError`: `metadata` names something that does not exist.

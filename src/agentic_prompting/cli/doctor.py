@@ -334,8 +334,8 @@ def model(setup: Setup) -> Iterator[Finding]:
 
 @check
 def memory(setup: Setup) -> Iterator[Finding]:
-    """What it takes on a GPU: measured by `plan` where an accelerate configuration says how it is laid out; else a
-    plain estimate, which takes no time."""
+    """The memory needed on a GPU: measured by `plan` if an accelerate configuration describes the layout; else a plain
+    estimate, which takes no time."""
     name = str(setup.value("model_name_or_path") or "")
     if not setup.trains or not name:
         return

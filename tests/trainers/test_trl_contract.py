@@ -1,8 +1,8 @@
 """What trainers/ takes for granted of TRL beyond its documented interface. Checked on trl 1.16.0.
 
 One test per private part (for what a trainer class inherits from transformers, of transformers as TRL uses it). When
-TRL moves, these say what moved; the range in pyproject.toml is widened only after they pass. `USED` is compared with
-the source of trainers/, so that a new private use has to be written down here, and be given a test.
+TRL changes, these show what has changed; a version is added to `TESTED` only after they pass. `CONTRACT` is compared
+with the source of trainers/, so that a new private use has to be listed there and needs a test here.
 """
 
 import ast

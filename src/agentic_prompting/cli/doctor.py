@@ -73,13 +73,14 @@ def look(check: Check, setup: Setup) -> list[Finding]:
     """Run a check and return its findings. A check that raises is a finding, too."""
     try:
         return list(check(setup))
-    except Exception as error:  # of whatever package is broken: that is what is looked for
+    except Exception as error:  # any error of a broken package, which is what the checks look for
         says = f"could not be checked: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return [problem(says, "mend what the message names")]
 
 
 @check
 def python(setup: Setup) -> Iterator[Finding]:
+    """The version of Python."""
     yield ok(f"python {platform.python_version()}")  # pip has checked that this version is supported
 
 
@@ -103,6 +104,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
 
 @check
 def extras(setup: Setup) -> Iterator[Finding]:
+    """The extras that are not installed."""
     return missing_extras(setup.values)
 
 

@@ -275,7 +275,7 @@ def endpoint(setup: Setup) -> Iterator[Finding]:
 
 
 def _fix(role: str, chat: OpenAIChat, error: LLMError) -> str:
-    """What to type for what a first call met."""
+    """The remedy for the error of a first call, as a command where there is one."""
     url = chat.base_url.rstrip("/")
     if error.status in (401, 403):
         return f"export {chat.key_variable}=YOUR_KEY with a key that this endpoint knows"

@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Change = Literal["=", "-", "+"]
 Block = tuple[str, Any]
-"""Data of the page: the name by which its script asks for it, and what it gets."""
+"""Data of the page: its name for the page's script, and its content."""
 
 TRAJECTORIES, STORIES, REFINEMENTS, ANSWERS = 200, 20, 50, 200
-"""How many of each are unpacked together."""
+"""The number of items in each compressed piece of data."""
 
 _TITLE = 140  # characters of a question in a list
 _PAGE = Path(__file__).parent / "page"
@@ -63,15 +63,15 @@ def write_report(
     It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
     `population.json` (or the checkpoint of [`evolve`]) as an evolutionary tree, ProRefine's results (`*.jsonl`) as
     diffs of its prompts, `summary.json` as the held-out result, the answers of [`evaluate_agent`] (`*.jsonl`) with
-    tables, intervals and paired tests. Several runs: their curves in the same charts, their evaluations paired, and
-    what each scores against what it costs.
+    tables, intervals and paired tests. Several runs have their curves in the same charts, paired evaluations, and a
+    chart of scores against costs.
 
     Args:
         run (`str`, `Path` or a list of them): A run's output folder, or a single file of results or of a population.
         output (`str` or `Path`, *optional*): Folder to write to; `report` in the (first) run's folder by default,
             `comparison` for several.
-        max_trajectories (`int`, *optional*, defaults to `20000`): A run with more of them shows this many, drawn
-            evenly; the curves are of all.
+        max_trajectories (`int`, *optional*, defaults to `20000`): The most trajectories on the page, chosen evenly from
+            the run; curves are made of all.
         watch (`bool`, *optional*, defaults to `False`): The page reloads itself while it is not in use.
         pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs matplotlib.
 

@@ -1,7 +1,7 @@
 """From prompts to token ids and back, without ever re-tokenising what was sampled.
 
-[`ChatFormat`] is for conversations. One that is rendered anew each turn does not reproduce the tokens that the model
-sampled: tokenisers merge across the seam, and templates rewrite history (Qwen3's drops earlier thoughts). So the
+[`ChatFormat`] is for conversations. To render a conversation again at each turn would not reproduce the tokens that the
+model sampled: tokenisers merge across the seam, and templates rewrite history (Qwen3's drops earlier thoughts). So the
 transcript is append-only: the prompt is rendered once, sampled ids are kept as they are, and between two turns come the
 ids of everything the template puts there, around the observation. That text is found once, by rendering a conversation
 of placeholders and cutting it at them. The code depends on no particular template.

@@ -1,4 +1,4 @@
-"""How agent and environment take turns until an episode is over.
+"""The episode: agent and environment take turns until it is over.
 
 `play` is a coroutine, so any number of episodes run side by side and none waits for another. The policy decides which
 requests share a batch (`engine.py`). The tokens of an episode do not depend on its batch: each turn has its own seed.

@@ -77,7 +77,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """What the environment returns after one turn.
+    """The environment's return value after one turn.
 
     Args:
         text (`str`, *optional*, defaults to `""`): The text that the agent reads. Unused when `error` is set.

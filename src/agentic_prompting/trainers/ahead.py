@@ -242,7 +242,7 @@ class Ahead:
             self._asking.discard(task)
 
     def _metrics(self, taken: list[Group]) -> dict[str, float]:
-        """Ages in updates, groups in flight, rollouts played anew, and idle shares; of all processes."""
+        """Ages in updates, groups in flight, repeated rollouts, and idle shares, over all processes."""
         episodes = [log for group in (*taken, *self.groups) for log in group.episodes]
         lasted = [updates for log in episodes for updates in log.lasted]
         for log in episodes:

@@ -23,7 +23,7 @@ from ..rollout import Grammar, Rollout, TextFormat, TokenSequence, rollout_seed
 
 @dataclass(frozen=True)
 class Place:
-    """Where a batch stands in a run. Every seed is a function of it, so a resumed run needs no random state.
+    """The position of a batch in a run. Every seed is a function of it, so a resumed run needs no random state.
 
     Args:
         seed (`int`): The run's seed.
@@ -70,7 +70,7 @@ class Batch:
     """The rollouts of one batch on this process, with everything that TRL, rewards, logs and ratings need.
 
     Args:
-        place ([`Place`]): Where the batch stands in the run.
+        place ([`Place`]): The position of the batch in the run.
         rows (`list[dict]`): One per rollout, its `prompt` rendered. TRL hands these dicts to reward functions.
         metadata (`list[dict]`): The [`Prompts.metadata`] of each rollout, for its record.
         rollouts (`list[Rollout]`): Played to their ends.

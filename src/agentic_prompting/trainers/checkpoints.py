@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass
 class Staging:
-    """Where a checkpoint is being filled; `None` between checkpoints."""
+    """The folder in which a checkpoint is being filled; `None` between checkpoints."""
 
     folder: Path | None = None
 
@@ -56,7 +56,7 @@ def saved_whole(trainer: Trainer, staging: Staging, run: Path, push: Callable[[s
     raises, the half-filled folder stays where it is, and the next save removes it.
 
     Args:
-        trainer (`Trainer`): Whose checkpoint.
+        trainer (`Trainer`): The trainer of the checkpoint.
         staging ([`Staging`]): Its `folder` is set within the context.
         run (`Path`): The run's folder.
         push (`Callable`): Uploads the finished checkpoint, if `args.push_to_hub` is set.

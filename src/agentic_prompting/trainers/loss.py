@@ -80,7 +80,7 @@ def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def logp_difference(
     logps: torch.Tensor, batch: Mapping[str, torch.Tensor], accelerator: Accelerator
 ) -> dict[str, float]:
-    """How far the sampler's log-probabilities of the agent's tokens are from the trainer's, over all processes.
+    """The difference of the sampler's log-probabilities of the agent's tokens from the trainer's, over all processes.
 
     Args:
         logps (`torch.Tensor`): The trainer's, of shape `(batch, completion)`.
@@ -105,7 +105,7 @@ def clipped_share(batch: Mapping[str, torch.Tensor], args: Any, accelerator: Acc
     over all processes.
 
     Args:
-        batch (`dict`): What TRL's `_generate_and_score_completions` returns.
+        batch (`dict`): The return value of TRL's `_generate_and_score_completions`.
         args (`GRPOConfig`): Its `vllm_importance_sampling_*` settings.
         accelerator (`Accelerator`): The job's processes.
     """
@@ -128,7 +128,7 @@ def spread(
     """A batch with an advantage for each row and the weight of each token in its mask, given advantages of rollouts.
 
     Args:
-        scored (`dict`): What TRL's `_generate_and_score_completions` returns.
+        scored (`dict`): The return value of TRL's `_generate_and_score_completions`.
         owners (`Sequence[int]`): For each row the number of its rollout on this process, -1 for a filler.
         loss_type (`str`): TRL's.
         longest (`int`): `max_completion_length`, the constant of `dr_grpo`.

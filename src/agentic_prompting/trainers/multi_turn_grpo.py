@@ -246,7 +246,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return RowPrompts(self.spec, self.num_generations)
 
     def rollouts_per_row(self) -> int:
-        """How often the sampler repeats a row: as often as it is played."""
+        """The number of times that the sampler repeats a row: one for each of its rollouts."""
         return self.prompts.rollouts_per_row
 
     def _before_batch(self) -> None:
@@ -271,7 +271,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     # --- TRL's hooks: rows -> rollouts -> loss -------------------------------------------------------------------
 
     def _place(self) -> Place:
-        """Where the next batch stands in the run."""
+        """The position of the next batch in the run."""
         args, step, group = self.args, self.state.global_step, self.num_generations
         block = args.steps_per_generation * args.num_iterations
         number, last = self._step // block, -(-self.state.max_steps * args.gradient_accumulation_steps // block)

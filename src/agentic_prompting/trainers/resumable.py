@@ -113,7 +113,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
     # --- for subclasses ------------------------------------------------------------------------------------------
 
     def rollouts_per_row(self) -> int:
-        """How often the sampler repeats a row: `num_generations`, or a multiple of it."""
+        """The number of times that the sampler repeats a row: `num_generations`, or a multiple of it."""
         return self.num_generations
 
     def may_be_empty(self) -> bool:

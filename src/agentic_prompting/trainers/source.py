@@ -82,7 +82,7 @@ class OnPolicy:
         self.prompts, self.player = prompts, player
 
     def next(self, rows: Sequence[dict[str, Any]], place: Place) -> Batch:
-        """Render the rows that TRL gives and play a rollout of each."""
+        """Render the rows that TRL passes and play a rollout of each."""
         first = self.player.accelerator.process_index * len(rows)
         metadata = [self.prompts.metadata(first + i, place.trains) for i in range(len(rows))]
         rendered = [

@@ -5,7 +5,8 @@
 
 Everything runs on the CPU without a network: a tiny policy of the sandbox that takes one training step, E-SPL on one
 batch with a scripted reference LLM, and ProRefine on one query with scripted models. A file counts if a function of it
-is called, on any thread; what runs while a module is imported does not count.
+is called, on any thread; what runs while a module is imported does not count. It also exits with status 1 if a part
+calls a trainer, which TRL's hooks alone may do.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PACKAGE = ROOT / "src" / "agentic_prompting"
 PAGE = ROOT / "docs" / "architecture.md"
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 AIMS = {"row-gradient": 20, "batch-child": 15, "query-answer": 8}
+TRAINERS = {f"trainers/{name}.py" for name in ("resumable", "multi_turn_grpo", "prompt_r1", "espl")}
+"""The files of the trainer classes, which may call each other."""
 
 
 class Trace:
@@ -42,11 +45,13 @@ class Trace:
 
     Attributes:
         files (`list[str]`): In the order of their first calls.
+        entries (`list[str]`): Calls of a trainer by other files of ours, as `file -> function`.
     """
 
     def __init__(self, first: str, last: str):
         self.first, self.last = first, last
         self.files: list[str] = []
+        self.entries: list[str] = []
         self._depth, self._begun, self._ended = 0, False, False
         self._main = threading.get_ident()
         self._names: dict[CodeType, str | None] = {}
@@ -77,8 +82,11 @@ class Trace:
             return
         if main and name in (self.first, self.last):
             self._depth += 1 if event == "call" else -1
-        if event == "call" and (self._depth or not main) and file not in self.files:
-            self.files.append(file)
+        if event == "call" and (self._depth or not main):
+            self.files += [file] if file not in self.files else []
+            caller = _file_of(frame.f_back.f_code) if frame.f_back else None
+            if file in TRAINERS and caller is not None and caller not in TRAINERS:
+                self.entries.append(f"{caller} -> {code.co_qualname}")
         self._ended = main and event == "return" and name == self.last and not self._depth
 
 
@@ -119,7 +127,7 @@ def row_to_gradient(folder: Path) -> list[str]:
         trainer.train()
     if not any(file.startswith("environments/") for file in trace.files):
         raise SystemExit("the policy asked nothing, so the way is not whole")
-    return trace.files
+    return by_hooks_only(trace)
 
 
 def batch_to_child(folder: Path) -> list[str]:
@@ -135,6 +143,13 @@ def batch_to_child(folder: Path) -> list[str]:
         trainer.train()
     if len(trainer.population.members) < 2:
         raise SystemExit("no child was made, so the way is not whole")
+    return by_hooks_only(trace)
+
+
+def by_hooks_only(trace: Trace) -> list[str]:
+    """The files of a trace in which no part has called a trainer."""
+    if trace.entries:
+        raise SystemExit(f"parts call the trainer, and only hooks of TRL may: {', '.join(trace.entries)}")
     return trace.files
 
 

@@ -43,6 +43,25 @@ def test_a_trace_has_what_is_called_between_two_functions():
     assert done.stdout.split("\n")[0] == "['rollout/grammar.py', 'llm/chats.py']", done.stderr[-2000:]
 
 
+ENTERED = f"""
+import runpy
+tool = runpy.run_path({str(TOOL)!r})
+from agentic_prompting.rollout import AgentSpec
+tool["TRAINERS"].add("llm/chats.py")  # in the place of a trainer
+with tool["Trace"]("rollout/spec.py:messages", "rollout/spec.py:messages").running() as trace:
+    AgentSpec().messages({{"question": "q"}})
+try:
+    tool["by_hooks_only"](trace)
+except SystemExit as error:
+    print(error)
+"""
+
+
+def test_a_part_that_calls_the_trainer_is_named():
+    done = subprocess.run([sys.executable, "-c", ENTERED], capture_output=True, text=True, timeout=100)
+    assert "rollout/spec.py -> fill, rollout/spec.py -> with_system\n" in done.stdout, done.stderr[-2000:]
+
+
 def test_an_old_page_is_seen():
     tool = runpy.run_path(str(TOOL))
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

@@ -78,6 +78,15 @@ def test_what_one_has_that_brings_nothing_but_a_step():
     assert run(reset_rows(least, [{"question": "q"}])) == [{"question": "q"}]
 
 
+def test_the_agent_does_not_read_the_docstring_of_the_base_class():
+    class Silent(Environment):
+        def step(self, rollout):
+            return "Kenya"
+
+    template = template_for(Silent(), TagGrammar())
+    assert template.startswith("You answer a question with the help of Silent.\nIt sees your requests")
+
+
 def test_an_object_with_a_step_is_one_with_all_that_it_has():
     duck = Duck()
     adapted = as_environment(duck)

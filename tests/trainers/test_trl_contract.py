@@ -1,8 +1,8 @@
 """What trainers/ takes for granted of TRL beyond its documented interface. Checked on trl 1.16.0.
 
 One test per private part (for what a trainer class inherits from transformers, of transformers as TRL uses it). When
-TRL moves, these say what moved; the range in pyproject.toml is widened only after they pass. `USED` is compared with
-the source of trainers/, so that a new private use has to be written down here, and be given a test.
+TRL changes, these show what has changed; a version is added to `TESTED` only after they pass. `CONTRACT` is compared
+with the source of trainers/, so that a new private use has to be listed there and needs a test here.
 """
 
 import ast
@@ -30,7 +30,6 @@ from agentic_prompting.trainers import MultiTurnGRPOTrainer
 from agentic_prompting.trainers.contract import CONTRACT, TESTED, Part, TRLChanged, compare
 from agentic_prompting.trainers.rows import EpochSampler
 
-CHECKED_ON = TESTED[-1]
 TRAINERS = Path(agentic_prompting.__file__).parent / "trainers"
 ROOT = Path(__file__).parents[2]
 
@@ -161,6 +160,12 @@ def test_the_installed_trl_is_in_the_range():
     assert trl.specifier.contains(installed), f"trl {installed} is outside of {trl.specifier} in pyproject.toml"
     assert all(trl.specifier.contains(version) for version in TESTED) and not trl.specifier.contains("2.0.0")
     assert not trl.specifier.contains("1.14.2") and not trl.specifier.contains("1.15.0"), "these fail tests here"
+
+
+def test_a_workflow_runs_these_tests_on_the_newest_trl_each_week():
+    steps = (ROOT / ".github" / "workflows" / "trl.yml").read_text(encoding="utf-8")
+    assert "schedule: [{cron:" in steps and "pip install --upgrade trl" in steps
+    assert Path(__file__).relative_to(ROOT).as_posix() in steps
 
 
 # --- a plain GRPOTrainer with a rollout_func, watched -------------------------------------------------------------
@@ -336,7 +341,7 @@ def test_env_mask_becomes_the_tool_mask(trained):
 
 
 def test_truncation_is_a_missing_end_token(trained):
-    """What `_missing_end` answers to: TRL looks at the last token of a completion, so there must be one."""
+    """Why `Batch.for_trl` adds an end token: TRL looks at the last token of a completion, so there must be one."""
     source = inspect.getsource(GRPOTrainer._generate_and_score_completions) + inspect.getsource(GRPOTrainer._generate)
     assert re.search(r"ids\[-1\] not in eos_and_pad", source)
     assert trained.eos_token_ids == [END] and isinstance(trained.eos_token_ids, list)
@@ -351,13 +356,6 @@ def test_eos_token_ids_are_the_models_and_the_tokenizers(tiny_policy, tmp_path):
         processing_class=AutoTokenizer.from_pretrained(tiny_policy),
     )  # fmt: skip
     assert trainer.eos_token_ids == [END, 7, 8]
-
-
-def test_tokenizer_is_the_text_tokenizer(trained):
-    """`_tokenizer`: of a processor its tokenizer, else the processing class."""
-    assert trained._tokenizer is trained.processing_class
-    assert trained._tokenizer.pad_token_id is not None
-    assert "self._tokenizer = processing_class.tokenizer" in inspect.getsource(GRPOTrainer.__init__)
 
 
 def test_metrics_are_lists_by_mode_and_are_logged_as_means(trained):

@@ -135,20 +135,24 @@ class ScriptedAgent:
 def filled(tool: Mapping[str, Any], command: str) -> dict[str, Any]:
     """Arguments for a tool that runs commands, or reads or writes files."""
     parameters = tool.get("parameters") or {}
-    needed, arguments = parameters.get("required") or (), dict[str, Any]()
-    for name, one in (parameters.get("properties") or {}).items():
-        if name in ("command", "cmd", "input"):
-            arguments[name] = ["bash", "-lc", command] if one.get("type") == "array" else command
-        elif name.lower().replace("_", "") in ("path", "filepath", "absolutepath"):
-            arguments[name] = "/tmp/agent/work/hello.txt"
-        elif name in ("content", "contents", "text"):
-            arguments[name] = "hi\n"
-        elif name in needed:
-            arguments[name] = (one.get("enum") or [_EXAMPLES.get(one.get("type"), "hello")])[0]
-    return arguments
+    needed, known = parameters.get("required") or (), (parameters.get("properties") or {}).items()
+    values = {name: _value(name, one, command, name in needed) for name, one in known}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _value(name: str, parameter: Mapping[str, Any], command: str, is_needed: bool) -> Any:
+    """A value for a parameter of a tool; `None` leaves it out."""
+    if name in ("command", "cmd", "input"):
+        return ["bash", "-lc", command] if parameter.get("type") == "array" else command
+    if name.lower().replace("_", "") in ("path", "filepath", "absolutepath"):
+        return "/tmp/agent/work/hello.txt"
+    if name in ("content", "contents", "text"):
+        return "hi\n"
+    return (parameter.get("enum") or [_EXAMPLES.get(parameter.get("type", ""), "hello")])[0] if is_needed else None
 
 
 def call_of(name: str, arguments: str) -> str:
+    """A call of a tool in Qwen3's tags; `arguments` is JSON."""
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 

@@ -120,6 +120,7 @@ class _Printing:
 
 
 def show_reply(who: str, observation: Observation) -> None:
+    """Print what the environment, called `who`, has returned, or its error."""
     if observation.error is not None:
         line(f"{who:14} no reply: {observation.error}", "red")
     else:
@@ -150,6 +151,7 @@ def _show_end(rollout: Rollout) -> None:
 
 
 def line(text: str, style: str = "") -> None:
+    """Print a text in one of rich's styles, without control characters."""
     from rich.console import Console
     from rich.text import Text
 

@@ -73,13 +73,14 @@ def look(check: Check, setup: Setup) -> list[Finding]:
     """Run a check and return its findings. A check that raises is a finding, too."""
     try:
         return list(check(setup))
-    except Exception as error:  # of whatever package is broken: that is what is looked for
+    except Exception as error:  # any error of a broken package, which is what the checks look for
         says = f"could not be checked: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return [problem(says, "mend what the message names")]
 
 
 @check
 def python(setup: Setup) -> Iterator[Finding]:
+    """The version of Python."""
     yield ok(f"python {platform.python_version()}")  # pip has checked that this version is supported
 
 
@@ -103,6 +104,7 @@ def versions(setup: Setup) -> Iterator[Finding]:
 
 @check
 def extras(setup: Setup) -> Iterator[Finding]:
+    """The extras that are not installed."""
     return missing_extras(setup.values)
 
 
@@ -273,7 +275,7 @@ def endpoint(setup: Setup) -> Iterator[Finding]:
 
 
 def _fix(role: str, chat: OpenAIChat, error: LLMError) -> str:
-    """What to type for what a first call met."""
+    """The remedy for the error of a first call, as a command where there is one."""
     url = chat.base_url.rstrip("/")
     if error.status in (401, 403):
         return f"export {chat.key_variable}=YOUR_KEY with a key that this endpoint knows"
@@ -334,8 +336,8 @@ def model(setup: Setup) -> Iterator[Finding]:
 
 @check
 def memory(setup: Setup) -> Iterator[Finding]:
-    """What it takes on a GPU: measured by `plan` where an accelerate configuration says how it is laid out; else a
-    plain estimate, which takes no time."""
+    """The memory needed on a GPU: measured by `plan` if an accelerate configuration describes the layout; else a plain
+    estimate, which takes no time."""
     name = str(setup.value("model_name_or_path") or "")
     if not setup.trains or not name:
         return

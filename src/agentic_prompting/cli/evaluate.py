@@ -74,7 +74,7 @@ def evaluate(
 
     --config fills a table of systems and tasks, --run asks one trained agent the rows of --dataset.
     """
-    from ..evaluation import EvaluationStopped, differences_table
+    from ..evaluation import EvaluationStopped
 
     if [config, run, compare].count(None) != 2 or (more_seeds and not seeds):
         raise ValueError("say what to do: --config FILE, --run RUN --dataset FILE, or --compare FOLDER FOLDER")
@@ -107,7 +107,17 @@ def evaluate(
         read = json.loads(files["json"].read_text(encoding="utf-8"))
         paths = {kind: str(path) for kind, path in files.items()}
         say(json.dumps({**read, "skipped": left_out, "files": paths}, ensure_ascii=False))
-        return 0
+    else:
+        _show_results(files, title, comparisons, left_out)
+    return 0
+
+
+def _show_results(
+    files: Mapping[str, Path], title: str, comparisons: Sequence[Comparison], left_out: Mapping[str, str]
+) -> None:
+    """Print a finished table, its differences, the systems left out, and the names of the files."""
+    from ..evaluation import differences_table
+
     with open(files["csv"], newline="", encoding="utf-8") as lines:
         show_table(list(csv.DictReader(lines)), title)
     if comparisons:
@@ -115,7 +125,6 @@ def evaluate(
     for name, reason in left_out.items():
         say(f"left out: {name}: {reason}")
     print("written to " + ", ".join(str(path) for path in files.values()))
-    return 0
 
 
 def _compared(first: Path, second: Path, as_json: bool) -> int:

@@ -36,19 +36,22 @@ class Finding(NamedTuple):
 
 
 def ok(says: str) -> Finding:
+    """A finding that needs nothing."""
     return Finding("ok", says)
 
 
 def warning(says: str, fix: str) -> Finding:
+    """A finding about something that will not work."""
     return Finding("warning", says, fix)
 
 
 def problem(says: str, fix: str) -> Finding:
+    """A finding because of which the run will fail."""
     return Finding("problem", says, fix)
 
 
 def read_yaml(path: Path) -> Any:
-    """Raises `ValueError`, in one line, for what is no YAML."""
+    """The content of a YAML file. Raises `ValueError`, in one line, if it is no YAML."""
     import yaml
 
     try:
@@ -61,11 +64,11 @@ def read_yaml(path: Path) -> Any:
         raise ValueError(f"{path} is not UTF-8: {error}") from None
 
 
-# --- what is installed, and the machine ------------------------------------------------------------------------------
+# --- installed packages ----------------------------------------------------------------------------------------------
 
 
 def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
-    """A problem where the values need one, else a warning."""
+    """A finding for each extra that is not installed: a problem if the values need it, else a warning."""
     needed = {
         "vllm": values.get("use_vllm"),
         "math": "math" in ([reward] if isinstance(reward := values.get("reward"), str) else reward or ()),
@@ -84,14 +87,15 @@ def missing_extras(values: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def version_of(name: str) -> str | None:
-    for one in (name, f"{name}-cpu"):  # so vLLM's build for a CPU is called
+    """The installed version of a package, or of its build for a CPU; `None` if there is none."""
+    for one in (name, f"{name}-cpu"):  # the name of vLLM's build for a CPU
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(one)
     return None
 
 
 def misspelt(values: Mapping[str, Any], fields: Collection[str], where: str, program: str) -> Iterator[Finding]:
-    """The names that are no options, each with the one that may have been meant."""
+    """A problem for each name that is no option, with the option that is most like it."""
     for name in [name for name in values if name not in fields]:
         near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
         fix = f"delete the line; {program} --help-all shows every option"

@@ -50,10 +50,10 @@ class Questions:
     max_in_flight: int = setting("Questions on their way at once.", 128)
 
     def rows(self) -> list[Any]:
-        """The questions, from wherever the command line says.
+        """The questions that the command line names.
 
         Raises:
-            `ValueError`: If it does not say, or a line is no JSON.
+            `ValueError`: It names none, or a line is no JSON.
         """
         if (self.query is None) == (self.input is None):
             raise ValueError("say what to answer with either --query TEXT or --input FILE (or try --sandbox)")

@@ -1,6 +1,6 @@
-"""How options are declared, and what several commands and programs take: models, rows, a recording, a budget.
+"""The declaration of options, and those of several commands and programs: models, rows, a recording, a budget.
 
-An option is a field of a dataclass, ours or the Python API's, declared there alone: [`command`] reads it for Typer,
+An option is a field of a dataclass, ours or the Python API's, declared only there: [`command`] reads it for Typer,
 TRL's parser for the training programs. Light to import: heavy imports are in the functions.
 """
 
@@ -48,7 +48,7 @@ OutputDir = Annotated[Path | None, option("Folder to write to, instead of the de
 
 @dataclass
 class Recording:
-    """Where replies are recorded."""
+    """The recording of replies."""
 
     replay_cache: Path | None = setting("SQLite file of recorded replies: those in it are not paid twice.")
 

@@ -163,7 +163,7 @@ def help_of(kinds: Kinds, program: str, everything: bool = False) -> str:
 
     Args:
         kinds (`Sequence[type]`): The program's dataclasses: its own, the trainer's arguments, the model's.
-        program (`str`): How it is called.
+        program (`str`): Its name.
         everything (`bool`, *optional*, defaults to `False`): Show TRL's and transformers' as well.
     """
     trl = options_of([GRPOConfig, ModelConfig])

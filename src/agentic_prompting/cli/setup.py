@@ -30,7 +30,7 @@ class Setup(EnvironmentModel, ReferenceModel, Spending):
 
     @cached_property
     def values(self) -> Mapping[str, Any]:
-        """The configuration's values; none where there is no file, or it is no mapping."""
+        """The configuration's values; empty if there is no file, or it holds no mapping."""
         with contextlib.suppress(OSError, ValueError):
             values = read_yaml(self.config) if self.config else {}
             return values if isinstance(values, Mapping) else {}
@@ -42,7 +42,7 @@ class Setup(EnvironmentModel, ReferenceModel, Spending):
         return bool(self.values) and "systems" not in self.values
 
     def value(self, name: str) -> Any:
-        """What the command line says, or else the configuration."""
+        """A value of the command line, or else of the configuration."""
         given = getattr(self, name, None)
         return self.values.get(name) if given is None else given
 

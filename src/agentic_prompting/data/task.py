@@ -1,7 +1,7 @@
-"""What the record of a data set is made of, and how its rows become ours: cut, read, sampled, checked. No set here.
+"""The description of a data set ([`Task`]), and the functions that cut, read, sample and check its rows.
 
-The schema: `id`, `question`, `answers` (list of accepted answers), `task`, `meta` (JSON text: sets keep different
-things, and Arrow could not put rows with different structs into one table).
+The schema: `id`, `question`, `answers` (list of accepted answers), `task`, `meta` (JSON text, because data sets have
+different columns, and Arrow cannot put rows with different structs into one table).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reader:
-    """How to read a row of one shape.
+    """Reads rows of one shape.
 
     Args:
         question (`str` or `Callable`): The column, or a function of the row.
         golds (`str` or `Callable`): The column of the accepted answer or answers, taken as they are, or a function of
             the row. Stripping and removing duplicates is done here.
         needs (`tuple[str, ...]`, *optional*): The columns that the functions read.
-        keep (`tuple[str, ...]` or `dict[str, str]`, *optional*): Columns that go into `meta` where they exist; a dict
-            gives them other names.
-        meta (`Callable`, *optional*): Row to what else goes there, JSON-able.
-        id (`str`, *optional*, defaults to `"id"`): The column of the row's name, where it exists.
+        keep (`tuple[str, ...]` or `dict[str, str]`, *optional*): Columns that go into `meta`, if they exist; a dict
+            renames them.
+        meta (`Callable`, *optional*): A function of the row that returns further values for `meta`, fit for JSON.
+        id (`str`, *optional*, defaults to `"id"`): The column of the row's id, if it exists.
     """
 
     question: str | Callable[[Row], str]
@@ -49,18 +49,18 @@ class Reader:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All that it needs; where one is missing the next reader is tried."""
+        """The columns that it needs. If one is missing, the next reader is tried."""
         named = [column for column in (self.question, self.golds) if isinstance(column, str)]
         return tuple(dict.fromkeys([*named, *self.needs]))
 
     @property
     def used(self) -> list[str]:
-        """All columns that are looked at."""
+        """All columns that it reads."""
         kept = self.keep.values() if isinstance(self.keep, Mapping) else self.keep
         return list(dict.fromkeys([*self.columns, self.id, *kept]))
 
     def read(self, row: Row) -> tuple[str, list[str], dict[str, Any]]:
-        """Question, accepted answers (stripped, each once) and what is kept.
+        """The question, the accepted answers (stripped, each once), and the values for `meta`.
 
         Raises:
             `ValueError`: There is no question, or an answer is neither text nor number.
@@ -82,9 +82,9 @@ class Source:
     Args:
         path (`str`): A hub id, or a builder (`parquet`, `csv`) when `files` are full addresses.
         config (`str`, *optional*), revision (`str`, *optional*), data_dir (`str`, *optional*): As on the hub.
-        files (`dict[str, str | list[str]]`, *optional*): Files per split, where the repository does not say so itself.
+        files (`dict[str, str | list[str]]`, *optional*): Files per split, if the repository does not name them itself.
         options (`dict`, *optional*): Passed on to the builder.
-        splits (`dict[str, str]`, *optional*): Our name of a split to theirs, where they differ.
+        splits (`dict[str, str]`, *optional*): The source's name for each of our splits, if they differ.
         also (`tuple[str, ...]`, *optional*): Further repositories of the same shape; their rows follow.
     """
 
@@ -111,13 +111,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Cut:
-    """Rows by their numbers: only as good as the order of the rows.
+    """Rows by their numbers. It is right only while the order of the rows stays the same.
 
     Args:
-        start (`int`, *optional*, defaults to `0`), stop (`int`, *optional*): From where to where, the latter left out.
+        start (`int`, *optional*, defaults to `0`), stop (`int`, *optional*): The range of numbers, without `stop`.
         seed (`int`, *optional*): Seed of a shuffle before the cut; no shuffle by default.
-        whole (`int`, *optional*): Rows of what it is cut from, exactly, where that is known.
-        first (`str`, *optional*): A piece of its first question, by which another order of the rows is noticed.
+        whole (`int`, *optional*): The number of rows before the cut, if it is known.
+        first (`str`, *optional*): A part of the first question after the cut, to detect another order of the rows.
     """
 
     start: int = 0
@@ -127,7 +127,7 @@ class Cut:
     first: str = ""
 
     def numbers(self, count: int) -> Sequence[int]:
-        """Those of `count` rows, in its order."""
+        """The numbers of the cut's rows among `count`, in its order."""
         numbers = list(range(count))
         if self.seed is not None:
             random.Random(self.seed).shuffle(numbers)
@@ -188,7 +188,7 @@ def answers_of(value: Any) -> list[str]:
 
 
 def as_list(value: Any) -> list[str]:
-    """The same where a text may be a list in JSON or as a Python literal: `'["a", 1]'` gives `["a", "1"]`."""
+    """As [`answers_of`], but a text may be a list in JSON or a Python literal: `'["a", 1]'` becomes `["a", "1"]`."""
     for parse in (json.loads, ast.literal_eval) if isinstance(value, str) else ():
         try:
             parsed = parse(value)
@@ -250,10 +250,10 @@ def fitting_reader(name: str, task: Task, found: Iterable[str], origin: str) -> 
 
 
 def cut_rows(name: str, task: Task, split: str, found: Found) -> Found:
-    """The rows of a split: all there are or, where the task says so, the numbers that its authors picked.
+    """The rows of a split: all of them, or those that the data set's authors picked, if the task has their numbers.
 
     Raises:
-        `ValueError`: If these are not the rows that the numbers are about.
+        `ValueError`: The source has other rows than those that the numbers refer to.
     """
     cut, rows, origin = task.cuts.get(split), found.rows, found.origin
     if cut is None:
@@ -274,12 +274,12 @@ def cut_rows(name: str, task: Task, split: str, found: Found) -> Found:
 
 
 def read_all(name: str, task: Task, parts: Iterable[Found], prefix: str) -> list[Record]:
-    """All parts in our schema; of unique sets each question once, and in the set's own order where it has one.
+    """All parts in our schema, in the task's own order if it has one; of a unique set each question once.
 
-    Rows without an accepted answer are left out; rows without an id are called by `prefix` and their number.
+    Rows without an accepted answer are left out. Rows without an id get one of `prefix` and their number.
 
     Raises:
-        `ValueError`: For the first row that is not as documented or has no question; names it.
+        `ValueError`: A row is not as documented or has no question; the message names the first such row.
     """
     first, records = 0, []
     for part in parts:
@@ -315,12 +315,12 @@ def _read_part(name: str, task: Task, found: Found, prefix: str, first: int) -> 
 
 
 def sample_rows(name: str, records: list[Record], n: int, seed: int) -> list[Record]:
-    """`n` rows with different questions, in the order they were drawn; how they were drawn goes into `meta`.
+    """`n` rows with different questions, in the order of the draw, whose parameters go into `meta`.
 
     Raises:
-        `ValueError`: If there are not so many.
+        `ValueError`: There are fewer than `n`.
     """
-    # Of equal questions the first stands for all: where there are none this is a plain sample of the rows.
+    # The first of equal questions stands for all. Without equal questions this is a plain sample of the rows.
     first: dict[str, Record] = {}
     for record in records:
         first.setdefault(record["question"], record)
@@ -343,7 +343,7 @@ def to_dataset(records: Iterable[Record]) -> Dataset:
 
 
 def as_dataset(data: Any) -> Any:
-    """A `datasets.Dataset` of a pandas `DataFrame` or a list of dicts, also in a dict of splits; all else as it is."""
+    """A `datasets.Dataset` of a pandas `DataFrame` or a list of dicts, also in a dict of splits; else `data` itself."""
     from datasets import Dataset
 
     if isinstance(data, Mapping):
@@ -359,12 +359,12 @@ def validate_dataset(dataset: Any, columns: Sequence[str] = ("question", "answer
     Args:
         dataset (`datasets.Dataset`, `datasets.IterableDataset` or `list[dict]`): The rows; if streamed, only the
             first row is checked.
-        columns (`Sequence[str]`, *optional*, defaults to `("question", "answers")`): What every row must have:
-            `question` (str) and `answers` (list of str) are looked into, others need only be there.
+        columns (`Sequence[str]`, *optional*, defaults to `("question", "answers")`): The columns that every row must
+            have. `question` (str) and `answers` (list of str) are checked, others need only exist.
 
     Raises:
-        `ValueError`: If it is missing or empty, lacks a column, or a row has no question or no accepted answer; names
-            the first such row.
+        `ValueError`: The data set is missing or empty, lacks a column, or a row has no question or no accepted answer;
+            the message names the first such row.
     """
     if dataset is None:
         raise ValueError("train_dataset is missing; load one with load_task, or make a datasets.Dataset of your rows")
@@ -384,12 +384,12 @@ def validate_dataset(dataset: Any, columns: Sequence[str] = ("question", "answer
 
 
 def first_line(error: BaseException) -> str:
-    """An error's first line, for an error of our own that is one line."""
+    """The first line of an error, for our own errors of one line."""
     return (str(error).strip().splitlines() or ["no message"])[0][:300]
 
 
 def _only(dataset: Any, columns: Iterable[str]) -> Any:
-    """The data set with no more than these columns: contexts are large, and need not be decoded to be ignored."""
+    """The data set with these columns alone, so that large contexts are not decoded in vain."""
     if not hasattr(dataset, "select_columns"):  # a plain list of rows
         return dataset
     return dataset.select_columns([column for column in columns if column in dataset.column_names])

@@ -1,4 +1,4 @@
-"""Where each data set is, and how to read a row of it: one record per set, no machinery.
+"""The data sets: one [`Task`] for each, with its sources and the readers of its rows.
 
 Adding a set is adding a [`Task`] to [`TASKS`]. The hub ids, splits, sizes and licences are facts about other people's
 repositories. They were collected with their sources in August 2026; `agentic-prompting data check --online` compares

@@ -54,7 +54,7 @@ class TRLEnvironment(ToolEnvironment):
 
     async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The row of one episode, with its instance in the column `environments` (TRL's name for it) and the text of
-        the instance's `reset` after the prompt. Never raises: a failure stands in that column instead."""
+        the instance's `reset` after the prompt. Never raises: a failure is stored in that column."""
         prompt = row["prompt"]
         try:
             instance = call_guarded_now(self.factory)

@@ -81,8 +81,8 @@ def failure_of(kind: Callable[[str], E], what: str, error: BaseException) -> E:
 
     Args:
         kind (`Callable`): Makes the error of a text, for example [`ServerFailed`].
-        what (`str`): Which code of the user's it is.
-        error (`BaseException`): What it raised.
+        what (`str`): A name for the user's code, such as `the environment`.
+        error (`BaseException`): The exception.
     """
     original = error.original if isinstance(error, Escaped) else error
     frames = [one for one in traceback.extract_tb(original.__traceback__) if not one.filename.startswith(_OURS)]
@@ -103,12 +103,12 @@ def raised_in(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """The traceback that [`failure_of`] has noted, or nothing."""
+    """The traceback that [`failure_of`] has noted, or an empty text."""
     return next(iter(getattr(error, "__notes__", ())), "")
 
 
 def place_of(function: Any) -> str:
-    """The name of a function of the user's, and where it is: `Shop.step (shop.py:12)`."""
+    """The name and the place of a function of the user's: `Shop.step (shop.py:12)`."""
     called = inspect.unwrap(getattr(function, "func", function))  # of a partial the function in it
     name = getattr(called, "__qualname__", type(called).__name__)
     code = getattr(called, "__code__", None) or getattr(type(called).__call__, "__code__", None)

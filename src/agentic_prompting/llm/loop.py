@@ -238,7 +238,7 @@ def background_loop(user: Any = None) -> asyncio.AbstractEventLoop:
 
 
 def loop_error() -> LoopEnded | None:
-    """Why the background loop of this process has ended; `None` while it runs or was not needed yet."""
+    """The error with which the background loop of this process has ended; `None` while it runs or has not started."""
     return None if _current is None or _current.pid != os.getpid() else _current.ended
 
 

@@ -1,4 +1,4 @@
-"""Spans: what a run does as OpenTelemetry traces, in the words of its conventions for generative AI (`gen_ai.*`).
+"""Spans: a run as OpenTelemetry traces, with the names of its conventions for generative AI (`gen_ai.*`).
 
 Without [`start_traces`] every function here returns at once and opentelemetry is not imported. The current span is a
 context variable: tasks, [`call_guarded`]'s threads and coroutines that [`start`] sends to the background loop inherit
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 OWN = "agentic_prompting"
 """The name of the tracer, and the beginning of attributes for which the conventions have no name."""
 
-_EXIT_SECONDS = 5.0  # for the last spans, where a back end does not answer
+_EXIT_SECONDS = 5.0  # for sending the last spans, if a back end does not answer
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "HEADERS")  # the ends of environment variables' names
 
 
 class _Off:
-    """In the place of a span where traces are off."""
+    """Stands in for a span if traces are off."""
 
     traceparent = ""
 
@@ -58,7 +58,7 @@ _OFF = _Off()
 
 
 class _Traces:
-    """What spans are made with: OpenTelemetry's interface, imported when traces begin."""
+    """Makes spans: OpenTelemetry's interface, imported when traces begin."""
 
     def __init__(self, provider: Any, content: bool):
         from opentelemetry import context, trace
@@ -131,8 +131,8 @@ def span(name: str, attributes: Mapping[str, Any] = {}, parent: str = "", kind: 
     """A span, to be entered with `with`.
 
     Args:
-        name (`str`): Its name: few different ones, nothing that a user or a model wrote.
-        attributes (`Mapping`, *optional*): Known at its start.
+        name (`str`): Its name, one of a few. It must not contain text of a user or a model.
+        attributes (`Mapping`, *optional*): Attributes that are known at its start.
         parent (`str`, *optional*): Another span's `traceparent`. Defaults to the current span.
         kind (`str`, *optional*, defaults to `"INTERNAL"`): `CLIENT` for a call that leaves the process.
     """
@@ -155,7 +155,7 @@ def note(attributes: Mapping[str, Any]) -> None:
 
 
 def carrier() -> dict[str, str]:
-    """The current span as headers, for a request to another service; empty where there is none."""
+    """The current span as headers, for a request to another service; empty if there is none."""
     headers: dict[str, str] = {}
     if _traces is not None:
         _traces.form.inject(headers)
@@ -180,8 +180,8 @@ def under(headers: Any, own: str = "") -> _Under | _Off:
 
     Args:
         headers (`Mapping`): With `traceparent` and `tracestate`, if the client traces.
-        own (`str`, *optional*): The `traceparent` of the span that the request belongs to; it takes the place of a
-            header that is missing or of another trace.
+        own (`str`, *optional*): The `traceparent` of the span that the request belongs to; it replaces a header that is
+            missing or belongs to another trace.
     """
     if _traces is None:
         return _OFF
@@ -202,14 +202,14 @@ def content(name: str, value: Any) -> dict[str, str]:
     return {name: _traces.masked(value)} if _traces is not None and _traces.content else {}
 
 
-def messages(name: str, said: Iterable[Message], key: str | None = None, **more: str) -> dict[str, str]:
+def messages(name: str, conversation: Iterable[Message], key: str | None = None, **more: str) -> dict[str, str]:
     """Messages as an attribute, in the conventions' JSON, without the endpoint's `key`; nothing unless contents were
     asked for."""
     if _traces is None or not _traces.content:
         return {}
     shown = [
         {"role": one["role"], "parts": [{"type": "text", "content": _traces.masked(one["content"], key)}], **more}
-        for one in said
+        for one in conversation
     ]
     return {name: json.dumps(shown, ensure_ascii=False)}
 
@@ -269,18 +269,18 @@ def _about_reply(reply: Reply, asked: Sequence[Message], model: Any) -> dict[str
     }
 
 
-# --- where they go ----------------------------------------------------------------------------------------------------
+# --- export -----------------------------------------------------------------------------------------------------------
 
 
 def start_traces(trace_content: bool = False) -> None:
     """Make spans from now on, in this process.
 
-    They go where OpenTelemetry's own variables say (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`,
-    `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER`, ...), by default to `http://localhost:4318`. Where the program has set
-    a tracer provider of its own, they go there.
+    OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`,
+    `OTEL_TRACES_SAMPLER`, ...) set their destination, by default `http://localhost:4318`. If the program has set a
+    tracer provider of its own, it receives them.
 
     Args:
-        trace_content (`bool`, *optional*, defaults to `False`): Whether prompts, replies and arguments are in them too.
+        trace_content (`bool`, *optional*, defaults to `False`): Whether spans contain prompts, replies and arguments.
 
     Raises:
         `ImportError`: The extra `otel` is not installed.
@@ -318,7 +318,7 @@ def _own_provider(kind: Any) -> Any:
 
 
 def _exporters() -> Iterator[Any]:
-    """Those that the environment names: OpenTelemetry's variables, its packages' entry points."""
+    """The exporters that the environment's variables name, from the entry points of OpenTelemetry's packages."""
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
     full = {"otlp": "otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http"}
     names = (name.strip() for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(","))
@@ -331,16 +331,16 @@ def _exporters() -> Iterator[Any]:
 
 
 class _Once(logging.Handler):
-    """The complaints of OpenTelemetry's exporters, of which the first is said: a back end that is down must not fill
-    the log."""
+    """Logs the first warning of OpenTelemetry's exporters and no others: a back end that is down must not fill the
+    log."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.said = False
+        self.has_logged = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self.said:
-            self.said = True
+        if not self.has_logged:
+            self.has_logged = True
             why = record.getMessage() if _traces is None else _traces.masked(record.getMessage())
             logger.warning("traces do not arrive, and the run goes on without them; said once: %s", why)
 

@@ -1,5 +1,5 @@
-"""What [`OpenAIChat`] and its HTTP half share: a call, the settings of a connection, and pure functions that parse an
-endpoint's answers and remove secrets from texts.
+"""The part that [`OpenAIChat`] and its HTTP client share: a call, the settings of a connection, and pure functions that
+parse an endpoint's answers and remove secrets from texts.
 
 A body without text is a failure, never an empty answer.
 """

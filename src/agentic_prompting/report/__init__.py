@@ -1,4 +1,4 @@
-"""What people look at: a run's folder read once (`summary.py`), as a page (`page.py`) and as pictures (`plots.py`)."""
+"""Reports: a run's folder, read once (`summary.py`), as a page (`page.py`) and as pictures (`plots.py`)."""
 
 from ..evolution import plot_lineage, read_lineage
 from .page import watch_report, write_report

@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Change = Literal["=", "-", "+"]
 Block = tuple[str, Any]
-"""Data of the page: the name by which its script asks for it, and what it gets."""
+"""Data of the page: its name for the page's script, and its content."""
 
 TRAJECTORIES, STORIES, REFINEMENTS, ANSWERS = 200, 20, 50, 200
-"""How many of each are unpacked together."""
+"""The number of items in each compressed piece of data."""
 
 _TITLE = 140  # characters of a question in a list
 _PAGE = Path(__file__).parent / "page"
@@ -63,15 +63,15 @@ def write_report(
     It shows whatever the run has: `rollouts/` as curves and a browser of trajectories, the trainer's log as curves,
     `population.json` (or the checkpoint of [`evolve`]) as an evolutionary tree, ProRefine's results (`*.jsonl`) as
     diffs of its prompts, `summary.json` as the held-out result, the answers of [`evaluate_agent`] (`*.jsonl`) with
-    tables, intervals and paired tests. Several runs: their curves in the same charts, their evaluations paired, and
-    what each scores against what it costs.
+    tables, intervals and paired tests. Several runs have their curves in the same charts, paired evaluations, and a
+    chart of scores against costs.
 
     Args:
         run (`str`, `Path` or a list of them): A run's output folder, or a single file of results or of a population.
         output (`str` or `Path`, *optional*): Folder to write to; `report` in the (first) run's folder by default,
             `comparison` for several.
-        max_trajectories (`int`, *optional*, defaults to `20000`): A run with more of them shows this many, drawn
-            evenly; the curves are of all.
+        max_trajectories (`int`, *optional*, defaults to `20000`): The most trajectories on the page, chosen evenly from
+            the run; curves are made of all.
         watch (`bool`, *optional*, defaults to `False`): The page reloads itself while it is not in use.
         pictures (`bool`, *optional*, defaults to `True`): Write PNGs as well, which needs matplotlib.
 
@@ -106,19 +106,20 @@ def watch_report(
     max_trajectories: int = 20_000,
     wait: Callable[[], Any] = partial(time.sleep, 5),
 ) -> Path:
-    """Write the report anew whenever the run has written something, until Ctrl-C. Begins before there is anything.
+    """Write the report again whenever the run has written something, until Ctrl-C. The run may not have begun yet.
 
     Args:
         run (`str` or `Path`): The run's folder, as in [`write_report`].
-        output (`str` or `Path`, *optional*): Where the page goes, as there.
-        max_trajectories (`int`, *optional*, defaults to `20000`): Shown at most, as there.
-        wait (`Callable`, *optional*): Called between two looks; sleeps five seconds by default.
+        output (`str` or `Path`, *optional*): The folder of the page, as in [`write_report`].
+        max_trajectories (`int`, *optional*, defaults to `20000`): The most trajectories on the page.
+        wait (`Callable`, *optional*): Called between two checks. By default it sleeps for five seconds.
 
     Returns:
         `Path`: The page.
     """
     folder = Path(run)
     page = (Path(output) if output is not None else folder / "report") / "index.html"
+    write = partial(write_report, folder, output, max_trajectories, pictures=False, watch=True)
     seen: set[tuple[str, int, int]] = set()
     problem = ""
     with suppress(KeyboardInterrupt):
@@ -127,21 +128,26 @@ def watch_report(
             files = [path for place in looked for path in place.glob("*") if path.is_file()]
             there = {(str(path), *_state(path)) for path in files}
             if there != seen:
-                seen = there
-                try:
-                    write_report(folder, output, max_trajectories, pictures=False, watch=True)
-                    problem = ""
-                except FileNotFoundError:  # the run has written nothing yet, or has just removed a file
-                    pass
-                except (ValueError, OSError) as error:  # a damaged file, a full disk: the next one may be better
-                    if problem != (problem := str(error)):
-                        logger.warning("the page stays as it was: %s", problem)
+                seen, before, problem = there, problem, _problem_of(write)
+                if problem not in ("", before):
+                    logger.warning("the page stays as it was: %s", problem)
             wait()
     return page
 
 
+def _problem_of(write: Callable[[], Any]) -> str:
+    """Call `write` and return its error in words; an empty text if there is none that has to be reported."""
+    try:
+        write()
+    except FileNotFoundError:  # the run has written nothing yet, or has just removed a file
+        return ""
+    except (ValueError, OSError) as error:  # a damaged file, a full disk: the next attempt may succeed
+        return str(error)
+    return ""
+
+
 def _state(path: Path) -> tuple[int, int]:
-    """What changes when a file does; a run may just have removed it."""
+    """Time and size of a file, which change with it; zeros if the run has just removed it."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""A run's folder, read once: what the page shows and the pictures draw. No HTML and no drawing here.
+"""A run's folder, read once: the data of the page and of the pictures. No HTML and no drawing here.
 
-The curves are made of the recorded rollouts and not of the trainer's log: every run leaves records behind, whether or
-not it saved a checkpoint, and what is drawn then agrees with what can be read in the browser beside it. The log adds
-what no rollout knows: loss, KL divergence, gradient norm, entropy.
+The curves are made of the recorded rollouts and not of the trainer's log: every run has records, whether or not it
+saved a checkpoint, and the curves then agree with the trajectories that are shown beside them. The log adds the values
+that are in no rollout: loss, KL divergence, gradient norm, entropy.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """All that a run left behind.
+    """The results of a run.
 
     Args:
-        name (`str`), folder (`str`): Of its folder; of a single file the file's own.
-        rollouts (`list[Mapping]`): Records, without those that a later run did over.
+        name (`str`), folder (`str`): Name and path of its folder, or of a single file.
+        rollouts (`list[Mapping]`): Records, without those that a later run has replaced.
         history (`dict[str, list]`): Curves, entries in the order of steps: `train` and `eval`, see [`history_of`], and
             `optimisation`, from the trainer's log.
         lineage ([`Lineage`], *optional*): E-SPL's population.
         refinements (`list[RefinementResult]`): ProRefine's results.
-        evaluation ([`Evaluation`], *optional*): Answers of [`evaluate_agent`], scored anew.
-        held_out (`list[HeldOut]`): What `summary.json` says of the policy before and after; the last one is the result.
-        sandbox (`bool`): Whether it says that the run was one in the sandbox.
+        evaluation ([`Evaluation`], *optional*): Answers of [`evaluate_agent`], scored again.
+        held_out (`list[HeldOut]`): The scores in `summary.json`, before and after training; the last one is the result.
+        sandbox (`bool`): Whether `summary.json` is that of a run in the sandbox.
     """
 
     name: str
@@ -116,7 +116,7 @@ class RunSummary:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A file's object; nothing where there is no such file, or no object in it."""
+    """A file's JSON object; an empty one if there is no such file, or no object in it."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -130,8 +130,8 @@ def _object(saved: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def read_evaluation(folder: Path) -> Evaluation | None:
-    """What [`evaluate_agent`] left in a folder, or a table of the papers', in the metrics that need no model; `None` if
-    it is none."""
+    """The evaluation in a folder, by [`evaluate_agent`] or a table of the papers, in the metrics that need no model;
+    `None` if there is none."""
     saved = _json(folder / "run.json")
     records = []
     for path in sorted(folder.rglob("*.jsonl") if saved else folder.glob("*.jsonl")):
@@ -152,7 +152,7 @@ def read_evaluation(folder: Path) -> Evaluation | None:
 
 
 def first_scores(evaluation: Evaluation) -> list[float | None]:
-    """Each answer's score in the metric that counts first for its task; `None` for one that failed."""
+    """Each answer's score in the first metric of its task; `None` for an answer that failed."""
     scores: dict[int, float | None] = {}
     for result in evaluation.results:
         of_both = (result.system, result.task)
@@ -163,18 +163,21 @@ def first_scores(evaluation: Evaluation) -> list[float | None]:
 
 
 def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPoint]:
-    """Each run, by the name it has beside the others, or each system of its evaluation, as a point of score against
-    dollars, the cheapest first.
+    """Each run, or each system of its evaluation, as a point of score against dollars, the cheapest first.
 
-    A run without an evaluation is taken at its end: exact match and cost of the training rollouts of the last tenth of
-    its steps. A shared or recorded reply costs what it was once paid with; failed answers count in neither.
+    For a run without an evaluation these are exact match and cost of the training rollouts of the last tenth of its
+    steps. A shared or recorded reply costs the price of the original one. Failed answers are left out of both.
+
+    Args:
+        runs (`Sequence[RunSummary]`): The runs.
+        names (`Sequence[str]`): Their names on the page.
     """
     found: dict[str, tuple[list[float], list[float]]] = {}
     for run, name in zip(runs, names, strict=True):
         if run.evaluation:
-            told = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)
+            answers = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)
             before = f"{name}: " if len(runs) > 1 else ""
-            scored = [(before + str(record["system"]), record.get("cost_usd"), score) for record, score in told]
+            scored = [(before + str(record["system"]), record.get("cost_usd"), score) for record, score in answers]
         else:
             trained = [one for one in run.rollouts if one.get("mode", "train") == "train"]
             steps = max((one["step"] for one in trained), default=0) + 1
@@ -202,8 +205,8 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:
-    """The trainer's log, which is written while a run goes on. Without one (older runs, other trainers) the log in the
-    trainer's state or a checkpoint's, the longest of them."""
+    """The trainer's log, which is written while a run goes on. Without one (older runs, other trainers) the longest log
+    in the state of the trainer or of a checkpoint."""
     states = [_json(path) for path in (run / STATE, *run.glob(f"checkpoint-*/{STATE}"))]
     log: Iterable[Record] = current_records(sound_objects(run / LOG, LOG_ENTRY))
     log = log or max(states, key=_steps_of).get("log_history") or []
@@ -230,10 +233,10 @@ def _held_out(summary: Mapping[str, Any]) -> list[HeldOut]:
 
 
 def current_records(records: Iterable[Record]) -> list[Record]:
-    """The records without those that a later run in the same folder did over.
+    """The records without those that a later run in the same folder has replaced.
 
-    A resumed run repeats what came after its checkpoint, and a run begun anew repeats everything: what an earlier run
-    recorded from the later one's first step on does not belong to the result.
+    A resumed run repeats the steps after its checkpoint, and a new run repeats all of them. So an earlier run's records
+    from the later run's first step on do not belong to the result.
     """
     kept = list(records)
     first: dict[int, int] = {}
@@ -249,7 +252,8 @@ def current_records(records: Iterable[Record]) -> list[Record]:
 
 
 def total_reward(record: Record) -> float | None:
-    """What training used: `reward`, the weighted sum, where it was recorded, else the plain one; `None`: not scored."""
+    """The reward that training used: the weighted sum, `reward`, if it was recorded, else the sum of the rewards;
+    `None` if there is none."""
     if "reward" in record:
         return record["reward"] if is_number(record["reward"]) else None
     scored = [reward for reward in (record.get("rewards") or {}).values() if reward is not None]
@@ -257,8 +261,9 @@ def total_reward(record: Record) -> float | None:
 
 
 def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]:
-    """Each record's group, the rollouts of one question in one step under one prompt, numbered as they come; and its
-    advantage there as GRPO takes it by default: above the group's mean, over its deviation. `None` without a reward."""
+    """For each record the number of its group (the rollouts of one question in one step under one prompt), and its
+    advantage by GRPO's default: the difference from the group's mean, divided by its deviation; `None` without a
+    reward."""
     keys = [
         tuple(str(record.get(name)) for name in ("run", "mode", "step", "question", "system_prompt"))
         for record in records
@@ -284,11 +289,11 @@ def exact_match_of_record(record: Record) -> float | None:
 
 
 def reward_parts(record: Record) -> list[tuple[str, float | None]]:
-    """A record's rewards by name, Prompt-R1's broken into its format and answer parts, and how right the answer was.
+    """A record's rewards by name, with the format and answer parts of Prompt-R1's, and the scores of the answer.
 
-    The parts are worked out anew from the turns with the paper's coefficients. They are shown only where they give the
-    reward that was recorded: a run with other coefficients shows its reward whole. The weighted total stands below
-    several rewards, or below one that it differs from.
+    The parts are computed from the turns with the paper's coefficients. They are shown only if their sum is the
+    recorded reward: for a run with other coefficients the reward alone is shown. The weighted total follows several
+    rewards, or one that it differs from.
     """
     rewards: Mapping[str, float | None] = record.get("rewards") or {}
     parts: list[tuple[str, float | None]] = []
@@ -336,7 +341,7 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
     for step, found in sorted(steps.items()):
         spent += sum(record.get("cost_usd") or 0.0 for record in found)
         entry = {"step": step, "rollout/turns": sum(len(record["turns"]) for record in found) / len(found)}
-        if spent:  # where the price is not known, or nothing costs anything, there is no curve
+        if spent:  # without a price, or a cost, there is no curve
             entry["environment/cost_usd"] = spent
         for name, score in (("reward", total_reward), ("exact_match", exact_match_of_record)):
             for key, own in {name: found, **{f"{name} in {one}": of for one, of in _by_environment(found)}}.items():
@@ -354,7 +359,7 @@ def history_of(records: Iterable[Record], mode: str = "train") -> list[dict[str,
 
 
 def _by_environment(records: Sequence[Record]) -> list[tuple[str, list[Record]]]:
-    """The records of each environment; nothing where they name none, or one."""
+    """The records of each environment by its name; empty if they name fewer than two."""
     names = sorted({name for record in records if isinstance(name := record.get("environment"), str)})
     several = names if len(names) > 1 else []
     return [(name, [record for record in records if record.get("environment") == name]) for name in several]

@@ -1,10 +1,10 @@
 """From prompts to token ids and back, without ever re-tokenising what was sampled.
 
-[`ChatFormat`] is for conversations. One that is rendered anew each turn does not reproduce the tokens that the model
-sampled: tokenisers merge across the seam, and templates rewrite history (Qwen3's drops earlier thoughts). So the
+[`ChatFormat`] is for conversations. To render a conversation again at each turn would not reproduce the tokens that the
+model sampled: tokenisers merge across the seam, and templates rewrite history (Qwen3's drops earlier thoughts). So the
 transcript is append-only: the prompt is rendered once, sampled ids are kept as they are, and between two turns come the
-ids of everything the template puts there, around the observation. What the template puts there is found out once, by
-rendering a conversation of placeholders and cutting it at them. Nothing is known of any particular template.
+ids of everything the template puts there, around the observation. That text is found once, by rendering a conversation
+of placeholders and cutting it at them. The code depends on no particular template.
 
 [`TextFormat`] is for prompts that are text. A row whose `prompt` is a string is in TRL's standard format: the tokenizer
 turns it into ids as it is, and no chat template is involved, so a base model without one trains too. Turns and
@@ -29,14 +29,14 @@ class TextFormat:
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Not changed. It needs no chat template.
-        grammar ([`Grammar`], *optional*): What turns look like. Defaults to Prompt-R1's tags.
+        grammar ([`Grammar`], *optional*): The form of turns. Defaults to Prompt-R1's tags.
         end_of_turn_ids (`Sequence[int]`, *optional*): Tokens that end a turn when sampled. Defaults to the tokenizer's
             end-of-sequence token.
         own_texts (`Iterable[str]`, *optional*): Texts of the run itself, which may show the agent ordinary added tokens
             such as `<think>`: [`AgentSpec.own_texts`]. In a conversation all other text of a prompt is plain.
 
     Attributes:
-        turn_prefix (`str`): What stands in front of the agent's turn and is read as a part of it. Empty here.
+        turn_prefix (`str`): Text in front of the agent's turn that is read as a part of it. Empty here.
         environments (`dict[str, TextFormat]`): In a run with several environments the format of each, by name; see
             [`TextFormat.of`].
     """
@@ -64,7 +64,11 @@ class TextFormat:
         self._end = self._closing  # of a whole turn
 
     def check_system(self, instead: str) -> None:
-        """Refuse a format that has no place for a system message: no text is one. `instead`: what to do then."""
+        """Raise an error if the format has no place for a system message; any text has one.
+
+        Args:
+            instead (`str`): Advice for the error message.
+        """
 
     def of(self, row: Mapping[str, Any]) -> TextFormat:
         """The format of a row: that of its environment where a run has several."""
@@ -82,7 +86,7 @@ class TextFormat:
         return list(self.tokenizer(prompt if isinstance(prompt, str) else self.prompt(prompt))["input_ids"])
 
     def turn_ids(self, text: str) -> list[int]:
-        """The ids of a turn written by somebody else (a trace), with the tokens that end a turn."""
+        """The ids of a turn that was not sampled (a trace's), with the tokens that end a turn."""
         return [*self._encode(text.removeprefix(self.turn_prefix)), *self._end]
 
     def observation_ids(self, text: str, after: Sequence[int]) -> list[int]:
@@ -131,7 +135,7 @@ class ChatFormat(TextFormat):
 
     Args:
         tokenizer (`PreTrainedTokenizerBase`): Needs a chat template. Not changed.
-        grammar ([`Grammar`], *optional*): What turns look like. Defaults to Prompt-R1's tags.
+        grammar ([`Grammar`], *optional*): The form of turns. Defaults to Prompt-R1's tags.
         chat_template_kwargs (`dict`, *optional*): Passed to the template, for example `{"enable_thinking": False}` for
             Qwen3: then the template itself writes an empty thought before each turn, and the agent's `<think>` is its
             own. With thinking on (the template's default) the agent opens the thought itself; the grammar is the same.
@@ -141,8 +145,8 @@ class ChatFormat(TextFormat):
             such as `<think>`: [`AgentSpec.own_texts`]. All other text of a prompt is plain.
 
     Attributes:
-        turn_prefix (`str`): What the template has already written of the agent's turn when sampling starts: `<think>`
-            where it opens the thought for the agent (as Qwen3-Thinking's does), else empty.
+        turn_prefix (`str`): The part of the agent's turn that the template has already written when sampling starts:
+            `<think>` if it opens the thought for the agent (as Qwen3-Thinking's does), else empty.
 
     Raises:
         `ValueError`: If the tokenizer has no chat template, or one that cannot hold user, assistant and user again.
@@ -164,9 +168,9 @@ class ChatFormat(TextFormat):
         super().__init__(tokenizer, grammar, end_of_turn_ids, own_texts)
         self.chat_template_kwargs = chat_template_kwargs or {}
         before, self._after_reply, self.turn_prefix, ends_all = self._seams()
-        # What ends the agent's turn, up to and including the end-of-turn token, and what comes after that.
+        # The ids that end the agent's turn, up to and including the end-of-turn token, and those after them.
         ends = [i + 1 for i, token in enumerate(before) if token in self.end_of_turn_ids][:1]
-        # Harmony ends the last turn otherwise (<|return|>) than every message of the history (<|end|>).
+        # Harmony ends the last turn with another token (<|return|>) than every message of the history (<|end|>).
         has_own_end = ends_all and not ends
         ends = [1] if has_own_end else ends
         self._closing, self._before_reply = before[: sum(ends)], before[sum(ends) :]
@@ -176,12 +180,12 @@ class ChatFormat(TextFormat):
         """As [`TextFormat.check_system`].
 
         Raises:
-            `ValueError`: The template refuses system messages, or drops them without a word.
+            `ValueError`: The template refuses system messages, or drops them silently.
         """
         messages: list[Message] = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _USER}]
         try:
             why = "" if _SYSTEM in self._render(messages) else "it leaves them out"
-        except Exception as error:  # of the template's own words
+        except Exception as error:  # a template raises errors of its own
             why = str(error)
         if why:
             raise ValueError(f"the model's chat template takes no system messages ({why}): {instead}")
@@ -203,7 +207,7 @@ class ChatFormat(TextFormat):
         return self._text.render(messages, generation_prompt, **self.chat_template_kwargs)
 
     def _seams(self) -> tuple[list[int], list[int], str, bool]:
-        """Ids before and after a reply; what the template writes of the agent's turn; and whether the first of those
+        """Ids before and after a reply; the part of the agent's turn that the template writes; and whether the first id
         before the reply is an added token that ends every message."""
         user: Message = {"role": "user", "content": _USER}
         agent: Message = {"role": "assistant", "content": _AGENT}

@@ -28,7 +28,7 @@ Request = TypeVar("Request")
 Result = TypeVar("Result")
 T = TypeVar("T")
 
-_LISTEN_SECONDS = 0.5  # between two looks of a waiting thread at whether something else has failed
+_LISTEN_SECONDS = 0.5  # seconds between two checks of a waiting thread for failures elsewhere
 
 
 @dataclass(eq=False)
@@ -269,7 +269,7 @@ def play_all(
             sample, all together: then even the last bits of sums do not depend on the order in which replies arrive.
 
     Raises:
-        `Exception`: Whatever the policy raises; everything in flight is cancelled first.
+        `Exception`: Any error of the policy; all episodes are cancelled first.
     """
     unfinished, environment = len(rollouts), as_environment(environment)
 

@@ -1,4 +1,4 @@
-"""[`Environment`]: what the agent talks to, with everything that one may bring along; and [`as_environment`].
+"""[`Environment`], which answers the agent's requests, with all its optional members; and [`as_environment`].
 
 An environment needs nothing but `step`. Any object with a `step`, and a plain function of the rollout, are adapted
 once, at the front doors (a trainer, an agent, the commands); the code behind them reads attributes of an
@@ -22,10 +22,10 @@ RESET_ERROR = "reset_error"  # the column of a row whose `reset` failed
 
 
 class Environment:
-    """What the agent talks to. A subclass writes `step`, and of the other members those that it needs.
+    """Answers the agent's requests. A subclass defines `step`, and those other members that it needs.
 
-    Methods may be plain or `async`. A plain one runs in a thread, several of them at once, and may block. Whatever a
-    method raises for one episode fails that rollout alone.
+    Methods may be plain or `async`. A plain one runs in a thread, several of them at once, and may block. An error of a
+    method in one episode fails that rollout alone.
 
     Attributes:
         grammar ([`Grammar`], *optional*): How the agent writes requests to it. `None`: the trainer's default, tags.
@@ -55,7 +55,7 @@ class Environment:
         """Answer a turn that asks something (`rollout.turns[-1].kind == "act"`).
 
         Returns:
-            [`Observation`] or `str`: What the agent reads next; `None` if the episode is over.
+            [`Observation`] or `str`: The text that the agent reads next; `None` if the episode is over.
         """
         raise NotImplementedError(f"{type(self).__name__} has no step(rollout)")
 
@@ -71,11 +71,11 @@ class Environment:
         return row
 
     def check(self) -> None:
-        """Raise what a first `step` would meet (an [`LLMError`]), before a run spends anything."""
+        """Raise the error that a first `step` would cause (an [`LLMError`]), before a run spends anything."""
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Book what the environment spends into `budget`. By default: what the models in its attributes `chat`, `model`
-        and `models` spend."""
+        """Charge the environment's spending to `budget`. By default that of the models in its attributes `chat`,
+        `model` and `models`."""
         charge_models_of(self, budget, account)
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -86,11 +86,11 @@ class Environment:
         """Continue from a `state_dict()`."""
 
     def close(self) -> None:
-        """Release what the environment holds: connections, processes."""
+        """Release the environment's resources: connections, processes."""
 
     @property
     def has_reset(self) -> bool:
-        """Whether its episodes have a start of their own."""
+        """Whether it defines `reset`."""
         return type(self).reset is not Environment.reset
 
     @property
@@ -100,13 +100,13 @@ class Environment:
 
 
 class Environments(Environment):
-    """Several environments in one run. A row names its own in the column `environment`.
+    """Several environments in one run. The column `environment` of a row names the row's own.
 
     Args:
         environments (`Mapping[str, Any]`): By name; each as for [`as_environment`].
 
     Raises:
-        `TypeError`: One of them is no environment, or plays whole episodes; names it.
+        `TypeError`: One of them is no environment, or plays whole episodes; the message names it.
     """
 
     def __init__(self, environments: Mapping[str, Any]):
@@ -136,17 +136,17 @@ class Environments(Environment):
             one.check()
 
     def charge_to(self, budget: Budget, account: str) -> None:
-        """Each books into an account of its own, `account/name`."""
+        """Charge the spending of each to an account of its own, `account/name`."""
         for name, one in self.by_name.items():
             one.charge_to(budget, f"{account}/{name}")
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The states of those that have one."""
+        """The states of the environments that have one, by name."""
         states = {name: one.state_dict() for name, one in self.by_name.items()}
         return {name: state for name, state in states.items() if state is not None} or None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give each its own back."""
+        """Continue each from its own state."""
         for name, own in state.items():
             self.by_name[name].load_state_dict(own)
 

@@ -48,10 +48,11 @@ class Grammar(Protocol):
 
     Attributes:
         stops (`tuple[str, ...]`): Texts after which a turn is over.
-        frame (`tuple[str, str]`): What stands before and after an observation in the message that carries it.
-        thought_opening (`str`): What opens a thought: a chat template may have written it already. May be empty.
-        separator (`str`, *optional*): What stands between several observations of one turn, in a grammar that has them;
-            the only part of an observation that is tokenised as the template's.
+        frame (`tuple[str, str]`): The texts before and after an observation in its message.
+        thought_opening (`str`): The text that opens a thought: a chat template may have written it already. May be
+            empty.
+        separator (`str`, *optional*): The text between several observations of one turn, if a grammar has them. It is
+            the only part of an observation that is tokenised like the template's text.
     """
 
     @property
@@ -66,7 +67,7 @@ class Grammar(Protocol):
         ...
 
     def escape(self, text: str) -> str:
-        """`text` such that none of it can be taken for the grammar's own marks."""
+        """`text`, changed so that no part of it can pass for the grammar's own marks."""
         ...
 
 
@@ -122,7 +123,7 @@ class TagGrammar:
 
 @dataclass(frozen=True)
 class FreeText:
-    """No tags: whatever the agent writes is its answer. For tasks of one turn."""
+    """No tags: everything that the agent writes is its answer. For tasks of one turn."""
 
     stops: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")

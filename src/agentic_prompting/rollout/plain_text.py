@@ -1,4 +1,4 @@
-"""Tokens of text from outside: no special token comes out of it, whatever it holds.
+"""Tokenises text from outside so that no special token comes out of it.
 
 A question, a message of a client, or a document may contain the text of a special token (`<|im_end|>`). A tokenizer
 turns that text into the token itself, and the model then reads a forged turn. Such places are therefore cut
@@ -81,8 +81,8 @@ class PlainText:
         return self.ids_of(self.render(self.marked(messages), **template_kwargs))
 
     def marked(self, messages: Sequence[Any]) -> list[Any]:
-        """The messages with `mark` wherever the rendered text has to be cut; for callers that use a part of
-        a rendering."""
+        """The messages with `mark` wherever the rendered text has to be cut, for callers that use a part of a
+        rendering."""
         return [self._marked(message, message.get("role") == "assistant") for message in messages]
 
     def ids_of(self, rendered: str) -> list[int]:
@@ -106,8 +106,8 @@ class PlainText:
         ids = self.encode(text)
         if self._posing.isdisjoint(ids):
             return ids
-        # A normaliser that drops the invisible or folds wide characters has made an added token of what was none.
-        # Character by character there is nothing for it to put together.
+        # A normaliser that drops invisible characters or folds wide ones has produced an added token. It cannot if each
+        # character is tokenised alone.
         return [token for character in text for token in self.encode(character)]
 
     def _marked(self, value: Any, by_agent: bool) -> Any:
@@ -120,7 +120,7 @@ class PlainText:
         return [self._marked(part, by_agent) for part in value] if isinstance(value, list) else value
 
     def _cuts(self, text: str, keep_ordinary: bool) -> list[int]:
-        """Where a text of a message is to be cut."""
+        """The positions at which the text of a message is cut."""
         odd = self._normalises and _ODD.search(text)
         if not odd and not self._every.search(text):
             return []
@@ -138,9 +138,9 @@ class PlainText:
         return sorted(cuts)
 
     def _own_parts(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where the run's own texts are in a message: each once, so that a question which repeats one gains nothing.
+        """The spans of the run's own texts in a message: each once, so that a question cannot gain by repeating one.
 
-        At the beginning or the end where it is there, because system prompt and template stand around the question.
+        Preferably at the beginning or the end, because system prompt and template surround the question.
         """
         for own in self._own:
             begin = 0 if text.startswith(own) else len(text) - len(own) if text.endswith(own) else text.find(own)
@@ -151,8 +151,8 @@ class PlainText:
 def _occurrences(texts: Iterable[str]) -> re.Pattern[str]:
     """Matches in front of each of the texts; the group holds it.
 
-    A lookahead, so that overlapping occurrences are all found, the longest first. Case is ignored, because an added
-    token may be matched after normalisation; a cut too many does no harm.
+    A lookahead finds all overlapping occurrences, the longest first. Case is ignored, because an added token may be
+    matched after normalisation; a needless cut does no harm.
     """
     longest = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
     return re.compile(f"(?=({'|'.join(map(re.escape, longest)) or '(?!)'}))", re.I)

@@ -1,4 +1,4 @@
-"""How agent and environment take turns until an episode is over.
+"""The episode: agent and environment take turns until it is over.
 
 `play` is a coroutine, so any number of episodes run side by side and none waits for another. The policy decides which
 requests share a batch (`engine.py`). The tokens of an episode do not depend on its batch: each turn has its own seed.
@@ -29,7 +29,7 @@ _ABOUT = {
         "execute_tool": {"gen_ai.tool.type": "function"},
     }.items()
 }
-"""What the spans of an episode begin with, by operation."""
+"""The first attributes of an episode's spans, by operation."""
 
 
 async def play(
@@ -53,7 +53,7 @@ async def play(
         [`Rollout`]: The same one, `done`.
 
     Raises:
-        `Exception`: Whatever the policy raises. An environment that raises fails its own rollout only.
+        `Exception`: Any error of the policy. An error of the environment fails this rollout only.
     """
     if not spans.is_on():
         return await _play(rollout, policy, environment, chat_format, limits)
@@ -82,13 +82,13 @@ async def _play(
         turn = chat_format.parse(sample.ids)
         rollout.add_turn(sample, turn)
         if turn.kind == "answer":
-            # Without tags that close it, an answer that the token limit has cut off is no whole answer.
+            # Without a closing tag, an answer that the token limit has cut off is incomplete.
             return rollout.finish("answered" if sample.finished or chat_format.grammar.stops else "truncated")
         if turn.kind == "malformed":
             # A turn that was cut off before it could close its tags is too long, not malformed.
             return rollout.finish("malformed" if sample.finished else "truncated")
         if len(rollout.turns) >= limits.max_turns:
-            return rollout.finish("out_of_turns")  # no turn is left to use a reply in, so none is paid for
+            return rollout.finish("out_of_turns")  # without a further turn a reply would be paid for in vain
         observation = await observe(environment, rollout)
         if observation is None:
             return rollout.finish("out_of_turns")
@@ -104,12 +104,12 @@ async def _play(
 
 
 async def sample_turn(policy: Policy, request: SampleRequest, number: int, chat_format: TextFormat) -> Sample:
-    """The policy's turn, in a span of its own where traces are on."""
+    """The policy's turn, in a span if traces are on."""
     if not spans.is_on():
         return await policy(request)
     with spans.span("chat agent", {**_ABOUT["chat"], f"{spans.OWN}.turn": number}) as turn:
         sample = await policy(request)
-        # Read only where contents are in the spans.
+        # A generator, because the text is needed only if spans have contents.
         said = (Message(role="assistant", content=chat_format.parse(ids).text) for ids in [sample.ids])
         turn.set(
             {
@@ -130,14 +130,14 @@ async def observe(environment: Environment | None, rollout: Rollout) -> Observat
         return None
     if isinstance(environment, Environments):
         environment = environment.of(rollout.row)
-    # What only passes the step on to another environment has no name of its own, and no span.
+    # An environment that only forwards the step to another one is private, and has no span.
     name = getattr(getattr(environment, "described_by", None), "__name__", "_")
     work, asked = _observe(environment, rollout), rollout.turns[-1].request if rollout.turns else None
     return await (work if name.startswith("_") else run_tool(name, asked or "", work))
 
 
 async def run_tool(name: str, arguments: str, work: Awaitable[T]) -> T:
-    """Await an observation, in a span where traces are on."""
+    """Await an observation, in a span if traces are on."""
     if not spans.is_on():
         return await work
     with spans.span(f"execute_tool {name}", {**_ABOUT["execute_tool"], "gen_ai.tool.name": name}) as tool:

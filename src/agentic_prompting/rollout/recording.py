@@ -133,8 +133,8 @@ def rollout_record(rollout: Rollout, **extra: Any) -> dict[str, Any]:
     Keys: `id`, `question`, `answers`, `task`, `environment` (those that the row has), `status`, `error`, `answer`,
     `turns` (each `text`, `kind`, `well_formed`, `problem`), `observations` (each `text`, `error`, `seconds`, `cached`,
     `shared`), `tokens` (`agent`, `observation`), `cost_usd` (paid), `worth_usd` (including replies that another call or
-    an earlier run paid for), `seed`, and the keys of `extra`. Of a program's episode also `sequences` (each `role`,
-    `prompt`, `tokens`, `in_loss`), its turns being in their order, and `counts`.
+    an earlier run paid for), `seed`, and the keys of `extra`. The record of a program's episode also has `sequences`
+    (each `role`, `prompt`, `tokens`, `in_loss`), in whose order its turns are, and `counts`.
     """
     facts = RolloutFacts.of(rollout)
     return {
@@ -242,7 +242,7 @@ def read_rollouts(folder: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def rollout_lines(folder: str | Path) -> Iterator[tuple[Path, int, str]]:
-    """The same unread: each record's file, line and text."""
+    """The records of [`read_rollouts`] unparsed: the file, line and text of each."""
     for part in sorted(Path(folder).glob("rollouts-*.jsonl.gz")):
         for number, line in enumerate(_whole_lines(part), start=1):
             yield part, number, line

@@ -1,7 +1,7 @@
-"""What an agent is besides its weights: how it is asked, how it writes, how far it may go; and Prompt-R1's words.
+"""The form of an agent: its prompt template, its grammar, its limits; and Prompt-R1's template.
 
-One object for training and for use, saved beside the weights as `agentic_prompting.json`, so that a trained agent is
-asked in exactly the form it was trained in, without flags to remember.
+One object for training and for use. It is saved beside the weights as `agentic_prompting.json`, so that a trained agent
+is asked in exactly the form that it was trained in, without options to remember.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from ..llm import Message, fill, with_system
 from ..records import atomic_write
 from .chat_format import ChatFormat, TextFormat
-from .environment import as_environment
+from .environment import Environment, as_environment
 from .grammar import FreeText, Grammar, Kind, TagGrammar
 from .types import Limits, Observation, Rollout, Sample, Status
 
 SPEC_FILE = "agentic_prompting.json"
-_FORMAT = 1  # of the file; raised when a reader of the old one would go wrong
+_FORMAT = 1  # of the file; increased when older readers would misread it
 _GRAMMARS = {"TagGrammar": TagGrammar, "FreeText": FreeText}  # those that a file can name
 _STATUS_AFTER: dict[Kind, Status] = {"answer": "answered", "act": "out_of_turns", "malformed": "malformed"}
 
@@ -64,8 +64,8 @@ Question: {question}"""
 
 
 def template_for(environment: Any, grammar: Grammar) -> str:
-    """The agent's user message where none is given: the environment's own `prompt_template`, with the grammar's tags
-    filled in; else our words with its name and the first paragraph of its docstring. A bare question where there is
+    """The agent's user message if none is given: the environment's own `prompt_template`, with the grammar's tags
+    filled in; else our template with its name and the first paragraph of its docstring. The bare question if there is
     no environment, or turns have no tags."""
     if environment is None or not isinstance(grammar, TagGrammar):
         return "{question}"
@@ -73,7 +73,8 @@ def template_for(environment: Any, grammar: Grammar) -> str:
     if environment.prompt_template:
         return fill(environment.prompt_template, **asdict(grammar))
     described = environment.described_by
-    about = " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
+    doc = inspect.getdoc(described) or ""
+    about = "" if doc == inspect.getdoc(Environment) else " ".join(doc.split("\n\n")[0].split())  # not an inherited one
     name = f"{described.__name__}{f': {about}' if about else '.'}"
     return fill(ENVIRONMENT_TEMPLATE, environment=name, **asdict(grammar))
 
@@ -103,18 +104,18 @@ class AgentSpec:
     Args:
         prompt_template (`str`, *optional*, defaults to `"{question}"`): The user message; `{question}` is filled in.
         system_prompt (`str`, *optional*): The agent's own system message.
-        grammar ([`Grammar`], *optional*): What its turns look like. Defaults to Prompt-R1's tags.
+        grammar ([`Grammar`], *optional*): The form of its turns. Defaults to Prompt-R1's tags.
         limits ([`Limits`], *optional*): Turns and tokens.
         chat_template_kwargs (`dict`, *optional*): Passed to the chat template.
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag.
         join_system_prompt (`bool`, *optional*, defaults to `False`): Put the system prompt in front of a row's own
-            system message, as E-SPL trains, instead of giving way to it.
+            system message, as E-SPL trains, instead of leaving it out there.
         sampling (`dict`, *optional*): Temperature and the like, as in [`Sampling`].
         prompt_format (`str`, *optional*, defaults to `"chat"`): The form of prompts: `"chat"`, messages for the chat
             template, or `"text"`, text that is tokenised as it is (TRL's standard format; see [`TextFormat`]). A
-            trainer sets it by its data: `"text"` where each row has a `prompt` that is a string.
-        environments (`dict[str, dict]`, *optional*): In a run with several environments, for each name those of
-            `prompt_template`, `grammar` and `chat_template_kwargs` that are its own; see [`AgentSpec.of`].
+            trainer sets it by its data: `"text"` if each row has a `prompt` that is a string.
+        environments (`dict[str, dict]`, *optional*): In a run with several environments, the own values of
+            `prompt_template`, `grammar` and `chat_template_kwargs` of each, by name; see [`AgentSpec.of`].
 
     Raises:
         `ValueError`: If a template has no `{question}`, or `prompt_format` is neither of the two.
@@ -139,18 +140,18 @@ class AgentSpec:
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
-        """Where a turn ends. Of several environments the texts of all: the engine does not know which one a turn is
-        for."""
+        """The texts that end a turn. With several environments those of all, because the engine does not know which one
+        a turn is for."""
         stops = [stop for one in self.each() or [self] for stop in one.grammar.stops]
         return tuple(dict.fromkeys(stops)) if self.stop_at_tags else ()
 
     @property
     def own_texts(self) -> tuple[str, ...]:
-        """The texts of a prompt that are the agent's own, in which tags are an example and no forgery."""
+        """The parts of a prompt that are the agent's own: there tags are examples, and not forged."""
         return tuple(filter(None, [self.system_prompt, *self.prompt_template.split("{question}")]))
 
     def of(self, row: Mapping[str, Any]) -> AgentSpec:
-        """The form for a row: that of its environment where the agent has several.
+        """The form for a row: that of its environment, if the agent has several.
 
         Raises:
             `ValueError`: The row's `environment` is none of them.
@@ -162,11 +163,11 @@ class AgentSpec:
         return replace(self, environments={}, **self.environments[name])
 
     def each(self) -> list[AgentSpec]:
-        """The form in each of several environments, in their order; empty where there is one."""
+        """The form in each of several environments, in their order; empty if there is only one."""
         return [self.of({"environment": name}) for name in self.environments]
 
     def tokens(self, tokenizer: Any, end_of_turn_ids: Sequence[int] | None = None) -> TextFormat:
-        """How prompts, turns and observations of this agent become tokens: a [`ChatFormat`], or a [`TextFormat`].
+        """The format of this agent's prompts, turns and observations as tokens: a [`ChatFormat`] or a [`TextFormat`].
 
         Raises:
             `ValueError`: If prompts are conversations and the tokenizer's chat template cannot render them.
@@ -183,8 +184,8 @@ class AgentSpec:
         return form
 
     def messages(self, row: Mapping[str, Any]) -> list[Message]:
-        """The conversation a row begins with: its own `prompt` where it has one, else the filled-in template. A text is
-        one user message; [`TextFormat.prompt`] makes text of it again."""
+        """The prompt messages of a row: its own `prompt` if it has one, else the filled-in template. A text is one user
+        message; [`TextFormat.prompt`] makes text of it again."""
         template = self.of(row).prompt_template
         prompt: str | Sequence[Message] = row.get("prompt") or fill_template(template, row["question"])
         messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -207,13 +208,14 @@ class AgentSpec:
 
         Args:
             folder (`str` or `Path`): Where it is.
-            grammar ([`Grammar`] or `Mapping`, *optional*): The grammar itself, where the file can only name it: one
-                that belongs to an environment, or the user's own. Of several environments those by name.
+            grammar ([`Grammar`] or `Mapping`, *optional*): The grammar, if the file can only name it, because it
+                belongs to an environment or is the user's own. With several environments a mapping by name.
             name (`str`, *optional*): Read the form of this environment alone, if the agent has several.
 
         Raises:
             `FileNotFoundError`: If there is none: the folder does not hold an agent trained with this library.
-            `ValueError`: If it was written by a newer version, or is damaged, or lacks the environment; names the file.
+            `ValueError`: If it was written by a newer version, or is damaged, or lacks the environment; the message
+                names the file.
         """
         path = Path(folder) / SPEC_FILE
         if not path.exists():
@@ -224,7 +226,7 @@ class AgentSpec:
         try:
             return cls._read(json.loads(path.read_text(encoding="utf-8")), path, grammar, name)
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            if str(error).startswith(str(path)):  # one of those below
+            if str(error).startswith(str(path)):  # one of our own errors below
                 raise
             raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}); save the agent again") from None
 
@@ -240,7 +242,7 @@ class AgentSpec:
             saved, several = saved | several[name], {}
         for own, one in several.items():
             one["grammar"] = _loaded_grammar(one["grammar"], of_each.get(own), path)
-        if several:  # the outer one is the first one's
+        if several:  # the outer grammar is that of the first environment
             saved["grammar"] = next(iter(several.values()))["grammar"]
         else:
             saved["grammar"] = _loaded_grammar(saved["grammar"], grammar, path)
@@ -255,7 +257,7 @@ class AgentSpec:
 
 
 def _saved_grammar(grammar: Grammar) -> dict[str, Any]:
-    """As JSON; a grammar of the user's own by its name only."""
+    """A grammar as JSON; the user's own grammar by its name only."""
     made_of = asdict(grammar) if isinstance(grammar, TagGrammar | FreeText) else {}
     return {"kind": type(grammar).__name__, **made_of}
 
@@ -275,7 +277,7 @@ def rollout_from_trace(trace: Mapping[str, Any], spec: AgentSpec, chat_format: T
     Args:
         trace (`Mapping`): `turns` (`list[str]`), the agent's, and `observations` (`list[str]`), what came back after
             each but the last; beside them the columns of a dataset row (`question`, ...).
-        spec ([`AgentSpec`]): How the agent is asked.
+        spec ([`AgentSpec`]): The form of the agent.
         chat_format ([`ChatFormat`]): Its tokenizer and template.
 
     Raises:

@@ -1,11 +1,11 @@
-"""A time limit for Python code of others that must not hang a run: chat templates, which come with models.
+"""A time limit for foreign Python code that must not hang a run: chat templates, which come with models.
 
 Jinja's sandbox bounds one `range`, not loops inside of loops nor macros that call themselves. A process for each
 rendering would cost more than the rendering, and a thread cannot be killed. But a template is compiled to Python code,
 and CPython can raise an exception in another thread between two of its steps. One watching thread does that. It counts
-its own ticks rather than the clock, so that a process that was suspended, or a machine that is busy, ends no rendering.
+its own ticks and not the time, so that no rendering is ended because the process was suspended or the machine is busy.
 
-What one step in C does (a text times a huge number) is not interrupted; memory bounds it.
+A single step in C (a text times a huge number) is not interrupted; memory bounds it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 TEMPLATE_SECONDS = 10.0
-"""How long a template may take. Ordinary ones take under a millisecond, those of a megabyte under a second."""
+"""The limit for a template. Ordinary ones take under a millisecond, those of a megabyte under a second."""
 
 _TICK = 0.1
 _T = TypeVar("_T")
@@ -29,7 +29,7 @@ class _OutOfTime(BaseException):
 
 
 class _Watch:
-    """The calls at work, by their thread, with the ticks that each of them has left."""
+    """The running calls, by thread, each with its remaining ticks."""
 
     def __init__(self) -> None:
         self.lock, self.at_work = threading.Lock(), threading.Event()
@@ -50,14 +50,16 @@ class _Watch:
 
 
 def _raise_in(thread: int, what: type[BaseException]) -> None:
-    """Raise in a thread at its next step, in place of what is still to be raised there."""
+    """Raise an exception in a thread at its next step; it replaces one that is still to be raised there."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(what))
 
 
 def _raise_now(thread: int) -> None:
-    """Let what may still be raised in this thread be raised here. `PyThreadState_SetAsyncExc(thread, None)` would take
-    it back, but leaves the interpreter's flag for it on: in CPython 3.11 the next traced or profiled function then
-    never ends."""
+    """Let an exception that is still to be raised in this thread be raised here.
+
+    `PyThreadState_SetAsyncExc(thread, None)` would cancel it, but leaves the interpreter's flag set: in CPython 3.11
+    the next traced or profiled function then never ends.
+    """
     try:
         _raise_in(thread, _OutOfTime)
         while True:
@@ -77,11 +79,11 @@ def limited(call: Callable[[], _T], what: str, seconds: float | None = None) -> 
 
     Args:
         call (`Callable`): Python code.
-        what (`str`): Names it in the error.
+        what (`str`): The name of the code, for the error message.
         seconds (`float`, *optional*): The limit; [`TEMPLATE_SECONDS`] by default.
 
     Raises:
-        `ValueError`: It did not end in time.
+        `ValueError`: The call did not end in time.
     """
     seconds, thread = TEMPLATE_SECONDS if seconds is None else seconds, threading.get_ident()
     with _making:
@@ -103,7 +105,7 @@ def limited(call: Callable[[], _T], what: str, seconds: float | None = None) -> 
 
 
 def _end(watch: _Watch, thread: int, outer: int | None) -> None:
-    """Take this thread's call off the watch (back to the one around it), and what may have been raised too late."""
+    """Stop watching this thread's call, return to the call around it, and absorb an exception that comes too late."""
     if watch.left.pop(thread, 1) <= 0:
         _raise_now(thread)
     if outer is not None:

@@ -1,4 +1,4 @@
-"""What an episode is made of: requests and samples, observations, the [`Rollout`] itself, its seeds and its limits.
+"""The types of an episode: requests and samples, observations, the [`Rollout`] itself, its seeds and its limits.
 
 A [`Rollout`] keeps token ids, mask and log-probabilities in step by construction: they change only through
 [`Rollout.add_turn`] and [`Rollout.add_observation`].
@@ -77,7 +77,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Observation:
-    """What the environment returns after one turn.
+    """The environment's return value after one turn.
 
     Args:
         text (`str`, *optional*, defaults to `""`): The text that the agent reads. Unused when `error` is set.
@@ -155,9 +155,9 @@ class Rollout(TokenSequence):
             the grammar; `failed`, the environment failed: no reward, no gradient.
         error ([`LLMError`], *optional*): The reason of `failed`.
         others (`list[TokenSequence]`): The further sequences of a program's episode.
-        returned (`dict`, *optional*): What a program returned: `answer`, `reward`, and what else rewards read.
+        returned (`dict`, *optional*): The result of a program: `answer`, `reward`, and other keys for rewards.
         counts (`dict[str, float]`): Numbers about the episode for the logs, by the name of the metric.
-        traceparent (`str`): Names its span where traces are on.
+        traceparent (`str`): The name of its span, if traces are on.
     """
 
     row: dict[str, Any] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class Rollout(TokenSequence):
 
     @property
     def texts(self) -> list[str]:
-        """The agent's turns as text, what [`prompt_r1_score`] reads."""
+        """The agent's turns as text, for example for [`prompt_r1_score`]."""
         return [turn.text for turn in self.turns]
 
     @property
@@ -231,14 +231,14 @@ class Rollout(TokenSequence):
 
 @dataclass(frozen=True)
 class Limits:
-    """How far a rollout may go.
+    """The limits of a rollout.
 
     Args:
         max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included (Table 6: T=5).
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn (Table 6).
         max_tokens (`int`, *optional*, defaults to `8192`): Tokens after the prompt, observations included (Table 6).
         max_context (`int`, *optional*): Tokens of prompt and response together; the model's own limit.
-        environments (`Mapping`, *optional*): Of several environments, by name, those that differ:
+        environments (`Mapping`, *optional*): With several environments, by name, the limits that differ:
             `{"shop": {"max_turns": 3}}`.
 
     Raises:
@@ -262,7 +262,7 @@ class Limits:
             self.of({"environment": name})
 
     def of(self, row: Mapping[str, Any]) -> Limits:
-        """Those of a row's environment."""
+        """The limits in a row's environment."""
         if not self.environments:
             return self
         return replace(self, environments={}, **self.environments.get(row["environment"], {}))
@@ -275,7 +275,7 @@ class Limits:
 
 
 def transcript(rollout: Rollout) -> str:
-    """A conversation as text, turn by turn, with the replies that came."""
+    """A conversation as text, turn by turn, with the environment's replies."""
     pieces = []
     for i, turn in enumerate(rollout.turns):
         pieces.append(turn.text.strip())

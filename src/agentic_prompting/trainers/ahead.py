@@ -1,9 +1,9 @@
 """Training that does not wait for stragglers: groups of rollouts in flight are carried over to later steps.
 
-Rows come from a stream of our own, in the order in which TRL's sampler deals them out, so that more groups can be
-started than a step uses: `async_lead` steps ahead. Each step starts as many groups as it uses and trains on the oldest
-that are done; one that has reached `max_staleness` is waited for. An episode is a coroutine (`play`), so it outlives
-the step in which it was started. Nothing that was sampled or paid for is dropped: a killed run finds it in its
+Rows come from a stream of our own, in the order of TRL's sampler, so that more groups can be started than a step uses:
+`async_lead` steps ahead. Each step starts as many groups as it uses and trains on the oldest ones that are done; it
+waits for a group that has reached `max_staleness`. An episode is a coroutine (`play`), so it may last longer than the
+step in which it was started. Nothing that was sampled or paid for is dropped: after a kill it is in the
 [`InFlightFile`].
 """
 
@@ -42,8 +42,8 @@ class Group:
         number (`int`): Counts the groups of the run, all processes together. Its row and its seeds are functions of it.
         update (`int`): Updates of the weights before the group was started.
         rollouts (`list[Rollout]`): Each `row` has the rendered `prompt`.
-        metadata (`list[dict]`): Of each rollout, from when the group was started.
-        episodes (`list[EpisodeLog]`): Of each rollout.
+        metadata (`list[dict]`): The metadata of each rollout when the group was started.
+        episodes (`list[EpisodeLog]`): The log of each rollout's episode.
         prompts (`int`): A fingerprint of the rendered prompts.
     """
 
@@ -61,7 +61,7 @@ class Group:
         return all(rollout.done for rollout in self.rollouts)
 
     def start_record(self) -> dict[str, Any]:
-        """How the group was started, as plain JSON."""
+        """The facts about the start of the group, as plain JSON."""
         return {"group": self.number, "update": self.update, "prompts": self.prompts, "metadata": self.metadata}
 
 
@@ -69,17 +69,18 @@ class Ahead:
     """A [`Source`] that plays groups `async_lead` steps ahead of the weights.
 
     Args:
-        rows ([`RowStream`]): What groups are made of.
+        rows ([`RowStream`]): The rows, one for each group.
         prompts ([`Prompts`]): Renders the rows.
-        player ([`Player`]): Whose policy and environment the episodes talk to.
-        file ([`InFlightFile`]): Where turns and replies are written down.
+        player ([`Player`]): Has the policy and the environment of the episodes.
+        file ([`InFlightFile`]): Stores turns and replies.
         lead (`float`): Steps' worth of groups to play beyond the step's own.
-        max_staleness (`int`): Updates between a group's start and its use; a group at this limit is waited for.
-        updates_now (`Callable`): Updates of the weights at this moment, for checkpoints.
+        max_staleness (`int`): The most updates between a group's start and its use; a step waits for a group at this
+            limit.
+        updates_now (`Callable`): Returns the number of updates of the weights so far, for checkpoints.
         log (`Callable`, *optional*): Gets the metrics of each batch.
 
     Attributes:
-        updates (`int`): Updates of the weights before the batch at hand.
+        updates (`int`): Updates of the weights before the current batch.
         groups (`list[Group]`): Started and not used yet, by number.
     """
 
@@ -98,27 +99,27 @@ class Ahead:
         self.lead, self.max_staleness, self.updates_now, self.log = lead, max_staleness, updates_now, log
         self.updates = 0
         self.groups: list[Group] = []
-        self._used: list[Group] = []  # by the step at hand, which a checkpoint in the middle of it begins again
+        self._used: list[Group] = []  # by the current step, which is repeated after a checkpoint in the middle of it
         self._started: int | None = None  # groups of this process so far
         self._saved: list[int] = []  # numbers of the groups that the checkpoint held
         self._floor = 0  # the oldest group that the checkpoint before the last one may need
         self._trusts: bool | None = None  # whether the file's entries belong to this run; decided at the first batch
         self._anew = 0  # rollouts that an earlier process had begun, and that are played from the beginning
-        self._landing = False
-        self._asking: set[Any] = set()  # tasks that the environment owes a reply
+        self._landing = False  # whether training is over, so that episodes send no further requests
+        self._asking: set[Any] = set()  # tasks that wait for a reply of the environment
         self._clock = _Clock()
 
     def next(self, rows: Sequence[dict[str, Any]], place: Place) -> Batch:
-        """A batch of whole groups of this process that are done, whenever they were started. `rows` says only how
-        many."""
+        """A batch of whole groups of this process that are done, whenever they were started. Only the number of `rows`
+        is used."""
         groups = self.take(len(rows) // self.prompts.rollouts_per_row, place)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         metadata = [one for group in groups for one in group.metadata]
         return Batch(place, [dict(rollout.row) for rollout in rollouts], metadata, rollouts, off_policy=True)
 
     def take(self, wanted: int, place: Place) -> list[Group]:
-        """Start a step's worth of groups, wait until as many are done and those at the age limit are among them, and
-        return the oldest that are done."""
+        """Start a step's worth of groups, wait until as many are done, those at the age limit among them, and return
+        the oldest ones that are done."""
         self.updates = place.step
         self._used = [group for group in self._used if group.used_at == self.updates]
         if self._trusts is None:
@@ -146,7 +147,7 @@ class Ahead:
     # --- starting ------------------------------------------------------------------------------------------------
 
     def _start(self, wanted: int) -> None:
-        """One more group: the next row of this process's share, as TRL deals them out."""
+        """Start one more group: the next row of this process's share, in the order of TRL's sampler."""
         assert self._started is not None
         accelerator, (block, within) = self.player.accelerator, divmod(self._started, wanted)
         self._started += 1
@@ -155,7 +156,7 @@ class Ahead:
         )
 
     def _group(self, number: int) -> Group:
-        """A group as an earlier process left it, or a new one."""
+        """A group that an earlier process has begun, or a new one."""
         row = self.rows[number]
         kept = self._kept(number, row)
         indices = range(self.prompts.rollouts_per_row)
@@ -186,10 +187,10 @@ class Ahead:
         )
 
     def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """What an earlier process left of a group; nothing if it was of other data or under other prompts."""
+        """The entries of an earlier process about a group; empty if its data or prompts were others."""
         kept = self.file.groups.pop(number, {})
         environment = self.player.environment
-        # The log does not hold what an episode did to it, nor a program's calls.
+        # The log holds neither how an episode changed the environment nor a program's calls.
         if environment is not None and (environment.has_reset or environment.play_episode is not None):
             self._anew += self.prompts.rollouts_per_row if kept else 0
             return {}
@@ -214,7 +215,7 @@ class Ahead:
         while True:
             for task in tasks:
                 if task.done():
-                    task.result()  # an engine that fails is everybody's failure
+                    task.result()  # raises if the engine has failed, which concerns all episodes
             if all(group.done for group in due) and sum(group.done for group in self.groups) >= wanted:
                 return
             await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +242,7 @@ class Ahead:
             self._asking.discard(task)
 
     def _metrics(self, taken: list[Group]) -> dict[str, float]:
-        """Ages in updates, groups in flight, rollouts played anew, and idle shares; of all processes."""
+        """Ages in updates, groups in flight, repeated rollouts, and idle shares, over all processes."""
         episodes = [log for group in (*taken, *self.groups) for log in group.episodes]
         lasted = [updates for log in episodes for updates in log.lasted]
         for log in episodes:
@@ -267,10 +268,10 @@ class Ahead:
     # --- checkpoints, and the end of training --------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups in flight as plain data: complete but for the turns and replies that are under way."""
+        """The groups in flight as plain data, without the turns and replies that have not arrived yet."""
         again = [group for group in self._used if group.used_at == self.updates_now()]
         groups = [*again, *self.groups]
-        # The checkpoint before this one is whole and may be resumed from; only what it does not need is deleted.
+        # The checkpoint before this one is whole and may be resumed from: delete only entries that it does not need.
         self.file.forget_before(self._floor)
         self._floor = min((group.number for group in groups), default=self._floor)
         return {
@@ -287,7 +288,7 @@ class Ahead:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back an [`Ahead.state_dict`], and the entries that were written after it."""
+        """Continue from an [`Ahead.state_dict`], and from the entries that were written after it."""
         self._trusts = self.file.trust(state)
         if not self._trusts:
             return
@@ -303,7 +304,8 @@ class Ahead:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around training. Afterwards the replies under way are waited for and written down, unless it broke off."""
+        """The context around training. At its end the replies that were requested are awaited and logged, unless
+        training raised an error."""
         waits = False
         try:
             yield
@@ -334,8 +336,8 @@ def ahead_of(
     updates_now: Callable[[], int],
     log: Callable[[Mapping[str, float]], None],
 ) -> Ahead:
-    """An [`Ahead`] as a run's settings describe it. A resumed run goes on with the groups in flight, those that were
-    written to `output_dir/in_flight` after the checkpoint among them.
+    """An [`Ahead`] with the settings of a run. A resumed run goes on with the groups in flight, including entries that
+    were written to `output_dir/in_flight` after the checkpoint.
 
     Raises:
         `ValueError`: A process cannot hold whole groups.
@@ -356,7 +358,7 @@ def ahead_of(
 
 
 class _Clock:
-    """How much of the time between two batches the trainer waited, and the policy had a turn to sample."""
+    """Measures the shares of the time between two batches in which the trainer waited, and the policy was sampling."""
 
     def __init__(self) -> None:
         self.since = self.at = time.monotonic()
@@ -364,7 +366,7 @@ class _Clock:
         self.waits, self.turns, self.needs_thread = False, 0, False
 
     def tick(self, waits: bool | None = None, turns: int = 0) -> None:
-        """Something changes: the trainer begins or ends to wait, turns are requested or arrive."""
+        """Record a change: the trainer begins or ends to wait, turns are requested or arrive."""
         now = time.monotonic()
         past, self.at = now - self.at, now
         self.waited += past * self.waits

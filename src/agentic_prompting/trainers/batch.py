@@ -1,13 +1,13 @@
 """One batch of rollouts on its way through TRL's hooks, and its place in the run.
 
-TRL's hooks pass on little: prompts in, token ids out, rows to the reward functions. So a trainer keeps the batch at
-hand as one object, and every hook reads from it what it needs.
+TRL's hooks pass on little: prompts in, token ids out, rows to the reward functions. So a trainer keeps the current
+batch as one object, from which every hook reads.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -23,7 +23,7 @@ from ..rollout import Grammar, Rollout, TextFormat, TokenSequence, rollout_seed
 
 @dataclass(frozen=True)
 class Place:
-    """Where a batch stands in a run. Every seed is a function of it, so a resumed run needs no random state.
+    """The position of a batch in a run. Every seed is a function of it, so a resumed run needs no random state.
 
     Args:
         seed (`int`): The run's seed.
@@ -33,6 +33,7 @@ class Place:
             Evaluation: which batch of this evaluation.
         number (`int`, *optional*, defaults to `0`): Training batches generated before this one in the run.
         last (`int`, *optional*, defaults to `0`): Training batches of the whole run.
+        group (`int`, *optional*, defaults to `1`): Rollouts of a group in this batch.
     """
 
     seed: int
@@ -41,6 +42,7 @@ class Place:
     part: int = 0
     number: int = 0
     last: int = 0
+    group: int = 1
 
     @property
     def trains(self) -> bool:
@@ -58,18 +60,19 @@ class Place:
 
     @property
     def share_key(self) -> str:
-        """Rollouts with the same key may share replies (`share_replies`); empty: none may, as in evaluation."""
+        """Rollouts with the same key may share replies (`share_replies`). With an empty one, that of evaluations, none
+        may."""
         return f"{self.seed}.{self.step}.{self.part}" if self.trains else ""
 
 
 @dataclass
 class Batch:
-    """The rollouts of one batch on this process, with all that TRL, rewards, logs and ratings need to know of them.
+    """The rollouts of one batch on this process, with everything that TRL, rewards, logs and ratings need.
 
     Args:
-        place ([`Place`]): Where the batch stands in the run.
+        place ([`Place`]): The position of the batch in the run.
         rows (`list[dict]`): One per rollout, its `prompt` rendered. TRL hands these dicts to reward functions.
-        metadata (`list[dict]`): What [`Prompts.metadata`] said of each rollout; goes into its record.
+        metadata (`list[dict]`): The [`Prompts.metadata`] of each rollout, for its record.
         rollouts (`list[Rollout]`): Played to their ends.
         off_policy (`bool`, *optional*, defaults to `False`): Older weights sampled some of the tokens, so the loss
             needs the importance ratio.
@@ -84,15 +87,14 @@ class Batch:
     sequences: list[TokenSequence] = field(default_factory=list)  # of TRL's rows
     owners: list[int] = field(default_factory=list)  # for each row the number of its rollout, -1 for a filler
 
-    def for_trl(
-        self, end_ids: Sequence[int], with_logprobs: bool, padded: Callable[[int], int] = lambda rows: rows
-    ) -> dict[str, Any]:
-        """What TRL's `rollout_func` returns.
+    def for_trl(self, end_ids: Sequence[int], with_logprobs: bool, parts: int | None = None) -> dict[str, Any]:
+        """The batch as TRL's `rollout_func` returns it.
 
         Args:
             end_ids (`Sequence[int]`): Tokens that end a sequence for TRL.
             with_logprobs (`bool`): Whether TRL gets the sampler's log-probabilities for its importance ratio.
-            padded (`Callable`, *optional*): How many rows there have to be, given as many as there are.
+            parts (`int`, *optional*): Rollouts may have several token sequences, and TRL cuts the batch into this many
+                parts; see [`padded_rows`]. All processes pass it, or none.
 
         Returns:
             `dict`: For each token sequence `prompt_ids`, `completion_ids`, `logprobs` and `env_mask` (1: in the loss);
@@ -101,7 +103,8 @@ class Batch:
         """
         output: dict[str, Any] = {"prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": []}
         rows = [(i, one) for i, rollout in enumerate(self.rollouts) for one in sequences_of(rollout)]
-        rows += [(-1, filler(end_ids))] * (padded(len(rows)) - len(rows))
+        if parts is not None:
+            rows += [(-1, filler(end_ids))] * (padded_rows(len(rows), parts) - len(rows))
         self.owners, self.sequences = [owner for owner, _ in rows], [one for _, one in rows]
         for owner, row in rows:
             rollout = self.rollouts[owner]
@@ -119,18 +122,18 @@ class Batch:
         return {**output, "logprobs": output["logprobs"] if with_logprobs else None, "rollout": list(self.rollouts)}
 
     def by_rollout(self, of_rows: Sequence[Any]) -> list[Any]:
-        """From values for each of TRL's rows to one for each rollout: that of its first row."""
+        """One value for each rollout, that of its first row, given a value for each of TRL's rows."""
         return [of_rows[self.owners.index(number)] for number in range(len(self.rollouts))]
 
     def sampler_columns(self, completion_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What TRL is to shuffle and split with the rows besides its own, for [`logp_difference`].
+        """Further columns for [`logp_difference`], which TRL shuffles and splits with its own.
 
         Args:
             completion_ids (`torch.Tensor`): As TRL has padded them.
 
         Returns:
-            `dict`: `sampler_logps`, in the same shape: the sampler's log-probabilities, NaN where it gave none. And
-            `sampled_at`: the number of updates of the weights that sampled.
+            `dict`: `sampler_logps`, in the same shape: the sampler's log-probabilities, NaN where it returned none. And
+            `sampled_at`: the number of updates of the weights before the batch was sampled.
         """
         logps = torch.full(completion_ids.shape, torch.nan)
         for row, sequence in zip(logps, self.sequences, strict=True):
@@ -150,8 +153,9 @@ def sequences_of(rollout: Rollout) -> list[TokenSequence]:
 
 
 def padded_rows(rows: int, parts: int) -> int:
-    """As many rows as the process with the most needs, in equal parts: TRL gathers lengths from all processes by row,
-    cuts a batch into so many parts, and drops what is left over. Called on every process."""
+    """The number of rows that every process must have, given its own: the largest of all, as a multiple of `parts`. TRL
+    gathers lengths from all processes by row, cuts a batch into parts, and drops the remainder. Called on every
+    process."""
     most = max(gather_object([rows]))
     return -(-most // parts) * parts
 
@@ -169,7 +173,7 @@ def completion_of(rollout: Rollout, form: TextFormat) -> Any:
 
     Args:
         rollout ([`Rollout`]): Finished; its row has the `prompt` that it began with.
-        form ([`TextFormat`]): How it became tokens.
+        form ([`TextFormat`]): Its tokenizer and grammar.
 
     Returns:
         `str` for a prompt that is text: everything after it. Else `list[dict]`: a message for each turn of the agent
@@ -187,19 +191,19 @@ def completion_of(rollout: Rollout, form: TextFormat) -> Any:
         calls = tool_calls(rollout.turns[number].text, form.grammar)
         messages.append({"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})})
         if number + 1 < len(spoken):  # what came after the last turn is not in the rollout's tokens
-            messages += _heard(rollout.observations[number].text, calls, form.grammar)
+            messages += _observed_messages(rollout.observations[number].text, calls, form.grammar)
     return messages
 
 
 def completions_of(rollouts: Sequence[Rollout], given: Sequence[Any], form: TextFormat) -> list[Any]:
-    """The completions of a batch for reward functions: those that TRL has `given`, but for conversations of several
-    turns, which TRL takes for one message."""
+    """The completions of a batch for reward functions: TRL's own (`given`), except for conversations of several turns,
+    which TRL reads as one message."""
     both = zip(rollouts, given, strict=True)
     return [one if isinstance(one, str) or len(r.turns) < 2 else completion_of(r, form.of(r.row)) for r, one in both]
 
 
 def tool_calls(text: str, grammar: Grammar) -> list[dict[str, Any]]:
-    """The calls in a turn of a grammar that has them, as chat templates take them; of a broken one its text."""
+    """The tool calls in a turn, in the form of chat templates. A broken call has its text as `arguments`."""
     calls = []
     for body in getattr(grammar, "bodies", lambda text: [])(text):
         try:
@@ -210,8 +214,8 @@ def tool_calls(text: str, grammar: Grammar) -> list[dict[str, Any]]:
     return calls
 
 
-def _heard(text: str, calls: Sequence[Mapping[str, Any]], grammar: Grammar) -> list[dict[str, Any]]:
-    """An observation as messages: one for each call, or what a user says."""
+def _observed_messages(text: str, calls: Sequence[Mapping[str, Any]], grammar: Grammar) -> list[dict[str, Any]]:
+    """An observation as messages: one of a tool for each call, or one of the user."""
     if not calls:
         return [{"role": "user", "content": text}]
     results = text.split(getattr(grammar, "separator", "")) if len(calls) > 1 else [text]

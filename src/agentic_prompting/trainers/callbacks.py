@@ -1,8 +1,8 @@
 """The output of a run while it trains: a line per log, and tables for the trackers of `report_to`.
 
 transformers' own callbacks log the numbers; [`LiveView`] adds, at every log, a table of a few trajectories of the
-latest batch, and under E-SPL a table of the population and its tree. It is for looking at: a tracker
-that fails does not end training; it gets one warning and no more tables.
+latest batch, and under E-SPL a table of the population and its tree. Training does not depend on them: after the first
+failure of a tracker one warning is logged, and it gets no more tables.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _SHOWN = [
 ]
 
 TRAJECTORIES = 4
-"""Of each log."""
+"""Trajectories in the table of a log."""
 MEMBERS = 50
-"""The latest ones of a population; and the best."""
+"""Members in the table of a population: the best one and the latest."""
 MAX_CHARS = 4000
-"""Of a cell."""
+"""Characters of a cell at most."""
 PICTURE_SECONDS = 30.0
-"""Between two pictures of the tree, which takes a third of a second to draw."""
+"""Seconds between two pictures of the tree, each of which takes a third of a second to draw."""
 
 
 # --- a line per log --------------------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ PICTURE_SECONDS = 30.0
 def log_line(logs: dict[str, Any], step: int) -> str:
     """The line for one log entry; empty if it has nothing to show (the summary at the end of training).
 
-    Shares and costs of zero are left out, so that they stand out when they are not.
+    Shares and costs of zero are left out, so that the others stand out.
     """
     prefix = "eval_" if any(key.startswith("eval_") for key in logs) else ""
     parts = []
@@ -70,12 +70,12 @@ def log_line(logs: dict[str, Any], step: int) -> str:
 
 
 def dollars(cost: float) -> str:
-    """To a tenth of a cent where cents matter, and to a hundredth of one below."""
+    """A cost in dollars, with more digits for smaller amounts."""
     return f"${cost:.{4 if cost < 0.001 else 3 if cost < 10 else 2}f}"
 
 
 def quiet_libraries() -> None:
-    """Turn off the bars of datasets, transformers and the hub (maps, weights, downloads) in unwatched runs."""
+    """Turn off the bars of datasets, transformers and the hub (maps, weights, downloads) unless a person sees them."""
     if not watched():
         datasets.disable_progress_bars()
         transformers_logging.disable_progress_bar()
@@ -83,19 +83,18 @@ def quiet_libraries() -> None:
 
 
 def one_line_progress(trainer: Trainer, what: str = "training steps") -> None:
-    """Put [`OneLineProgress`] in the place of transformers' bars, or of the dicts that it prints without
-    (`disable_tqdm`)."""
+    """Replace transformers' bars, or the dicts that it prints with `disable_tqdm`, by [`OneLineProgress`]."""
     bars = trainer.pop_callback(ProgressCallback) is not None
     if bars or trainer.pop_callback(PrinterCallback) is not None:
         trainer.add_callback(OneLineProgress(what, bars))
 
 
 class OneLineProgress(ProgressCallback):
-    """transformers' progress bars with [`log_line`] written above them. Everything is still in
+    """transformers' progress bars with [`log_line`] written above them. Every log is still in
     `trainer.state.log_history`.
 
-    In a file or a pipe there are no bars, and of the lines the first, then at most one a minute, those of evaluations
-    and the last. What has no logs (a warm start) counts its steps instead.
+    In a file or a pipe there are no bars. There the first line is written, then at most one a minute, those of
+    evaluations, and the last one. A training without logs (a warm start) counts its steps instead.
 
     Args:
         what (`str`, *optional*, defaults to `"training steps"`): The unit counted, where there are no bars.
@@ -152,7 +151,7 @@ class OneLineProgress(ProgressCallback):
 
 
 class LogFile(TrainerCallback):
-    """Each log as a line of `log.jsonl`, at once: its curves are there while a run goes on, and however it ends.
+    """Writes each log at once as a line of `log.jsonl`, for curves while a run goes on and however it ends.
 
     Args:
         folder (`Path`): Where the file goes.
@@ -164,7 +163,7 @@ class LogFile(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            with suppress(OSError):  # a full disk; the trainer's state has it all
+            with suppress(OSError):  # a full disk; the trainer's state has every log
                 self.file.append([{"run": self.run, "step": state.global_step, **(logs or {})}])
 
 
@@ -176,7 +175,7 @@ _MARKDOWN = re.compile(r"[^\w\s,;]|_")
 
 
 class TensorBoard:
-    """The event file that transformers' callback writes. It knows no tables: a text in Markdown, all of it escaped."""
+    """The event file that transformers' callback writes. It has no tables, so a table is an escaped Markdown text."""
 
     def __init__(self, writer: Any):
         self.writer = writer
@@ -215,7 +214,7 @@ class Trackio(WandB):
         self.module.log({name: self.module.Table(dataframe=frame), "train/global_step": step})
 
 
-# By transformers' callback: its name in `report_to`, what the callback writes to, and how.
+# For each callback of transformers: its name in `report_to`, its attribute that is written to, and the adapter.
 _TRACKERS = {
     "TensorBoardCallback": ("tensorboard", "tb_writer", TensorBoard),
     "WandbCallback": ("wandb", "_wandb", WandB),
@@ -224,11 +223,11 @@ _TRACKERS = {
 
 
 class LiveView(TrainerCallback):
-    """Logs what cannot be drawn as a curve to the trackers of a run. On the first process only.
+    """Logs tables and pictures to the trackers of a run, on the first process only.
 
     Args:
         report_to (`list[str]`): The run's trackers.
-        callbacks (`Callable`): Gives the trainer's callbacks, among them those that opened the trackers.
+        callbacks (`Callable`): Returns the trainer's callbacks, among them those that opened the trackers.
         reward_names (`list[str]`), reward_funcs (`list[Callable]`): The reward functions.
         population ([`Population`], *optional*): Logged as well.
     """
@@ -270,7 +269,7 @@ class LiveView(TrainerCallback):
             self._draw(population, state.global_step, last)
 
     def _draw(self, population: Population, step: int, last: bool) -> None:
-        """The tree as a picture, when it has grown, not too often, and at the end."""
+        """Send a picture of the tree if it has grown, not too often, and at the end."""
         members, when = self._drawn
         soon = not last and time.monotonic() - when < PICTURE_SECONDS
         if len(population.members) == members or soon:
@@ -286,11 +285,11 @@ class LiveView(TrainerCallback):
                 self._send("picture", "evolution/tree", png, step)
 
     def is_wanted(self) -> bool:
-        """Whether a tracker of the run takes tables, and has not failed."""
+        """Whether a tracker of the run accepts tables and has not failed."""
         return bool({name for name, *_ in _TRACKERS.values()} & set(self.report_to) - self._broken)
 
     def _send(self, what: str, *content: Any) -> None:
-        """A table or picture, to the trackers of the run that work, as transformers' callbacks have opened them."""
+        """Send a table or picture to the trackers that transformers' callbacks have opened and that have not failed."""
         for callback in self.callbacks():
             name, attribute, kind = _TRACKERS.get(type(callback).__name__, ("", "", WandB))
             target = getattr(callback, attribute, None) if name else None
@@ -312,15 +311,15 @@ class LiveView(TrainerCallback):
         return [*(_cell(str(text)) for text in texts), rollout.status, *scores, self._parts(rollout)]
 
     def _parts(self, rollout: Rollout) -> str:
-        """The parts of a reward, where its function reports them (`scores`, as Prompt-R1's)."""
-        said = []
+        """The parts of a reward, if its function reports them (`scores`, as Prompt-R1's)."""
+        parts = []
         for reward in filter(lambda one: callable(getattr(one, "scores", None)), self.reward_funcs):
             try:
                 (score,) = reward.scores([rollout], [rollout.row["answers"]])
-                said += [f"{name} {value:.3f}" for name, value in score._asdict().items()] if score else []
-            except Exception as error:  # the reward is the user's code, and this is only for looking at
+                parts += [f"{name} {value:.3f}" for name, value in score._asdict().items()] if score else []
+            except Exception as error:  # the reward is the user's code, and training does not need these parts
                 logger.debug("no parts of %r: %r", reward, error)
-        return ", ".join(said)
+        return ", ".join(parts)
 
 
 def _members(population: Population) -> list[Sequence]:
@@ -337,13 +336,13 @@ def _members(population: Population) -> list[Sequence]:
 
 
 def _cell(text: str) -> str:
-    """Text that every tracker can store: short enough, in UTF-8, without control characters."""
+    """The text in a form that every tracker can store: short, in UTF-8, without control characters."""
     cut = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} [... {len(text) - MAX_CHARS} characters more]"
     return _CONTROL.sub("\ufffd", cut.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _escaped(cell: Any) -> str:
-    """A cell in which TensorBoard's Markdown finds nothing: no link, no picture to load, no new column."""
+    """A cell without effect on TensorBoard's Markdown: no link, no picture to load, no new column."""
     if not isinstance(cell, str):
         return "–" if cell is None else str(cell)
     escaped = _MARKDOWN.sub(lambda found: f"&#{ord(found[0])};", cell)

@@ -1,9 +1,9 @@
-"""Checkpoints are whole or absent; and which of them a run may resume from.
+"""Checkpoints that are whole or absent, and the choice of the one that a run resumes from.
 
 transformers fills `checkpoint-<step>` file by file, on every process, and then deletes the oldest one. Here the folder
-is filled under `.saving/` and renamed when every process has finished, and only then may an older one go: whenever a
-job is killed, the newest `checkpoint-<step>` is whole. Disks fail later, copies break off and people delete what looks
-large: what is missing or cut off is found by name before anything is loaded.
+is filled under `.saving/` and renamed when every process has finished, and only then is an older one deleted: whenever
+a job is killed, the newest `checkpoint-<step>` is whole. Later a disk may fail, a copy may be incomplete, or somebody
+may delete a large file. So files that are missing or cut off are found, and named, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ..records import only_writer
 logger = logging.getLogger(__name__)
 
 STAGING = ".saving"
-TRAINING = "training"  # what only one run does in a folder; its lock is training.lock
-STATE_FILE = "exact_resume_{}.pt"  # what ResumableGRPOTrainer adds, one per process
+TRAINING = "training"  # the file training.lock: only one run may train in a folder
+STATE_FILE = "exact_resume_{}.pt"  # added by ResumableGRPOTrainer, one per process
 _WEIGHTS = ("*.safetensors", "*.bin", "*/adapter_model.*", "global_step*", "pytorch_model_fsdp*")
 
 T = TypeVar("T")
@@ -43,23 +43,23 @@ T = TypeVar("T")
 
 @dataclass
 class Staging:
-    """Where a checkpoint is being filled; `None` between checkpoints."""
+    """The folder in which a checkpoint is being filled; `None` between checkpoints."""
 
     folder: Path | None = None
 
 
 @contextmanager
 def saved_whole(trainer: Trainer, staging: Staging, run: Path, push: Callable[[str], Any]) -> Iterator[Path]:
-    """Around `_save_checkpoint`: gives the folder being filled, and makes it the checkpoint at the end.
+    """The context around `_save_checkpoint`: yields the folder to fill, and makes it the checkpoint at the end.
 
-    Called on every process. While it lasts, the trainer's `_get_output_dir` must give `staging.folder`. If the body
+    Entered on every process. Within it the trainer's `_get_output_dir` must return `staging.folder`. If the body
     raises, the half-filled folder stays where it is, and the next save removes it.
 
     Args:
-        trainer (`Trainer`): Whose checkpoint.
-        staging ([`Staging`]): Set while it lasts.
+        trainer (`Trainer`): The trainer of the checkpoint.
+        staging ([`Staging`]): Its `folder` is set within the context.
         run (`Path`): The run's folder.
-        push (`Callable`): Uploads the finished checkpoint, where `args.push_to_hub` says so.
+        push (`Callable`): Uploads the finished checkpoint, if `args.push_to_hub` is set.
     """
     name = f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
     filled, final = run / STAGING / name, run / name
@@ -67,33 +67,33 @@ def saved_whole(trainer: Trainer, staging: Staging, run: Path, push: Callable[[s
     if trainer.accelerator.is_local_main_process:
         shutil.rmtree(run / STAGING, ignore_errors=True)
     everyone()
-    # transformers uploads from where it saved, and on another thread: only when the folder is where it stays.
+    # transformers uploads the folder that it saved to, on another thread: so upload only after the folder was moved.
     pushes, trainer.args.push_to_hub = trainer.args.push_to_hub, False
     staging.folder = run / STAGING
     try:
         yield filled
-        # If this one is the best so far, transformers has noted it under the name it has now.
+        # If this checkpoint is the best so far, transformers has recorded it under the name of the staging folder.
         if trainer.args.should_save and trainer.state.best_model_checkpoint == str(filled):
             trainer.state.best_model_checkpoint = str(final)
             trainer.state.save_to_json(str(filled / TRAINER_STATE_NAME))
     finally:
         staging.folder, trainer.args.push_to_hub = None, pushes
     everyone()
-    # The first process of the job on a shared disk; on nodes with disks of their own, then the first of each.
+    # On a shared disk the first process of the job moves it; on nodes with their own disks the first one of each node.
     for moves in (trainer.accelerator.is_main_process, trainer.accelerator.is_local_main_process):
         if moves and filled.exists():
             _move(filled, final)
         everyone()
     if trainer.args.should_save:
         shutil.rmtree(run / STAGING, ignore_errors=True)
-        # By step, never by the clock: it may have been set back, or be another node's, or that of a copy.
+        # By step and not by file times, which change with clocks, nodes and copies.
         rotate_checkpoints(str(run), trainer.args.save_total_limit, trainer.state.best_model_checkpoint)
     if pushes:
         push(str(final))
 
 
 def _move(filled: Path, final: Path) -> None:
-    """Rename, in place of one that an earlier run left there."""
+    """Rename the folder; it replaces one that an earlier run left there."""
     old = final.with_name(STAGING) / f"{final.name}.old"
     if final.exists():
         os.replace(final, old)
@@ -105,7 +105,7 @@ def _move(filled: Path, final: Path) -> None:
 
 
 def asked_to_resume(args: Any) -> str | bool | None:
-    """`args.resume_from_checkpoint` as it stands on a command line: `true` is the newest checkpoint."""
+    """`args.resume_from_checkpoint`, which a command line gives as text: `true` is the newest checkpoint."""
     given = args.resume_from_checkpoint
     return {"true": True, "false": None}.get(str(given).lower(), given)
 
@@ -114,12 +114,12 @@ def whole_checkpoint(given: str | bool | None, folder: Path) -> str | None:
     """The checkpoint to resume from.
 
     Args:
-        given (`str` or `bool`, *optional*): A checkpoint; or `True`, the newest whole one in `folder`. A damaged
-            one is skipped with a warning. Where there is none yet, training starts at the beginning.
+        given (`str` or `bool`, *optional*): A checkpoint; or `True`, the newest whole one in `folder`. Damaged ones
+            are skipped with a warning. If there is none yet, training starts at the beginning.
         folder (`Path`): The run's.
 
     Raises:
-        `ValueError`: If the checkpoint that was asked for, or every one there is, is damaged; says which file.
+        `ValueError`: The checkpoint that was asked for is damaged, or all checkpoints are. The message names the file.
     """
     if not given:
         return None
@@ -155,7 +155,7 @@ def damaged(checkpoint: Path) -> str:
 
 
 def _missing(checkpoint: Path) -> str:
-    """Which file a checkpoint of this kind must have and has not."""
+    """The first file that a checkpoint of this kind lacks, in words; empty if it lacks none."""
 
     def has(*patterns: str) -> bool:
         return any(any(checkpoint.glob(pattern)) for pattern in patterns)
@@ -179,7 +179,7 @@ def _missing(checkpoint: Path) -> str:
 
 
 def _unreadable(path: Path) -> str:
-    """Whether a file was cut off; of the large ones only their tables of contents are read."""
+    """The fault of a file that was cut off, in words; of large files only the table of contents is read."""
     try:
         if path.suffix in (".pt", ".pth", ".bin"):
             zipfile.ZipFile(path).close()
@@ -203,15 +203,15 @@ def holds_run(folder: Path) -> bool:
 
 
 def occupied(folder: Path, as_options: bool = False) -> str:
-    """The words with which a second run in a folder is refused, for a script or a command line."""
+    """The error message for a second run in a folder, in the words of a script or of a command line."""
     names = ("--resume_from_checkpoint true", "--overwrite", "--output_dir")
     resume, overwrite, other = names if as_options else ("resume_from_checkpoint=True", "overwrite=True", "output_dir")
     return f"{folder} holds another run: continue it ({resume}), move it aside ({overwrite}), or use another {other}"
 
 
 def move_aside(folder: Path, model: object = None) -> None:
-    """Move what a folder holds to a folder beside it, `FOLDER.previous`, or with a number. Call it under the lock,
-    which stays where it is; so do recorded replies (`*.sqlite`), which are paid for.
+    """Move the content of a folder to one beside it, `FOLDER.previous` (or with a number). Call it while the lock is
+    held. The lock's file stays, and so do recorded replies (`*.sqlite`), which are paid for.
 
     Args:
         folder (`Path`): The run's.
@@ -238,7 +238,7 @@ def move_aside(folder: Path, model: object = None) -> None:
 
 @contextmanager
 def alone_in(folder: Path, accelerator: Accelerator | PartialState) -> Iterator[None]:
-    """Within it no other run trains in this folder. The lock is the system's, and ends with the process.
+    """Within it no other run trains in this folder. The operating system releases the lock when the process ends.
 
     Raises:
         `ValueError`: On every process, if another run is training there.
@@ -250,14 +250,14 @@ def alone_in(folder: Path, accelerator: Accelerator | PartialState) -> Iterator[
 
 
 def from_first(accelerator: Accelerator | PartialState, decide: Callable[[], T]) -> T:
-    """What `decide` returns on the first process, or the `ValueError` that it raises there: on every process alike."""
-    said: list = [None, ""]
+    """Call `decide` on the first process; every process gets its result, or raises its `ValueError`."""
+    decided: list = [None, ""]
     if accelerator.is_main_process:
         try:
-            said[0] = decide()
+            decided[0] = decide()
         except ValueError as error:
-            said[1] = str(error)
-    broadcast_object_list(said)
-    if said[1]:
-        raise ValueError(said[1])
-    return said[0]
+            decided[1] = str(error)
+    broadcast_object_list(decided)
+    if decided[1]:
+        raise ValueError(decided[1])
+    return decided[0]

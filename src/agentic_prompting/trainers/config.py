@@ -25,8 +25,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
     Args:
         max_turns (`int`, *optional*, defaults to `5`): Turns of the agent, the answering one included.
         max_turn_tokens (`int`, *optional*, defaults to `1024`): Tokens of one turn.
-        max_context (`int`, *optional*): Tokens of prompt and response together. What the model or its server can read
-            counts where that is less.
+        max_context (`int`, *optional*): Tokens of prompt and response together. The limit of the model or its server
+            holds if it is lower.
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
             whatever the model would write next.
         max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
@@ -34,37 +34,39 @@ class MultiTurnGRPOConfig(GRPOConfig):
             stops with an error that names the cause.
         failure_window (`int`, *optional*, defaults to `3`): Batches that `max_failed_share` looks at.
         budget_usd (`float`, *optional*): US dollars that the job may spend on large LLMs, all roles, processes and
-            restarts together; what was spent is kept in `output_dir/spending.sqlite`. When it is reached, calls on
-            their way end, training saves a checkpoint and stops. A role's own limit is its model's `budget_usd`.
+            restarts together; the sum is kept in `output_dir/spending.sqlite`. When it is reached, calls in flight end,
+            training saves a checkpoint and stops. A role's own limit is its model's `budget_usd`.
         budget_tokens (`int`, *optional*): The same in tokens, for models whose price is not known.
-        vllm_sync (`str`, *optional*, defaults to `"nccl"`): With `vllm_mode="server"`, how the weights get there.
-            `nccl`: TRL's push, which needs vLLM and a GPU in the trainer's environment. `adapter`, for LoRA: as an
-            adapter with a name per version, which running servers load. `disk`: all weights, which the servers load
-            again from `output_dir`. These two need neither, only a disk that servers and trainer share, and take
-            several servers: `vllm_server_base_url` with commas.
+        vllm_sync (`str`, *optional*, defaults to `"nccl"`): With `vllm_mode="server"`, the way in which weights reach
+            the server. `nccl`: TRL's push, which needs vLLM and a GPU in the trainer's environment. `adapter`, for
+            LoRA: an adapter with a name per version, which running servers load. `disk`: all weights, which the servers
+            load again from `output_dir`. The last two need neither vLLM nor a GPU, only a disk that servers and trainer
+            share, and support several servers: `vllm_server_base_url` with commas.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Sampling in this process (no vLLM, no continuous
             batching): MB of keys and values to keep between the turns of a rollout, so that a turn reads only what is
             new. They are freed before the training step. 147 KB a token for Qwen3-4B in bf16. 0 keeps none.
         async_lead (`float`, *optional*, defaults to `0.0`): Steps' worth of groups to play beyond the step's own, so
             that no step waits for its slowest conversation: each trains on the oldest groups that are done and starts
             as many new ones. A larger value hides longer replies and makes tokens older; 0 is on-policy training. Above
-            0 the loss is corrected by TRL's truncated importance ratio, by `vllm_importance_sampling_mode`
+            0 the loss is corrected by TRL's truncated importance ratio, with `vllm_importance_sampling_mode`
             (`token_truncate` unless another one is set) and `_clip_max`.
-        max_staleness (`int`, *optional*): Updates of the weights between a group's start and its use at most; a group
-            at this limit is waited for. Defaults to those that twice `async_lead` make.
-        environment_ratio (`dict`, *optional*): With several environments, the share of the training rows that each
-            has: `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to get there; none is left out. By default each row
-            comes once an epoch.
-        environment_limits (`dict`, *optional*): With several environments, those of `max_turns`, `max_turn_tokens` and
-            `max_tokens` (the completion's) that are an environment's own: `{"shop": {"max_turns": 3}}`.
+        max_staleness (`int`, *optional*): The most updates of the weights between a group's start and its use; a step
+            waits for a group at this limit. Defaults to the updates in twice `async_lead` steps.
+        environment_ratio (`dict`, *optional*): With several environments, the share of each in the training rows:
+            `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to reach it; none is left out. By default each row is used
+            once an epoch.
+        environment_limits (`dict`, *optional*): With several environments, their own values of `max_turns`,
+            `max_turn_tokens` and `max_tokens` (the completion's): `{"shop": {"max_turns": 3}}`.
         traces (`bool`, *optional*, defaults to `False`): Send OpenTelemetry spans of steps, rollouts, turns, tools and
-            calls of large LLMs to where its variables say; see [`start_traces`]. Needs the extra `otel`.
+            calls of large LLMs to the back end that its environment variables name; see [`start_traces`]. Needs the
+            extra `otel`.
         trace_content (`bool`, *optional*, defaults to `False`): Whether prompts, replies and arguments are in the
             spans, too.
         check_environment (`bool`, *optional*, defaults to `True`): Ask the environment once before training starts, so
             that a wrong key or address is found at once.
         overwrite (`bool`, *optional*, defaults to `False`): If `output_dir` holds another run, move that to a folder
-            beside it (`output_dir.previous`) and begin anew. Without it a second run in a folder is refused.
+            beside it (`output_dir.previous`) and start at the beginning. Without it a second run in a folder is
+            refused.
         rollouts_max_mb (`float`, *optional*, defaults to `1024`): Size of `output_dir/rollouts` per process, in MB; the
             oldest part is dropped above it. 0 keeps none.
 
@@ -120,7 +122,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
             group = self.num_generations_eval or self.num_generations
             setattr(self, own.name, math.ceil(chosen / group) * group)
         super().__post_init__()
-        self.limits()  # those of environments, which TRL has read if they were given as JSON
+        self.limits()  # checks those of environments, which TRL has parsed if they were JSON
         for name in ("environment_ratio", "environment_limits"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"{name} must be an object by environment, got {getattr(self, name)!r}")
@@ -128,7 +130,7 @@ class MultiTurnGRPOConfig(GRPOConfig):
             self._check_lead()
 
     def _check_lead(self) -> None:
-        """What carries groups over to later steps needs a correction, and time."""
+        """Check the settings that `async_lead` depends on, and set those that follow from it."""
         if self.async_lead < 0:
             raise ValueError(f"async_lead must be at least 0, got {self.async_lead}")
         if not self.vllm_importance_sampling_correction:
@@ -138,9 +140,9 @@ class MultiTurnGRPOConfig(GRPOConfig):
         for name in ("full_determinism", "use_transformers_continuous_batching"):
             if getattr(self, name):
                 raise ValueError(f"async_lead > 0 cannot be had with {name}=True: set async_lead=0, or leave that out")
-        if self.use_vllm and self.vllm_mode != "server":  # its turns would have to be taken out at each update
+        if self.use_vllm and self.vllm_mode != "server":  # turns in flight would have to be removed at each update
             raise ValueError(f"async_lead > 0 cannot be had with vllm_mode={self.vllm_mode!r}: set vllm_mode='server'")
-        if self.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default, which drops what is stale
+        if self.vllm_importance_sampling_mode == "sequence_mask":  # TRL's default, which drops stale sequences
             self.vllm_importance_sampling_mode: str = "token_truncate"
         updates = self.async_lead * self.steps_per_batch
         if self.max_staleness is None:
@@ -156,11 +158,15 @@ class MultiTurnGRPOConfig(GRPOConfig):
         return max(1, self.steps_per_generation * self.num_iterations // self.gradient_accumulation_steps)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the hub's token: `training_args.bin` in every saved folder is a pickle of this."""
+        """Leave out the hub's token: `training_args.bin` in every saved folder is a pickle of this object."""
         return {**vars(self), "hub_token": None}
 
     def limits(self, readable: int | None = None) -> Limits:
-        """The rollout limits these arguments describe; `readable` is what the model can read, in tokens."""
+        """The limits of rollouts, by these arguments.
+
+        Args:
+            readable (`int`, *optional*): Tokens that the model can read.
+        """
         whole = 2**31 if self.max_completion_length is None else self.max_completion_length
         own = self.environment_limits if isinstance(self.environment_limits, Mapping) else {}
         limits = Limits(self.max_turns, self.max_turn_tokens, whole, self.max_context, own)  # raises for 0
@@ -215,17 +221,18 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
             all M·N rollouts of the problem.
         reflector (`str`, *optional*, defaults to `"reference"`): The reflecting model: `reference`, the fixed LLM
             passed to the trainer (better, by Figure 15); or `policy`, the model being trained, in turns of
-            `max_turn_tokens`, when its children are due: nothing overlaps then.
-        evolution_lag (`int`, *optional*, defaults to `1`): A child joins so many batches later than in Algorithm 1, so
-            that the reference LLM works while the weights are updated. 0 is the exact algorithm: each batch waits for
-            the children of the last one.
+            `max_turn_tokens`, when its children are due, so that training waits for it.
+        evolution_lag (`int`, *optional*, defaults to `1`): A child joins this many batches later than in Algorithm 1,
+            so that the reference LLM works while the weights are updated. 0 is the exact algorithm: each batch waits
+            for the children of the last one.
         reflection_timeout (`float`, *optional*, defaults to `1800`): Seconds that the reference LLM may take for one
             batch, all its stages together. A reply that is late counts as a failed call: the batch has no child,
             which is logged, and training goes on. A model's own timeouts end a call earlier; this is for models that
             have none.
 
     Raises:
-        `ValueError`: If a value is out of range, or M·N does not divide the generation batch; says what would work.
+        `ValueError`: If a value is out of range, or M·N does not divide the generation batch; the message has a size
+            that works.
     """
 
     mode: str = setting("joint", f"One of {', '.join(MODES)}.")
@@ -278,7 +285,7 @@ class ESPLConfig(ESPLSettings, MultiTurnGRPOConfig):
 
     @property
     def batch_in_words(self) -> str:
-        """How many rollouts a batch has, and of which settings they come."""
+        """The number of rollouts of a batch, and the settings that make it."""
         size, prompts, attempts = self.generation_batch_size, self.prompts_per_step, self.num_generations
         return (
             f"a batch is {size // (prompts * attempts)} problems x {prompts} prompts (prompts_per_step) x {attempts} "

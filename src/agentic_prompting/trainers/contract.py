@@ -1,9 +1,9 @@
-"""What the trainers stand on in TRL beyond its documented interface: one table, checked when a trainer is made.
+"""The undocumented parts of TRL that the trainers depend on: one table, checked when a trainer is made.
 
 TRL's undocumented parts change between its releases. [`CONTRACT`] lists every such part that this room overrides, reads
-or sets, with the parameters that it counts on. tests/trainers/test_trl_contract.py holds the room to the table and
-tests what each part does, on the versions in [`TESTED`]. With another version of TRL the table is compared with what is
-installed: a difference is an error that names the part, none is one warning.
+or sets, with the parameters that it relies on. tests/trainers/test_trl_contract.py compares the table with the source
+of the room and tests what each part does, on the versions in [`TESTED`]. With another version of TRL the table is
+compared with what is installed: a difference is an error that names the part; without one there is a single warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TESTED = ("1.16.0",)
 
 
 class TRLChanged(ImportError):
-    """The installed TRL differs from the tested versions in a part that the trainers stand on."""
+    """The installed TRL differs from the tested versions in a part that the trainers depend on."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ CONTRACT = (
     Part("_get_output_dir", "trial"),
     Part("_run_epoch"),
     Part("_push_from_checkpoint", "checkpoint_folder"),
-    # Where a run stands, for an exact resume.
+    # The state of a run, for an exact resume.
     Part("_step"),
     Part("_buffered_inputs"),
     Part("_metrics"),
     Part("_tr_loss"),
     Part("_globalstep_last_logged"),
     Part("control"),
-    # The arguments that it was made of.
+    # What TRL derives from a trainer's arguments.
     Part("num_generations"),
     Part("loss_type"),
     Part("eos_token_ids"),
@@ -107,7 +107,7 @@ def check_trl() -> None:
     """Compare the installed TRL with [`CONTRACT`], once, unless its version is one of [`TESTED`].
 
     Raises:
-        [`TRLChanged`]: A part differs; names each, and the tested versions.
+        [`TRLChanged`]: A part differs. The message names each, and the tested versions.
     """
     if trl.__version__ not in TESTED:
         compare(trl.__version__, GRPOTrainer)

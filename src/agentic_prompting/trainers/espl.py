@@ -4,8 +4,8 @@ Each problem of a batch is attempted N times under each of M system prompts. The
 baseline over the N of one (problem, prompt) is the paper's V_i for the policy gradient, and the mean rewards rate the
 prompts and decide which of them have children.
 
-The parts are [`Generation`] (Algorithm 1 for the prompts), [`PopulationPrompts`] (which slot is played under which
-prompt) and a reflector, which writes the children; this class connects them to training. Every process holds the same
+The parts are [`Generation`] (Algorithm 1 for the prompts), [`PopulationPrompts`] (the system prompt of each slot of a
+batch) and a reflector, which writes the children; this class connects them to training. Every process holds the same
 population and makes the same decisions.
 """
 
@@ -71,7 +71,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         generation ([`Generation`]): The evolution of that population.
 
     Raises:
-        `ValueError`: For arguments that cannot work together; names values that do.
+        `ValueError`: For arguments that cannot work together; the message names values that do.
     """
 
     method = "E-SPL"
@@ -163,7 +163,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def _rate(self, rewards: Sequence[float | None], batch: Batch) -> None:
         """Rate the prompts of the batch, and start the reflection on it."""
         if self.generation.batches == 0 and self.accelerator.is_main_process:
-            self._journal.keep_before(0)  # removes the journal of another run in the same folder
+            self._journal.keep_before(0)  # deletes the entries of another run in the same folder
         # Mode `rl` needs no texts, and those of a batch are megabytes.
         problem_texts, reflects = [("", "", "")] * len(rewards), self._mode() != "rl"
         if reflects:
@@ -179,7 +179,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self._reflector.begin(job)
 
     def _let_children_join(self) -> None:
-        """Add the children that are due. Training waits for a reference LLM that is slower than `evolution_lag`."""
+        """Add the children that are due. Training waits for a reference LLM that takes longer than `evolution_lag`."""
         for job in self.generation.due(self.args.evolution_lag) if self.args.evolves else ():
             outcomes = self._reflector.finish(job)
             fatal = next((one.error for one in outcomes if one.error is not None and one.error.fatal), None)
@@ -193,7 +193,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
                 self._journal.write(attempt_records(job.batch, outcomes, children, job.scores, self.population))
 
     def updates_weights(self) -> bool:
-        """Not in modes and phases that train no weights."""
+        """Whether the current mode or phase trains weights."""
         return self._mode() in ("joint", "rl")
 
     # --- evaluation and distillation -----------------------------------------------------------------------------
@@ -285,12 +285,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         super()._save_beside(folder)
         atomic_write(folder / PROMPT_FILE, self.final_prompt().text)
         state = self.state_dict()
-        if self.staging.folder is None:  # a model, which may be shared: pending jobs hold rows and rollouts
+        if self.staging.folder is None:  # a model, which may be published, and pending jobs hold rows and rollouts
             state["pending"] = []
         atomic_write(folder / POPULATION_FILE, json.dumps(state, indent=1, ensure_ascii=False))
 
     def saved_spec(self) -> AgentSpec:
-        """As in evaluation here: under the best prompt, or none after [`distill`]."""
+        """The agent's form under the prompt of evaluations: the best one, or none after [`distill`]."""
         return self.prompts.saved_spec(self.spec)
 
     def _load_beside(self, checkpoint: Path | None) -> None:
@@ -300,5 +300,5 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             if self.args.evolves and self.state.global_step < self.state.max_steps:
                 for job in generation.pending:
                     self._reflector.begin(job)
-        if self.accelerator.is_main_process:  # a resumed run does the later batches again
+        if self.accelerator.is_main_process:  # a resumed run plays the later batches again
             self._journal.keep_before(generation.pending[0].batch if generation.pending else generation.batches)

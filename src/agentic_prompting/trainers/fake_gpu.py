@@ -1,6 +1,6 @@
-"""The paths that TRL and transformers take on a GPU, for fake tensors, which are on a CPU in a build without CUDA.
+"""Makes TRL and transformers take their GPU paths for fake tensors, which are on a CPU in a build without CUDA.
 
-`planning/` runs a training step so. `tests/planning/test_plan.py` checks that every name is still there.
+`planning/` runs a training step in this way. `tests/planning/test_plan.py` checks that every name still exists.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Triton:
 
 
 def _to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """`Module.to`: torch cannot swap fake parameters, so those of another type are made anew."""
+    """`Module.to` for fake parameters, which torch cannot convert in place: new ones replace those of another type."""
     dtype = torch._C._nn._parse_to(*args, **kwargs)[1]  # type: ignore[attr-defined]
     for module in self.modules() if dtype is not None else ():
         for name, old in module._parameters.items():
@@ -48,7 +48,7 @@ REPLACED: dict[str, Any] = {
     f"{HEAD}.triton": _Triton,
     f"{HEAD}._addmm_fp32": lambda acc, a, b: None,
 }
-"""What a GPU does in TRL's fused head: only scored positions are computed, and kernels work in place."""
+"""TRL's fused head as on a GPU: only scored positions are computed, and kernels write into existing tensors."""
 
 
 @contextmanager
@@ -94,9 +94,9 @@ def fsdp2(processes: int) -> dict[str, str]:
 
 @contextmanager
 def fsdp_on_a_cpu() -> Iterator[None]:
-    """Within it accelerate shards on a CPU as well: it chooses FSDP for accelerators only, though torch's works there.
+    """Within it accelerate shards on a CPU as well, where torch's FSDP works but accelerate does not choose it.
 
-    accelerate finds parameters again by their address, which is 0 for all fake ones: they get others here.
+    accelerate identifies parameters by their address, which is 0 for all fake ones, so they get others here.
     """
     original = AcceleratorState.__init__
 

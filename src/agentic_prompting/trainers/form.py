@@ -1,7 +1,7 @@
-"""The form of the agent that is trained: the arguments, else what its model was saved with, else the defaults.
+"""The form of the agent that is trained: from the arguments, else from the model's folder, else by default.
 
-A model that a trainer of this library saved answers in the form that it knows. Under another template nearly every
-rollout would be malformed, so a trainer uses the saved one unless an argument replaces it.
+A model that was saved by a trainer of this library answers in the form that it has learnt. Under another template
+nearly every rollout would be malformed, so a trainer uses the saved form unless an argument replaces it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def agent_spec(
     default_template: Callable[[Any, Grammar], str],
     name: str | None = None,
 ) -> tuple[AgentSpec, str]:
-    """How the agent is asked, but for its limits; and where its template comes from, for messages.
+    """The form of the agent, without its limits; and the origin of its template, for messages.
 
     Args:
         model (`str`, `Path` or `PreTrainedModel`): As in [`saved_form`].
         environment ([`Environment`], *optional*): Its grammar wins over the saved one.
         args ([`MultiTurnGRPOConfig`]): Training arguments.
-        prompt_template (`str` or `Mapping`, *optional*): The trainer's argument, which wins, as the two that follow;
-            with several environments all have it, or each that a mapping names has its own.
+        prompt_template (`str` or `Mapping`, *optional*): The trainer's argument, which wins, as the two that follow.
+            With several environments it is for all of them; a mapping has one for each name.
         system_prompt (`str`, *optional*): The trainer's argument.
         grammar ([`Grammar`] or `Mapping`, *optional*): The trainer's argument, as `prompt_template`.
-        default_grammar (`Callable`): Makes the grammar for an environment where there is no other.
+        default_grammar (`Callable`): Makes the grammar for an environment if there is no other.
         default_template (`Callable`): Makes the template for an environment and a grammar.
         name (`str`, *optional*): Name of the environment, where it is one of several.
     """
@@ -87,14 +87,14 @@ def _of(given: Any, name: str) -> Any:
 
 
 def own_prompts(dataset: Any) -> bool:
-    """Whether the rows bring their prompts, which are used as they are."""
+    """Whether the rows have a column `prompt`, which is used as it is."""
     return "prompt" in (getattr(dataset, "column_names", None) or ())
 
 
 def saved_form(
     model: Any, grammar: Grammar | None, template: str | None, args: MultiTurnGRPOConfig, name: str | None = None
 ) -> tuple[AgentSpec, str] | None:
-    """The spec that a model was saved with, and its file; `None` if there is none, or it is of another grammar. The
+    """The spec that a model was saved with, and its file; `None` if there is none, or it has another grammar. The
     first process logs in one line what is used.
 
     Args:
@@ -128,5 +128,5 @@ def _saved_file(model: Any, args: MultiTurnGRPOConfig) -> Path | None:
         return file if name and (file := Path(name) / SPEC_FILE).is_file() else None
     try:
         return Path(hf_hub_download(name, SPEC_FILE, revision=(args.model_init_kwargs or {}).get("revision")))
-    except (HfHubHTTPError, OSError, ValueError):  # a model of another kind, or one that is not there: TRL says so
+    except (HfHubHTTPError, OSError, ValueError):  # another kind of model, or none: TRL reports that
         return None

@@ -1,7 +1,7 @@
-"""Reward functions behind the guard of user code: what would end or hang the process costs one batch its rewards.
+"""Reward functions behind the guard of user code: an `exit()` in one costs a batch its rewards, and not the run.
 
-What a function needs is read from its signature before anything is paid for. What it returns is looked at with the
-first batch: a call on a made-up rollout could cost money (a judge) or leave traces, and only the user knows.
+The columns that a function needs are read from its signature before anything is paid for. Its return value is checked
+with the first batch and not earlier: a call on a made-up rollout could cost money (a judge) or have side effects.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 
 def guarded_reward(function: Any) -> Any:
-    """A reward function for TRL. `exit()` and its like (code that a model wrote may call it) give no reward for the
-    batch, with a warning; an ordinary exception is a mistake in the function and is raised as it is.
+    """A reward function for TRL. After an `exit()` or the like, which code written by a model may call, the batch has
+    no reward from it, and a warning is logged. An ordinary exception is a bug in the function and is raised unchanged.
 
     Args:
         function (`Callable`, `str` or `torch.nn.Module`): Models and their names are returned as they are.
@@ -48,7 +48,7 @@ def one_for_each(value: Any, n: int, function: Any) -> list[Any]:
     """The rewards that a function returned for `n` completions, as a list of numbers or `None`.
 
     Raises:
-        `ValueError`: It is something else; names the function.
+        `ValueError`: The value is something else; the message names the function.
     """
     rewards, returned = _as_list(value)
     if rewards is None or len(rewards) != n:
@@ -60,7 +60,7 @@ def one_for_each(value: Any, n: int, function: Any) -> list[Any]:
 
 
 def _as_list(value: Any) -> tuple[list[Any] | None, str]:
-    """The rewards in what a function returned, if there are any; and what it is."""
+    """The rewards in a function's return value, or `None`; and a description of that value."""
     kind = "None" if value is None else f"a {type(value).__name__}"
     try:
         rewards = None if isinstance(value, str | bytes | Mapping) else list(value)
@@ -75,8 +75,8 @@ def _as_list(value: Any) -> tuple[list[Any] | None, str]:
 
 
 def check_groups(functions: Sequence[Any], args: Any, evaluates: bool) -> None:
-    """Raise `ValueError` where a reward function that compares the rollouts of a group ([`GroupJudge`]) would get a
-    group of one, or a part of a group that another process has the rest of.
+    """Raise `ValueError` if a reward function that compares the rollouts of a group ([`GroupJudge`]) would get a group
+    of one, or a group that is split between processes.
 
     Args:
         functions (`Sequence`): The reward functions.
@@ -96,8 +96,8 @@ _FROM_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_e
 
 
 def check_rows(dataset: Any, functions: Sequence[Any], template: Any) -> None:
-    """Raise `ValueError` unless rows have a question to fill the template with, or a prompt of their own, and what the
-    reward functions read; or where the template would be ignored."""
+    """Raise `ValueError` if rows have neither a question for the template nor a prompt of their own, if they lack a
+    column that a reward function needs, or if the template would be ignored."""
     first = "prompt" if own_prompts(dataset) else "question"
     validate_dataset(dataset, columns=(first,))
     for function in functions:
@@ -112,7 +112,7 @@ def check_rows(dataset: Any, functions: Sequence[Any], template: Any) -> None:
 
 
 def check_columns(function: Any, columns: Collection[str]) -> None:
-    """Raise `ValueError` if a reward function needs a column that the rows have not.
+    """Raise `ValueError` if a reward function needs a column that the rows do not have.
 
     Args:
         function (`Callable`, `str` or `torch.nn.Module`): Models and their names need none.

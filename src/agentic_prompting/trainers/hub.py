@@ -1,12 +1,12 @@
-"""What leaves a run's folder: each saved model with its card and `agentic_prompting.json`; to the hub nothing else.
+"""Uploads to the hub and model cards: only the model, its card and `agentic_prompting.json` leave a run's folder.
 
-transformers uploads a trainer's whole output folder. Ours also holds every rollout, what was spent, recordings of
-replies and reports, none of which belong to a model that is shared.
+transformers uploads a trainer's whole output folder. Ours also holds every rollout, records of spending, recorded
+replies and reports, which do not belong to a published model.
 
-The card says what a trained agent is, how it is asked, what it was trained against, and how to use it. The words and
-citations are in `card.md`; TRL's `generate_model_card` fills the same class from a fixed set of names, none of which
-could say how an agent is asked. The card names an endpoint's model and host, never the rest of the
-address, which may contain a key.
+The card describes a trained agent, the prompt it is asked with, what it was trained against, and how to use it. Its
+text and citations are in `card.md`. TRL's `generate_model_card` fills the same class from a fixed set of names, which
+has no place for an agent's prompt. The card names an endpoint's model and host, never the rest of the address, which
+may contain a key.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from .config import MultiTurnGRPOConfig
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
-# By name, as anything else may lie in a run's folder: what we write about a model, what `save_pretrained` writes of
-# models and adapters, and what it writes of tokenizers and processors, beside the files that a tokenizer names itself.
+# A list of names, because a run's folder may hold any other file: our files about a model, those that `save_pretrained`
+# writes for models and adapters, and those for tokenizers and processors, besides the ones that a tokenizer names.
 SHARED = (
     CARD_FILE, SPEC_FILE, "system_prompt.txt", "population.json", "summary.json", "table.md",
     "config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json",
@@ -62,12 +62,12 @@ _WHAT = {
 }
 
 
-# --- what is not there -----------------------------------------------------------------------------------------------
+# --- errors in one line ----------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def missing_in_a_line(model: Any) -> Iterator[None]:
-    """Within it a model that cannot be loaded, and a hub that cannot be written to, are errors of one line."""
+    """Within it a model that cannot be loaded, or a hub that cannot be written to, raises an error of one line."""
     if isinstance(model, str) and only_a_folder(model) and not Path(model).exists():
         raise FileNotFoundError(f"{model} does not exist: give the folder of a model, or its name on the hub")
     try:
@@ -89,13 +89,13 @@ def missing_in_a_line(model: Any) -> Iterator[None]:
         raise
 
 
-# --- what is uploaded ------------------------------------------------------------------------------------------------
+# --- uploads ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def only_the_model(folder: Path, tokenizer: Any) -> Iterator[None]:
-    """Within it transformers uploads of this folder what [`SHARED`] and the tokenizer's own file names say. A
-    checkpoint goes up whole, where `hub_strategy` asks for it."""
+    """Within it transformers uploads from this folder only the files named in [`SHARED`] and by the tokenizer. A
+    checkpoint is uploaded whole, if `hub_strategy` asks for it."""
     vocabulary = [glob.escape(name) for name in getattr(tokenizer, "vocab_files_names", {}).values()]
     uploads = transformers_trainer.hf_api
     transformers_trainer.hf_api = lambda: _Selective(uploads(), folder, [*SHARED, *vocabulary])
@@ -106,7 +106,7 @@ def only_the_model(folder: Path, tokenizer: Any) -> Iterator[None]:
 
 
 class _Selective:
-    """An `HfApi` whose `upload_folder` leaves out what is not the model's."""
+    """An `HfApi` whose `upload_folder` uploads only the files of the model."""
 
     def __init__(self, api: Any, folder: Path, shared: list[str]):
         self._api, self._folder, self._shared = api, folder, shared
@@ -124,7 +124,7 @@ class _Selective:
 
 
 TAGS = ("trl", "grpo", "agentic-prompting")
-"""Of every model on the hub that was trained here."""
+"""The tags of every model that was trained here."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class Trained:
     Args:
         args ([`MultiTurnGRPOConfig`]): The run's.
         model (`PreTrainedModel`): The agent.
-        spec ([`AgentSpec`]): How it is asked.
+        spec ([`AgentSpec`]): Its form.
         method (`str`): The trainer's own name of its method: `Prompt-R1`, `E-SPL`, or another.
         environment ([`Environment`], *optional*): The agent's environment.
         reference ([`ChatModel`], *optional*): The LLM that wrote its system prompts.
         reward_funcs (`Sequence[Callable]`), reward_names (`Sequence[str]`): The reward functions.
-        rows (`int`, *optional*): Training rows, where they can be counted.
-        steps (`int`): Steps done.
+        rows (`int`, *optional*): The number of training rows, if they can be counted.
+        steps (`int`): The number of training steps.
         hub_id (`str`, *optional*): The model's name on the hub.
     """
 
@@ -158,7 +158,7 @@ class Trained:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods it was trained by; both where Prompt-R1's agent learnt under an evolving prompt."""
+        """The methods it was trained by: both, if Prompt-R1's agent learnt under an evolving prompt."""
         rewarded = any(isinstance(unwrap(reward), PromptR1Reward) for reward in self.reward_funcs)
         if self.method == "E-SPL":
             return ("Prompt-R1", "E-SPL") if rewarded else ("E-SPL",)
@@ -166,7 +166,7 @@ class Trained:
 
 
 def write_card(trained: Trained, folder: Path, *args: Any) -> None:
-    """Write the [`model_card`] into a folder. One that cannot be made is a warning: no reason to lose a checkpoint."""
+    """Write the [`model_card`] into a folder. If it cannot be made, log a warning: the model is saved anyway."""
     try:
         atomic_write(folder / CARD_FILE, str(model_card(trained, *args)))
     except Exception as error:
@@ -180,9 +180,9 @@ def model_card(
 
     Args:
         trained ([`Trained`]): The agent; results in its output folder are shown as well.
-        name (`str`, *optional*): The model's. Defaults to the hub id's, then to the output folder's.
+        name (`str`, *optional*): The model's name. Defaults to that of the hub id, then to that of the output folder.
         dataset (`str`, *optional*): Hub id of the training data.
-        tags (`Sequence[str]`, *optional*): Further ones.
+        tags (`Sequence[str]`, *optional*): Further tags.
     """
     folder, spec = Path(trained.args.output_dir), trained.spec
     place = trained.hub_id or trained.args.hub_model_id or str(folder)
@@ -219,7 +219,7 @@ def model_card(
 
 
 def asked(chat: Any) -> str:
-    """A large LLM in words: its name and the host it is asked at; of a router all of them."""
+    """A large LLM in words: its name and its host; for a router those of all its models."""
     routed = getattr(chat, "models", None)
     if isinstance(routed, dict):
         return ", ".join(asked(model) for model in routed.values())
@@ -237,7 +237,7 @@ def host_of(address: str) -> str:
 
 
 def evaluation_of(folder: Path) -> str:
-    """The results that a run's folder holds: `table.md` of an evaluation, `summary.json` of a sandbox run."""
+    """The results in a run's folder: `table.md` of an evaluation, `summary.json` of a sandbox run."""
     tables = [path for path in (folder / "table.md", folder / "evaluation" / "table.md") if path.is_file()]
     # Their headings go below the card's own.
     parts = [re.sub(r"^#", "###", path.read_text(encoding="utf-8").strip(), flags=re.MULTILINE) for path in tables]
@@ -260,7 +260,7 @@ def evaluation_of(folder: Path) -> str:
 
 
 def fenced(text: str) -> str:
-    """Text in a fence that it cannot close."""
+    """The text in a Markdown fence that is longer than any in the text."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text)), 3)
     return f"{fence}text\n{_clean(text)}\n{fence}"
 
@@ -283,7 +283,7 @@ def _facts(trained: Trained, methods: Sequence[str], base: str | None, sandbox: 
 
 
 def _settings(trained: Trained) -> list[tuple[str, str]]:
-    """The training arguments that matter, all of the method's own, and an adapter's."""
+    """The most important training arguments, all of the method's own, and those of an adapter."""
     own = [field.name for field in fields(trained.args) if field.name not in MultiTurnGRPOConfig.__dataclass_fields__]
     shown = [(name, getattr(trained.args, name)) for name in (*_SETTINGS, *own)]
     for adapter in (getattr(trained.model, "peft_config", None) or {}).values():
@@ -292,7 +292,7 @@ def _settings(trained: Trained) -> list[tuple[str, str]]:
 
 
 def _base_model(trained: Trained) -> str | None:
-    """Its hub id; of a local folder the last part of its name, in brackets: the rest of the path stays private."""
+    """Its hub id; for a local folder the last part of the path alone, in brackets, because the rest is private."""
     name = getattr(trained.model.config, "_name_or_path", "") or None
     if name and (Path(name).is_dir() or name.startswith(("/", "."))):
         return f"a local folder ({Path(name).name})"
@@ -300,7 +300,7 @@ def _base_model(trained: Trained) -> str | None:
 
 
 def _sandbox(trained: Trained, folder: Path) -> str | None:
-    """In what way a run was one in the sandbox, or against a script; `None` if it was real."""
+    """A sentence about a run in the sandbox or against a scripted model; `None` if the run was real."""
     parts = [trained.environment, getattr(trained.environment, "chat", None), trained.reference]
     own = any(type(part).__module__.startswith("agentic_prompting.sandbox") for part in parts)
     named = any(getattr(part, "model", "") == "sandbox-oracle" for part in parts)
@@ -342,5 +342,5 @@ def _line(text: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """What UTF-8 can hold."""
+    """The text with characters that UTF-8 cannot encode replaced."""
     return text.encode("utf-8", "replace").decode("utf-8")

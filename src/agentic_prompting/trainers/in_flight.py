@@ -1,12 +1,12 @@
 """The turns and replies of groups in flight, on disk, so that a killed run samples and pays for nothing twice.
 
-An [`EpisodeLog`] stands between one rollout's episode and the policy and environment it talks to. It writes down every
-turn and every reply; an entry that exists is not asked for again, so a resumed run replays the episode and goes on from
-there. [`InFlightFile`] keeps these entries, one file per process.
+An [`EpisodeLog`] stands between one rollout's episode and its policy and environment. It logs every turn and every
+reply, and requests none that is in the log: a resumed run replays the episode and goes on from there. [`InFlightFile`]
+keeps these entries, one file per process.
 
-Entries are only right for the run that wrote them. The file's first line says which run that is: the settings that
-decide what a group is, and the weights it began with. Entries of another run, and damaged lines, are counted in one
-warning and not used; they never block a resume.
+Entries are valid only for the run that wrote them. The file's first line identifies that run: the settings that decide
+what a group is, and the weights at its beginning. Entries of another run, and damaged lines, are counted in one warning
+and not used; they never block a resume.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeLog(Environment):
-    """Policy and environment of one rollout's episode; every turn and reply of theirs is written down.
+    """Policy and environment of one rollout's episode, with a log of every turn and reply.
 
     Args:
         policy (`Callable`): Samples a turn that is not in the log.
         environment (`Callable`): Answers a turn whose reply is not in the log.
-        updates (`Callable`): Updates of the weights so far.
+        updates (`Callable`): Returns the number of updates of the weights so far.
         keep (`Callable[[dict], None]`): Writes an entry to disk.
-        turns (`list[dict]`, *optional*): Turns sampled before a restart, a [`Sample`]'s fields each.
-        replies (`list[dict]`, *optional*): The environment's replies to them, an [`Observation`]'s fields each.
+        turns (`list[dict]`, *optional*): Turns sampled before a restart, each the fields of a [`Sample`].
+        replies (`list[dict]`, *optional*): The environment's replies to them, each the fields of an [`Observation`].
         play_episode (`Callable`, *optional*): As [`Environment`]'s. The calls of a program come in any order, so they
-            have no place in the log: a resumed run plays such an episode anew.
+            are not logged: a resumed run plays such an episode from its beginning.
 
     Attributes:
-        lasted (`list[int]`): For each turn sampled by this process: the updates that came while it was sampled.
+        lasted (`list[int]`): For each turn sampled by this process: the updates while it was sampled.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class EpisodeLog(Environment):
                 raise ValueError(
                     "async_lead > 0 needs a policy that gives the log-probability of each token it samples"
                 )
-            # Where the policy does not report its updates, those at the request: rather too old than too young.
+            # Without a report of the policy's updates take those at the request: the turn then counts as older.
             turn = {**asdict(sample), "updates": list(sample.updates) or [asked] * len(sample.ids)}
             self.turns.append(turn)
             if self.play_episode is not None:
@@ -109,8 +109,8 @@ class InFlightFile:
         resumes (`bool`): Whether the entries of an earlier process may be used. Otherwise they are deleted.
 
     Attributes:
-        run (`str`): Names the run; a checkpoint keeps it, so that its log differs from another run's.
-        groups (`dict[int, dict]`): What the file holds, by the number of the group.
+        run (`str`): The id of the run. A checkpoint keeps it, to tell its log from another run's.
+        groups (`dict[int, dict]`): The entries of the file, by the number of the group.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any], policy: int, resumes: bool):
@@ -125,14 +125,14 @@ class InFlightFile:
         self._began = bool(self._header)
 
     def trust(self, state: Mapping[str, Any] | None) -> bool:
-        """Decide whether the entries belong to this run; those that do not are put aside, with one warning.
+        """Decide whether the entries belong to this run. Entries of another run are put aside, with one warning.
 
         Args:
-            state (`dict`, *optional*): What the checkpoint being resumed keeps: `run` and `identity`. `None`: there is
-                no checkpoint, and the model must still have the weights that the run began with.
+            state (`dict`, *optional*): `run` and `identity` of the checkpoint that is resumed. `None`: there is no
+                checkpoint, and the model must still have the weights that the run began with.
 
         Returns:
-            `bool`: Whether what the checkpoint itself holds of groups in flight may be used.
+            `bool`: Whether the groups in flight of the checkpoint itself may be used.
         """
         settings = self.identity if state is None else state["identity"]
         changed = sorted(name for name in self.identity if settings.get(name) != self.identity[name])
@@ -169,7 +169,7 @@ class InFlightFile:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Every line that can be read. What cannot is counted, and the file is written again without it."""
+        """Read every line that is whole. The others are counted, and the file is written again without them."""
         path, damaged, good = self.file.path, list[int](), list[bytes]()
         try:
             content = path.read_bytes() if path.exists() else b""
@@ -195,7 +195,7 @@ class InFlightFile:
             atomic_write(path, readable)
 
     def _take(self, line: bytes) -> bool:
-        """Read a line; whether it could be used."""
+        """Read a line and return whether it could be used."""
         try:
             record = json.loads(line)
             if "identity" in record:
@@ -224,12 +224,12 @@ class InFlightFile:
 def identity_of(
     spec: AgentSpec, limits: Limits, environment: Any, rollouts_per_row: int, args: MultiTurnGRPOConfig
 ) -> dict[str, Any]:
-    """The settings that decide what a group in flight is: with others its entries would be of another rollout.
+    """The settings that decide what a group in flight is: with others its entries would describe another rollout.
 
     Args:
-        spec ([`AgentSpec`]): How the agent is asked.
+        spec ([`AgentSpec`]): The form of the agent.
         limits ([`Limits`]): Turn and token limits of a rollout.
-        environment ([`Environment`], *optional*): By its name, and by its large LLM's.
+        environment ([`Environment`], *optional*): Identified by its name and that of its large LLM.
         rollouts_per_row (`int`): Rollouts of a group.
         args ([`MultiTurnGRPOConfig`]): The run's.
     """
@@ -251,7 +251,7 @@ def identity_of(
 
 
 def policy_fingerprint(model: torch.nn.Module) -> int:
-    """A number that differs for models with other weights: of 64 elements of each parameter (of this process's shard).
+    """A number that differs for other weights, made of 64 elements of each parameter (of this process's shard).
 
     Args:
         model (`torch.nn.Module`): Whole, or cut into shards by ZeRO-3 or FSDP2.
@@ -267,7 +267,7 @@ def policy_fingerprint(model: torch.nn.Module) -> int:
 
 
 def length_of(episode: Mapping[str, Any]) -> int:
-    """How many turns and replies an episode's entries hold."""
+    """The number of turns and replies in an episode's entries."""
     return len(episode["turns"]) + len(episode["replies"])
 
 
@@ -276,7 +276,7 @@ def _aside(path: Path) -> Path:
 
 
 def _add(episodes: dict[int, dict[str, list]], record: Mapping[str, Any]) -> bool:
-    """Append a turn or reply to its episode, if it is whole and the next one."""
+    """Append a turn or reply to its episode and return whether it was whole and the next one."""
     kind = "turn" if "turn" in record else "reply"
     entry, place = record[kind], _whole_number(record["rollout"])
     if kind == "turn":

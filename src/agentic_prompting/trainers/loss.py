@@ -1,15 +1,15 @@
-"""What TRL's loss is given to work on: which tokens it scores, and what each of them counts.
+"""The inputs of TRL's loss: which tokens it scores, and the weight of each.
 
 TRL's GRPO scores every token of a completion and multiplies those of the environment by zero afterwards. Its fused head
-skips positions labelled -100 where Triton is at hand (on a GPU), and most of a multi-turn conversation is observation:
-so label those -100 too. Loss and gradients stay the same; benchmarks/training_step.py measures what it saves.
+skips positions labelled -100 where Triton is available (on a GPU). Most of a multi-turn conversation is observation, so
+those tokens are labelled -100, too. Loss and gradients stay the same; benchmarks/training_step.py measures the saving.
 
-Rollouts of several token sequences have a row of the batch for each, and each *rollout* counts the same. TRL's loss
-types differ in one thing, the weight of a token in a sum. So what a token counts is put into the mask, and TRL computes
-the sum (its `dapo`), in which each token has the same weight otherwise. Weights in the advantages would miss the KL
-term. With N_i tokens of rollout i in the loss, over all of its sequences:
+Rollouts of several token sequences have a row of the batch for each, and each *rollout* has the same weight. TRL's loss
+types differ in one thing, the weight of a token in a sum. So this weight is put into the mask, and TRL computes the sum
+(its `dapo`), in which all tokens weigh the same otherwise. Weights in the advantages would not reach the KL term. With
+N_i tokens of rollout i in the loss, over all of its sequences:
 
-| `loss_type` | a token counts |
+| `loss_type` | weight of a token |
 |---|---|
 | `dapo`, `cispo` | 1: a mean over tokens does not see where a sequence ends |
 | `grpo` | tokens / rollouts / N_i |
@@ -32,8 +32,8 @@ LOGP_BOUND = 0.05
 
 Measured with nine families of tiny random models (tests/local/test_families.py), 480 tokens each, the engine against a
 forward pass over the whole text: means up to 3e-6 in float32, and 4.5e-3 in bfloat16 (of the weights or of autocast).
-The largest of all tokens is no measure: 3e-5 in float32, but up to 1.3 in bfloat16, where rounding may send a token of
-a mixture of experts to another expert.
+The largest difference of a token is no measure: 3e-5 in float32, but up to 1.3 in bfloat16, where rounding may send a
+token of a mixture of experts to another expert.
 """
 PER_ROLLOUT = ("grpo", "dr_grpo")
 
@@ -80,7 +80,7 @@ def scored_only(inputs: Mapping[str, Any]) -> dict[str, Any]:
 def logp_difference(
     logps: torch.Tensor, batch: Mapping[str, torch.Tensor], accelerator: Accelerator
 ) -> dict[str, float]:
-    """How far the sampler's log-probabilities of the agent's tokens are from the trainer's, over all processes.
+    """The difference of the sampler's log-probabilities of the agent's tokens from the trainer's, over all processes.
 
     Args:
         logps (`torch.Tensor`): The trainer's, of shape `(batch, completion)`.
@@ -88,7 +88,7 @@ def logp_difference(
         accelerator (`Accelerator`): The job's processes, each of which calls this.
 
     Returns:
-        `dict`: The metrics `sampling/logp_difference/mean` and `/max`; empty where the sampler gave none.
+        `dict`: The metrics `sampling/logp_difference/mean` and `/max`; empty if the sampler returned none.
     """
     known = (batch["completion_mask"] * batch["tool_mask"]).bool() & ~batch["sampler_logps"].isnan()
     apart = (logps - batch["sampler_logps"])[known].abs().float()
@@ -105,7 +105,7 @@ def clipped_share(batch: Mapping[str, torch.Tensor], args: Any, accelerator: Acc
     over all processes.
 
     Args:
-        batch (`dict`): What TRL's `_generate_and_score_completions` returns.
+        batch (`dict`): The return value of TRL's `_generate_and_score_completions`.
         args (`GRPOConfig`): Its `vllm_importance_sampling_*` settings.
         accelerator (`Accelerator`): The job's processes.
     """
@@ -125,10 +125,10 @@ def clipped_share(batch: Mapping[str, torch.Tensor], args: Any, accelerator: Acc
 def spread(
     scored: Mapping[str, Any], owners: Sequence[int], loss_type: str, longest: int, processes: int
 ) -> dict[str, Any]:
-    """From a batch whose advantages are those of rollouts to one of rows, with what each token counts in its mask.
+    """A batch with an advantage for each row and the weight of each token in its mask, given advantages of rollouts.
 
     Args:
-        scored (`dict`): What TRL's `_generate_and_score_completions` returns.
+        scored (`dict`): The return value of TRL's `_generate_and_score_completions`.
         owners (`Sequence[int]`): For each row the number of its rollout on this process, -1 for a filler.
         loss_type (`str`): TRL's.
         longest (`int`): `max_completion_length`, the constant of `dr_grpo`.
@@ -155,7 +155,7 @@ def loss_in_slices(
     accelerator: Accelerator,
     model: torch.nn.Module,
 ) -> torch.Tensor:
-    """The loss of a micro-batch, with so many rows at most in a forward and backward pass. It is a sum over rows.
+    """The loss of a micro-batch, a sum over rows, with at most `most` of them in a forward and backward pass.
 
     All slices but the last have their backward pass here. DeepSpeed counts backward passes, so there the micro-batch
     stays whole, and memory grows with the sequences of a rollout.
@@ -163,7 +163,7 @@ def loss_in_slices(
     Args:
         loss_of (`Callable`): The loss of some rows.
         inputs (`dict`): All of them, as many on every process.
-        most (`int`): Rows of a pass.
+        most (`int`): The most rows of a pass.
         accelerator (`Accelerator`): The job's processes.
         model (`torch.nn.Module`): The policy, as it is wrapped for the job.
     """

@@ -2,8 +2,8 @@
 
 TRL makes batches, groups, advantages, loss and optimizer steps. This class constructs the parts that are ours and
 answers TRL's hooks with them: a [`Source`] makes the batch of rollouts (rendered by [`Prompts`], played by a
-[`Player`]), the [`Batch`] hands TRL ids and mask, an [`Observer`] logs, records and watches it. No part knows this
-class. Which parts of TRL it stands on is in `contract.py`.
+[`Player`]), the [`Batch`] gives TRL ids and mask, an [`Observer`] logs, records and watches it. No part knows this
+class. `contract.py` lists the parts of TRL that it depends on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import torch
 from datasets import Dataset
 
 from ..interop import environment_of
-from ..llm import BudgetExceeded, spans, start_traces
+from ..llm import spans, start_traces
 from ..local import context_length
 from ..rollout import AgentSpec, Environment, FreeText, Grammar, Policy, RolloutLog, TagGrammar, template_for
 from .ahead import ahead_of
-from .batch import Batch, Place, completions_of, padded_rows
+from .batch import Batch, Place, completions_of
 from .callbacks import LiveView, LogFile, one_line_progress
 from .config import MultiTurnGRPOConfig
 from .guarded_rewards import guarded_reward
@@ -37,7 +37,7 @@ from .resumable import ResumableGRPOTrainer
 from .setup import Setup, charged, check_experts, check_packed, check_settings, has_aux_loss, set_up
 from .several import rewards_of
 from .source import OnPolicy, Prompts, RowPrompts, Source
-from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop
+from .stopping import FailureWatch, first_reason, quiet_about_missing_rewards, stop, why_spent
 from .tracing import StepSpans, job_span
 
 
@@ -47,36 +47,37 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     Args:
         model (`str` or `PreTrainedModel`): As in [`~trl.GRPOTrainer`].
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions. They get the rollouts as the keyword
-            argument `rollout` (`list[Rollout]`) beside the dataset's columns. Their value for a failed rollout is not
-            used: it has no reward.
+            argument `rollout` (`list[Rollout]`) beside the dataset's columns. A failed rollout has no reward, whatever
+            they return for it.
         args ([`MultiTurnGRPOConfig`], *optional*): Training arguments.
         train_dataset (`Dataset`, pandas `DataFrame` or list of dicts): Columns `question` and `answers` (`list[str]`),
-            as [`load_task`] gives; or `prompt`, which is then used as it is: messages for the chat template,
+            as [`load_task`] returns them; or `prompt`, which is then used as it is: messages for the chat template,
             or text, which is tokenised without one (TRL's standard format). Images are refused.
         eval_dataset (`Dataset` or `dict[str, Dataset]`, *optional*): The same for evaluation.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The agent's tokenizer. Defaults to the model's.
         environment ([`Environment`], `Callable` or `dict`): Answers the agent's requests, for example
             [`LLMEnvironment`]; or a function of the rollout that does; or a [`Program`], an agent that keeps its own
             loop. If it has `state_dict()` (plain data) and `load_state_dict(state)`, checkpoints keep its state, one
-            per process. `None`: a request ends the rollout. A dict has several by name, and the rows a column
-            `environment` with the name of theirs; `reward_funcs`, `prompt_template` and `grammar` may then be dicts,
+            per process. `None`: a request ends the rollout. A dict holds several environments by name; each row then
+            names its own in the column `environment`, and `reward_funcs`, `prompt_template` and `grammar` may be dicts,
             too.
-        tools (`list`, *optional*): In place of `environment`: Python functions, or what else [`ToolEnvironment`] takes.
-        environment_factory (`Callable`, *optional*): In place of `environment`: a class as [`TRLEnvironment`] takes it;
-            its `get_reward`, if it has one, is a reward function beside the others.
+        tools (`list`, *optional*): Instead of `environment`: Python functions, or other objects that
+            [`ToolEnvironment`] accepts.
+        environment_factory (`Callable`, *optional*): Instead of `environment`: a class as [`TRLEnvironment`] accepts
+            it; its `get_reward`, if it has one, is a reward function beside the others.
         prompt_template (`str` or `dict`, *optional*): The agent's user message. Defaults to the one that the model was
-            saved with (`agentic_prompting.json` in its folder); else it says how to ask the environment, in the words
-            of its `prompt_template` or its docstring; see [`template_for`].
+            saved with (`agentic_prompting.json` in its folder). Without one it describes how to ask the environment, by
+            the environment's `prompt_template` or docstring; see [`template_for`].
         system_prompt (`str`, *optional*): The agent's system message. Defaults to the one saved with the model, if any.
-        grammar ([`Grammar`] or `dict`, *optional*): What turns look like. Defaults to the environment's `grammar` where
-            it has one, else to that saved with the model, else to Prompt-R1's tags.
-        **kwargs: Everything else of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
+        grammar ([`Grammar`] or `dict`, *optional*): The form of the agent's turns. Defaults to the environment's
+            `grammar` if it has one, else to the one saved with the model, else to Prompt-R1's tags.
+        **kwargs: The other arguments of [`~trl.GRPOTrainer`]: `callbacks`, `peft_config`, ...
 
     Raises:
-        `TypeError`: If `args` is not of this library's kind, or the environment has no `step(rollout)` to call.
+        `TypeError`: If `args` is not one of this library's configurations, or the environment has no `step(rollout)`.
         `ValueError`: For a dataset, template or argument that cannot work, before the model is loaded.
         [`LLMError`]: If the environment cannot be reached or refuses the key (with `args.check_environment`).
-        [`TrainingStopped`]: From `train`, if too many rollouts failed or the environment can never work.
+        [`TrainingStopped`]: From `train`, if too many rollouts failed or the environment's error is fatal.
     """
 
     method = "multi-turn GRPO"  # for model cards
@@ -136,7 +137,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @classmethod
     def _checked(cls, args: Any) -> Any:
-        """Training arguments of this trainer's kind, which TRL's own are not."""
+        """The training arguments, if they are of this trainer's class; TRL's own are not."""
         if args is not None and not isinstance(args, cls._config):
             raise TypeError(
                 f"args is a {type(args).__name__}, and this trainer takes a {cls._config.__name__}: it has the same "
@@ -145,7 +146,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return args if args is not None else cls._config(cls._default_output)
 
     def _compose(self, made: Setup) -> None:
-        """The parts that the hooks below use."""
+        """Construct the parts that the hooks below use."""
         args, environment, run = self.args, made.environment, int(time.time())
         if self._plays_itself:
             check_settings(args, has_aux_loss(self.model, args.router_aux_loss_coef), self.spec.prompt_format)
@@ -168,7 +169,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             sync=self.vllm_generation.sync_weights if self.use_vllm else None,
         )
         self.prompts = self._prompts()
-        self.on_policy = OnPolicy(self.prompts, self.player, self._group_size)
+        self.on_policy = OnPolicy(self.prompts, self.player)
         self.source: Source = self.on_policy  # of training batches
         self.live = LiveView(
             args.report_to,
@@ -188,7 +189,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self.keepers["environment"] = environment
         if backend.sync is not None:
             self.keepers["pushed"] = backend.sync
-        self._batch: Batch | None = None  # the batch at hand, from one of TRL's hooks to the next
+        self._batch: Batch | None = None  # the current batch, from one of TRL's hooks to the next
         self._eval_batches = 0
         one_line_progress(self)
         self.add_callback(self.live)
@@ -215,18 +216,18 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @staticmethod
     def _rewards(reward_funcs: Any, args: Any, environment: Any) -> Any:
-        """The reward functions, where some are given; else the reward that a program itself returns."""
+        """The given reward functions; without any, the reward that a program returns itself."""
         by_program = not reward_funcs and environment is not None and environment.play_episode is not None
         return environment.reward if by_program else reward_funcs
 
     @staticmethod
     def _default_grammar(environment: Any) -> Grammar:
-        """The environment's. Without an environment there is nothing to ask, so a turn is the answer, as in TRL."""
+        """The environment's grammar. Without an environment, as in TRL, a turn is the answer."""
         return FreeText() if environment is None else environment.grammar or TagGrammar()
 
     @staticmethod
     def _default_template(environment: Any, grammar: Grammar) -> str:
-        """The agent's user message where none is given."""
+        """The agent's user message, if none is given."""
         return template_for(environment, grammar)
 
     def roles(self, environment: Environment | None, functions: Sequence[Any]) -> dict[str, Any]:
@@ -241,19 +242,19 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return self.args.num_generations
 
     def _prompts(self) -> Prompts:
-        """What renders the rows of a batch."""
+        """The part that renders the rows of a batch."""
         return RowPrompts(self.spec, self.num_generations)
 
     def rollouts_per_row(self) -> int:
-        """How often the sampler repeats a row: as often as it is played."""
+        """The number of times that the sampler repeats a row: one for each of its rollouts."""
         return self.prompts.rollouts_per_row
 
     def _before_batch(self) -> None:
-        """A training batch begins."""
+        """Called before each training batch."""
         self.prompts.new_batch()
 
     def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
-        """A method's own work on a batch whose rewards are known.
+        """Called when the rewards of a batch are known, for a method's own work.
 
         Args:
             batch ([`Batch`]): This process's part.
@@ -261,21 +262,23 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """
 
     def _after_scoring(self, batch: Batch, scored: dict[str, Any]) -> None:
-        """A method's own change of a training batch, given as TRL has scored it (`advantages`, for example)."""
+        """Called with a training batch as TRL has scored it; a method may change it (`advantages`, for example)."""
 
     def saved_spec(self) -> AgentSpec:
-        """How an agent that is loaded later is asked."""
+        """The form of the agent that is saved beside the weights."""
         return self.spec
 
     # --- TRL's hooks: rows -> rollouts -> loss -------------------------------------------------------------------
 
     def _place(self) -> Place:
-        """Where the next batch stands in the run."""
-        steps, trains = self.state.global_step, self.model.training
-        part = self._step % self.args.gradient_accumulation_steps if trains else self._eval_batches
-        block = self.args.steps_per_generation * self.args.num_iterations
-        last = -(-self.state.max_steps * self.args.gradient_accumulation_steps // block)
-        return Place(self.args.seed, "train" if trains else "eval", steps, part, self._step // block, last)
+        """The position of the next batch in the run."""
+        args, step, group = self.args, self.state.global_step, self.num_generations
+        block = args.steps_per_generation * args.num_iterations
+        number, last = self._step // block, -(-self.state.max_steps * args.gradient_accumulation_steps // block)
+        if self.model.training:
+            return Place(args.seed, "train", step, self._step % args.gradient_accumulation_steps, number, last, group)
+        group = args.num_generations_eval or group
+        return Place(args.seed, "eval", step, self._eval_batches, number, last, group)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         place = self._place()
@@ -318,26 +321,20 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         self.log_batch(batch.place.mode, seen.metrics)
         if not batch.place.trains:
             self._eval_batches += 1
-            self.log_batch("eval", eval_passes(rewards[:, 0], self._group_size()))
+            self.log_batch("eval", eval_passes(rewards[:, 0], batch.place.group))
         if seen.stop:
             self._stop(seen.stop)
         unscored = (rewards.isnan().all(1) & ~seen.failed).any()  # by a judge; the same on every process
-        if unscored and (why := first_reason(self._out_of_budget())):
+        if unscored and (why := first_reason(why_spent(self.spending))):
             self._stop(why)
         self._after_rewards(batch, seen.totals)
         return rewards
 
-    def _group_size(self) -> int:
-        """Rollouts of a group; an evaluation has a number of its own."""
-        own = None if self.model.training else self.args.num_generations_eval
-        return own or self.num_generations
-
     def _for_trl(self) -> dict[str, Any]:
         """The batch as TRL's `rollout_func` returns it."""
         assert self._batch is not None
-        parts = self.args.steps_per_generation if self.model.training else 1
-        padded = partial(padded_rows, parts=parts) if self._plays_itself else lambda rows: rows
-        return self._batch.for_trl(self.eos_token_ids, self.use_vllm, padded)
+        parts = self.args.steps_per_generation if self._batch.place.trains else 1
+        return self._batch.for_trl(self.eos_token_ids, self.use_vllm, parts if self._plays_itself else None)
 
     def _compute_loss(self, model, inputs):
         if not self._plays_itself:
@@ -347,7 +344,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return loss_in_slices(partial(self._loss_of, model), inputs, most, self.accelerator, model)
 
     def _loss_of(self, model: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """TRL's loss of some rows, of which it scores the agent's tokens alone."""
+        """TRL's loss of some rows, in which only the agent's tokens are scored."""
         model, is_corrected = ScoredTokens(model, inputs["tool_mask"]), "importance_sampling_ratio" in inputs
         with self._corrected() if is_corrected else nullcontext():
             loss = super()._compute_loss(model, scored_only(inputs))
@@ -359,7 +356,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     @contextmanager
     def _corrected(self) -> Iterator[None]:
-        """TRL's importance ratio, which it applies to what vLLM has sampled, for any policy with log-probabilities."""
+        """Within it TRL corrects samples of any policy by its importance ratio, as it does those of vLLM."""
         before, self.use_vllm = self.use_vllm, True
         try:
             yield
@@ -377,11 +374,11 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         )
 
     def logps_behind(self, prompts: torch.Tensor, mask: torch.Tensor, scored: Mapping[str, Any]) -> torch.Tensor:
-        """Log-probabilities, without a gradient, of the agent's tokens in a scored batch behind other prompts.
+        """Log-probabilities, without a gradient, of the agent's tokens in a scored batch after other prompts.
 
         Args:
             prompts (`torch.Tensor`): Token ids of shape `(batch, prompt)`, padded on the left.
-            mask (`torch.Tensor`): Of the same shape, 1 at a token.
+            mask (`torch.Tensor`): 1 at tokens, 0 at padding, in the same shape.
             scored (`dict`): The batch.
 
         Returns:
@@ -403,13 +400,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def may_be_empty(self) -> bool:
         """As [`ResumableGRPOTrainer.may_be_empty`]."""
         return self.observer.some_failed
-
-    def _out_of_budget(self) -> str:
-        try:
-            self.spending.stop_when_spent()
-        except BudgetExceeded as error:
-            return str(error)
-        return ""
 
     def drop_metrics(self, mode: str) -> None:
         """Forget the metrics since the last log."""
@@ -443,7 +433,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         """As [`ResumableGRPOTrainer.train`].
 
         Raises:
-            [`TrainingStopped`]: Too many rollouts failed, or, at the end of a run of any length, all of them.
+            [`TrainingStopped`]: Too many rollouts failed; or the run is over, and all of them failed.
         """
         with self._step_spans:
             output = super().train(*args, **kwargs)
@@ -452,13 +442,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As [`~trl.GRPOTrainer`]'s; every evaluation draws the same."""
+        """As [`~trl.GRPOTrainer`]'s; every evaluation samples with the same seeds."""
         self._eval_batches = 0
         with job_span("evaluation", self.state.global_step, self.accelerator):
             return super().evaluate(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """As [`~trl.GRPOTrainer`]'s, with how the agent is asked, and a model card."""
+        """As [`~trl.GRPOTrainer`]'s; also writes the agent's form and a model card."""
         super().save_model(output_dir, *args, **kwargs)
         if self.args.should_save:
             self._save_beside(Path(output_dir or self.args.output_dir))
@@ -480,7 +470,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
-        """Write the model card, `output_dir/README.md`, with what the run's folder knows now.
+        """Write the model card, `output_dir/README.md`, from the files that the run's folder holds now.
 
         Args:
             model_name (`str`, *optional*): Name of the model.
@@ -492,8 +482,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             write_card(self.trained(), Path(self.args.output_dir), model_name, dataset_name, tags)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """As [`~trl.GRPOTrainer`]'s, of the model alone: no rollouts, no records of spending, no recorded replies, no
-        checkpoints."""
+        """As [`~trl.GRPOTrainer`]'s, but uploads the model alone: no rollouts, no records of spending, no recorded
+        replies, no checkpoints."""
         with only_the_model(Path(self.args.output_dir), tokenizer_of(self)):
             return super().push_to_hub(*args, **kwargs)
 

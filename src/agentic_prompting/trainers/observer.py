@@ -34,14 +34,14 @@ _MOST_TRACEBACKS = 100  # of a run, in its file
 
 @dataclass(frozen=True)
 class Seen:
-    """What an [`Observer`] made of a batch, the same on every process.
+    """The findings of an [`Observer`] about a batch, the same on every process.
 
     Args:
         metrics (`dict[str, float]`): Means and sums over all processes.
         totals (`torch.Tensor`): Of shape `(rollouts of all processes,)`: the rewards that are trained on, NaN where
             there is none.
-        failed (`torch.Tensor`): Of the same shape: whose environment failed.
-        stop (`str`): Why training has to stop, or empty.
+        failed (`torch.Tensor`): Whether a rollout failed, in the same shape.
+        stop (`str`): The reason why training has to stop, or an empty text.
     """
 
     metrics: Mapping[str, float]
@@ -86,13 +86,13 @@ class Observer:
         self._tracebacks: set[str] = set()  # written, without the exceptions' own texts
 
     def seen(self, batch: Batch, rewards: torch.Tensor, weights: Sequence[float] | None = None) -> Seen:
-        """Take note of a batch. Called on every process alike.
+        """Measure and record a batch. Called on every process alike.
 
         Args:
             batch ([`Batch`]): This process's part.
             rewards (`torch.Tensor`): Of shape `(rollouts of all processes, reward functions)`, NaN where there is none.
-                Changed in place: a failed rollout has no reward, whatever a reward function made of it.
-            weights (`Sequence[float]`, *optional*): Of the reward functions; each counts 1 by default.
+                Changed in place: a failed rollout has no reward, whatever a reward function returned for it.
+            weights (`Sequence[float]`, *optional*): The weights of the reward functions. Defaults to 1 for each.
         """
         facts = gather_object([RolloutFacts.of(rollout) for rollout in batch.rollouts])
         failed = torch.tensor([fact.status == "failed" for fact in facts], device=rewards.device)
@@ -157,7 +157,7 @@ class Observer:
         return {"some_failed": self.some_failed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back an [`Observer.state_dict`]."""
+        """Continue from an [`Observer.state_dict`]."""
         self.some_failed = state["some_failed"]
 
 
@@ -173,7 +173,7 @@ def eval_passes(scores: torch.Tensor, group: int) -> dict[str, float]:
     Args:
         scores (`torch.Tensor`): Scores of all processes' rollouts, from one reward function; NaN where there is none.
             1 or more is a right answer.
-        group (`int`): Rollouts of a question, `num_generations_eval`. Of a single one nothing is logged.
+        group (`int`): Rollouts of a question, `num_generations_eval`. With a single one there are no metrics.
     """
     return passes([one.tolist() for one in scores.split(group)])
 

@@ -1,8 +1,10 @@
-"""Plays rollouts: the policy's session, the barrier between processes, and a policy on a server that may be gone."""
+"""Plays rollouts in a session of the policy, with a barrier between processes, and reports a policy server that does
+not answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
@@ -58,10 +60,10 @@ class Player:
             what (`str`): The name of the work, for messages: "the rollouts of step 3".
 
         Raises:
-            [`PolicyUnreachable`]: On every process, if one of them found the policy's server gone.
+            [`PolicyUnreachable`]: On every process, if the policy's server did not answer one of them.
             [`PeerFailed`]: Another process failed.
         """
-        with progress(len(rollouts), "rollouts", shown=self.show_progress) as bar:
+        with progress(len(rollouts), "rollouts") if self.show_progress else nullcontext() as bar:
             self._together(
                 what,
                 lambda listen: play_all(
@@ -70,7 +72,7 @@ class Player:
                     self.environment,
                     self.chat_format,
                     self.limits,
-                    on_done=lambda rollout: bar.update(),
+                    on_done=lambda rollout: bar and bar.update(),
                     listen=listen,
                     full_determinism=self.full_determinism,
                 ),
@@ -109,7 +111,7 @@ class Player:
         raise_on_all(unreachable)
 
     def push_weights(self, updates: int) -> None:
-        """Push the weights after so many updates, while turns may be under way."""
+        """Push the weights, the result of so many updates, while turns may be in flight."""
         if self.sync is not None:
             with self.backend.changing(updates, self.accelerator.wait_for_everyone):
                 self.sync()

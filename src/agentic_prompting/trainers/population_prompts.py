@@ -1,7 +1,7 @@
 """The prompts of E-SPL's batches: each problem is played N times under each of M system prompts.
 
 The batch has M x N slots per row, in the order of the prompts. The metadata of a slot name its system prompt, so that
-carried rollouts and records know it too.
+records and rollouts of a later step name it, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ReadRow = tuple[str, str, str]
 
 
 class PopulationPrompts:
-    """Which system prompt each slot of a batch is played under, and how a row is rendered under it.
+    """Chooses the system prompt of each slot of a batch, and renders rows under it.
 
     Args:
         generation ([`Generation`]): Draws the prompts of a batch.
@@ -27,7 +27,7 @@ class PopulationPrompts:
         trust (`Callable[[str], None]`, *optional*): Gets the text of each prompt before it is rendered; see
             [`ChatFormat.trust`].
         best_alone (`Callable[[], bool]`, *optional*): Whether the next batch is played under the best prompt in all
-            slots, as in the phases of the weights of mode `alternating`. Never by default.
+            slots, as in the `rl` phases of mode `alternating`. Defaults to never.
 
     Attributes:
         playing (`list[SystemPrompt]`): The M prompts of the current batch.
@@ -77,7 +77,7 @@ class PopulationPrompts:
         return {"system_prompt": self.playing[slot].id}
 
     def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The conversation that a row begins with under the system prompt of its metadata.
+        """The prompt messages of a row under the system prompt of its metadata.
 
         Raises:
             `LookupError`: The population has no such prompt.
@@ -107,7 +107,7 @@ class PopulationPrompts:
         for first in range(0, len(rewards), self.rollouts_per_row):
             starts = range(first, first + self.rollouts_per_row, n)
             drawn = tuple(metadata[start]["system_prompt"] for start in starts)
-            # The words of the first slot for all prompts: a row's own `prompt` is rendered differently in each slot.
+            # The text of the first slot stands for all: a row's own `prompt` is rendered differently in each slot.
             question, truth, _ = texts[first]
             for slot, start in zip(cells.setdefault(drawn, [[] for _ in starts]), starts, strict=True):
                 attempts = tuple(Attempt(texts[i][2], rewards[i]) for i in range(start, start + n))
@@ -118,7 +118,7 @@ class PopulationPrompts:
         ]
 
     def saved_spec(self, spec: AgentSpec) -> AgentSpec:
-        """The spec of an agent that is used under the final prompt, as it is evaluated here."""
+        """The spec of an agent that is used under the final prompt, as in evaluations."""
         prompt, place = self.final(), self.settings.prompt_place
         if not prompt.text:
             return spec

@@ -22,14 +22,14 @@ class PromptDistillationTrainer(MultiTurnGRPOTrainer):
         A_t = log π(y_t | prompt, x, y_<t) - log π(y_t | x, y_<t),
 
     without a gradient: the policy gradient of the reverse KL between student and teacher at the student's own tokens.
-    Whatever trains with GRPO trains so: several turns, LoRA, DeepSpeed ZeRO-3, FSDP2, checkpoints. Rewards are logged
-    and teach nothing.
+    Everything that GRPO supports is supported: several turns, LoRA, DeepSpeed ZeRO-3, FSDP2, checkpoints. Rewards are
+    logged and have no effect on the weights.
 
     Args:
         *args, **kwargs: As [`MultiTurnGRPOTrainer`]'s.
-        prompt ([`SystemPrompt`] or `str`): What the teacher has in front of it, for example
-            `ESPLTrainer.population.best()`.
-        place (`str`, *optional*, defaults to `"system"`): Where it stands; see [`SystemPrompt.messages`].
+        prompt ([`SystemPrompt`] or `str`): The teacher's system prompt, for example `ESPLTrainer.population.best()`.
+        place (`str`, *optional*, defaults to `"system"`): Its place in the conversation; see
+            [`SystemPrompt.messages`].
 
     Raises:
         `ValueError`: The prompt is empty, or the environment is a [`Program`], which renders its own conversations.
@@ -47,7 +47,7 @@ class PromptDistillationTrainer(MultiTurnGRPOTrainer):
             raise ValueError("a program renders its own conversations: its prompt cannot be distilled")
 
     def _after_scoring(self, batch: Batch, scored: dict[str, Any]) -> None:
-        """Replace the advantages by A_t for each token, of shape (batch, completion); 0 at those of others."""
+        """Replace the advantages by A_t for each token of the agent, 0 elsewhere, of shape (batch, completion)."""
         device, form = scored["completion_ids"].device, self.chat_format
         own = scored["completion_mask"] * scored["tool_mask"]
         form.trust(self.teacher.text)
@@ -59,6 +59,6 @@ class PromptDistillationTrainer(MultiTurnGRPOTrainer):
         mask = pad_sequence([torch.ones_like(one) for one in taught], batch_first=True, padding_side="left").to(device)
         student = self.logps_behind(scored["prompt_ids"], scored["prompt_mask"], scored)
         scored["advantages"] = advantages = (self.logps_behind(prompts, mask, scored) - student) * own
-        kl = (advantages.clamp(max=20).exp() - 1 - advantages).sum()  # TRL's estimate of it, which is never below 0
+        kl = (advantages.clamp(max=20).exp() - 1 - advantages).sum()  # TRL's estimate of the KL, never below 0
         total, tokens = self.accelerator.reduce(torch.stack([kl, own.sum().to(kl)])).tolist()
         self.log_batch("train", {"distillation/kl": total / max(tokens, 1.0)})

@@ -29,8 +29,8 @@ class PromptR1Trainer(MultiTurnGRPOTrainer):
         **kwargs: As in [`MultiTurnGRPOTrainer`].
 
     Raises:
-        `ValueError`: Beside what [`MultiTurnGRPOTrainer`] raises: if `args.gate` is set and would be ignored, as
-            `reward_funcs` are the user's own.
+        `ValueError`: As [`MultiTurnGRPOTrainer`]; and if `args.gate` is set and would be ignored, because
+            `reward_funcs` are given.
 
     Example:
 

@@ -1,8 +1,8 @@
 """Reflectors: they turn the [`Job`] of a batch into the outcomes that [`Generation.join`] takes.
 
 Either a reference LLM reflects, on the background event loop while the weights are updated; or the policy itself does,
-when the children are due, with the weights of that moment, which a checkpoint has. The first process alone asks; its
-outcomes are broadcast.
+when the children are due, with its weights at that time, which are those of a checkpoint. Only the first process sends
+requests; it broadcasts the outcomes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ReferenceReflector:
     """A reference LLM that reflects while the weights are updated.
 
     Args:
-        reference ([`ChatModel`], *optional*): π_ref. `None` where no job will come.
+        reference ([`ChatModel`], *optional*): π_ref. `None` if there will be no job.
         settings ([`ESPLConfig`]): Time limit, sampling options, seed and the settings of the operators.
         asks (`bool`): Whether this process sends the requests.
     """
@@ -51,7 +51,7 @@ class ReferenceReflector:
         return _on_every_process(None if running is None else running.result)
 
     async def _run(self, job: Job) -> list[Outcome]:
-        """The outcomes, at the latest when the job's time is over: no model can hold up training or its end."""
+        """The outcomes, at the latest when the job's time is over, so that no model delays training further."""
         seconds, late = self.settings.reflection_timeout, 0
         deadline = asyncio.get_running_loop().time() + seconds
 
@@ -103,7 +103,7 @@ class PolicyReflector:
         self.settings, self.asks = settings, asks
 
     def begin(self, job: Job) -> None:
-        """Nothing: the policy is busy with its update."""
+        """Does nothing: the weights are being updated."""
 
     def finish(self, job: Job) -> list[Outcome]:
         """The outcomes of a job. Called on every process, and the same on every process."""
@@ -129,7 +129,7 @@ class PolicyReflector:
 
 
 def _on_every_process(reflect: Callable[[], list[Outcome]] | None) -> list[Outcome]:
-    """The outcomes that the process with a `reflect` gets, on every process. If it raises, every process does."""
+    """Call `reflect` on the process that has one; every process gets its outcomes, or raises an error if it failed."""
     shared: list[Any] = [[], None]
     if reflect is not None:
         try:

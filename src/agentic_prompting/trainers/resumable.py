@@ -1,14 +1,15 @@
-"""A `GRPOTrainer` whose resumed run is the uninterrupted one, bit for bit, and that learns nothing from nothing.
+"""A `GRPOTrainer` whose resumed run equals the uninterrupted one, bit for bit, and that skips steps without a token in
+the loss.
 
-transformers' checkpoint holds weights, optimizer, schedule and random states. GRPO needs more, and it is kept here, one
-file per process beside the rest: where in a block of reused rollouts training stands and what is left of that block,
-means and losses not yet logged, and what a subclass adds. The order of the rows is a function of seed and epoch.
+transformers' checkpoint holds weights, optimizer, schedule and random states. GRPO needs more, and it is saved here, in
+one file per process beside the rest: the position in a block of reused rollouts and the rest of that block, means and
+losses not yet logged, and the states of the keepers. The order of the rows is a function of seed and epoch.
 
-When the environment was down for a whole step, every rollout of it failed. Gradients of zero would still let AdamW
-decay the weights and move them by the momentum of earlier steps; so there is no backward pass, and optimizers
-skip weights without a gradient (torch's do, and DeepSpeed's engine, which steps inside `backward`, is not called).
-The schedule goes on. A gradient scaler (fp16) insists on a backward pass: there the gradients, zeros, are taken away
-before the optimizer steps.
+If the environment is down for a whole step, every rollout of it fails. With gradients of zero AdamW would still decay
+the weights and move them by the momentum of earlier steps. So there is no backward pass, and optimizers skip weights
+without a gradient (torch's do, and DeepSpeed's engine, which steps inside `backward`, is not called). The schedule goes
+on. A gradient scaler (fp16) requires a backward pass: there the gradients, all zero, are removed before the optimizer
+steps.
 """
 
 from __future__ import annotations
@@ -54,19 +55,19 @@ class Stateful(Protocol):
         """Plain data and tensors; `None` if there is nothing to keep."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back a `state_dict`."""
+        """Continue from a `state_dict`."""
 
 
 class ResumableGRPOTrainer(GRPOTrainer):
     """[`~trl.GRPOTrainer`] with whole checkpoints and an exact resume, under DDP, DeepSpeed and FSDP2 alike, that skips
     micro-batches without a token in the loss.
 
-    A run resumed on another number of processes goes on with weights, optimizer, schedule and population, and says in
-    a warning what starts afresh; DeepSpeed, whose checkpoints are cut for a number of processes, cannot.
+    A run resumed on another number of processes goes on with weights, optimizer, schedule and population; a warning
+    names what starts afresh. DeepSpeed, whose checkpoints are cut for a number of processes, cannot be resumed so.
 
     Attributes:
         keepers (`dict[str, Stateful]`): The parts whose state a checkpoint keeps, by name, one file per process. A part
-            registers here before `train` begins.
+            is registered here before `train` begins.
         staging ([`Staging`]): Where a checkpoint is being saved.
         locks_folder (`bool`): Whether `train` locks the output folder. A program that holds the lock for longer sets
             it to `False`.
@@ -74,7 +75,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
     locks_folder = True
 
-    _began = _evaluated = False  # by this trainer, in the output folder
+    _began = _evaluated = False  # whether this trainer has trained or evaluated, which writes to the output folder
     _gradients_waiting = False  # from an earlier micro-batch, for the optimizer's next step
     _learns = True  # whether a token has a part in the gradients of the optimizer's next step
     _checkpoint: str | None = None  # that training is resumed from
@@ -85,7 +86,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self.staging = Staging()
         super().__init__(*args, **kwargs)
         backward = self.accelerator.backward
-        # A constant loss, that of nothing to learn from, has no backward pass.
+        # The loss of a batch with nothing to learn from is a constant and has no backward pass.
         self.accelerator.backward = lambda loss, **options: backward(loss, **options) if loss.requires_grad else None
         self._clock = _Clock(self)
         self.add_callback(self._clock)
@@ -100,8 +101,8 @@ class ResumableGRPOTrainer(GRPOTrainer):
         self._beside_another = from_first(state, lambda: holds_run(folder))
 
     def _second_run(self, folder: Path) -> bool:
-        """Whether training anew would mix with another run in the folder, or with one that this trainer began."""
-        others = self._beside_another or self._began or not self._evaluated  # evaluation leaves rollouts, too
+        """Whether training from the beginning would mix with another run in the folder, or with one of this trainer."""
+        others = self._beside_another or self._began or not self._evaluated  # an evaluation writes rollouts, too
         return from_first(self.accelerator, lambda: others and holds_run(folder))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
@@ -112,27 +113,31 @@ class ResumableGRPOTrainer(GRPOTrainer):
     # --- for subclasses ------------------------------------------------------------------------------------------
 
     def rollouts_per_row(self) -> int:
-        """How often the sampler repeats a row: `num_generations`, or a multiple of it."""
+        """The number of times that the sampler repeats a row: `num_generations`, or a multiple of it."""
         return self.num_generations
 
     def may_be_empty(self) -> bool:
-        """Whether a micro-batch may have no token in the loss, because rollouts failed. The same on every process.
-        Without failures the look at each micro-batch, a tiny all-reduce, is saved."""
+        """Whether a micro-batch may have no token in the loss, because rollouts failed. The same on every process. If
+        `False`, micro-batches are not checked, which saves a tiny all-reduce for each."""
         return True
 
     def updates_weights(self) -> bool:
-        """Whether the step at hand has a loss. A step without one plays its rollouts and is counted."""
+        """Whether the current step has a loss. A step without one plays its rollouts and is counted."""
         return True
 
     def _load_beside(self, checkpoint: Path | None) -> None:
-        """Read what this trainer saves beside the weights, before the first step of `train`. `None`: it begins anew."""
+        """Read the files that this trainer saves beside the weights, before the first step of `train`.
+
+        Args:
+            checkpoint (`Path`, *optional*): The checkpoint that is resumed. `None`: training starts at the beginning.
+        """
 
     @contextmanager
     def while_training(self, resumes: bool) -> Iterator[None]:
-        """Around training, while no other run can use the output folder.
+        """The context around training, while no other run can use the output folder.
 
         Args:
-            resumes (`bool`): Whether an earlier run in the folder is resumed, with a checkpoint or without one yet.
+            resumes (`bool`): Whether an earlier run in the folder is resumed. It may not have a checkpoint yet.
         """
         yield
 
@@ -191,17 +196,17 @@ class ResumableGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s.
 
-        With `resume_from_checkpoint=True` a damaged checkpoint gives way to the whole one before it, with a warning;
-        where there is none yet, training starts at the beginning: the same command begins a run and goes on with it,
-        whenever it was killed. At the last step nothing is trained. Defaults to the option of that name in `args`,
-        which transformers leaves unread.
+        With `resume_from_checkpoint=True` the newest whole checkpoint is resumed; damaged ones are skipped with a
+        warning. Without a checkpoint training starts at the beginning, so that the same command begins a run and
+        resumes it whenever it was killed. A run that has done its last step trains no more. Defaults to the option of
+        that name in `args`, which transformers does not read.
 
-        Ctrl-C ends it after the step at hand, with a checkpoint: [`checkpoint_on_interrupt`].
+        Ctrl-C ends training after the current step, with a checkpoint: [`checkpoint_on_interrupt`].
 
         Raises:
             `ValueError`: If there are too few rows for a single step; if another run trains in `output_dir`, or has
                 trained there and is not resumed; if the checkpoint that was asked for is damaged; if a DeepSpeed
-                checkpoint is of another number of processes. Says what can be done.
+                checkpoint is of another number of processes. The message says what to do.
         """
         self._check_rows()
         if resume_from_checkpoint is None:
@@ -228,14 +233,14 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 return super().train(checkpoint, *args, **kwargs)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # transformers looks only after a step whether it was the last: the same command would take one more each time.
+        # transformers checks only after a step whether it was the last: each resume would take one more step.
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
 
     def _resume(self) -> None:
-        """Go on where the checkpoint was saved; transformers has loaded what it saves itself."""
+        """Load what transformers does not load itself."""
         self._load_exact_state()
         self._load_beside(None if self._checkpoint is None else Path(self._checkpoint))
 
@@ -262,7 +267,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 keeper.load_state_dict(state["own"][name])
 
     def _read_exact_state(self, checkpoint: str | None) -> dict[str, Any] | None:
-        """This process's part; where the job has another size, the first process's."""
+        """The state of this process; of the first process, if the checkpoint has none for this one."""
         if checkpoint is None:
             return None
         for process in (self.accelerator.process_index, 0):
@@ -270,7 +275,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             if path.exists():
                 try:
                     return torch.load(path, map_location="cpu", weights_only=True)
-                except Exception as error:  # each kind of damage has its own
+                except Exception as error:  # each kind of damage raises another type
                     raise ValueError(f"{path} cannot be read: resume from an earlier checkpoint") from error
         logger.warning("%s has no %s: the resumed run is not exactly the uninterrupted one", checkpoint, STATE_FILE)
         return None
@@ -310,15 +315,15 @@ class ResumableGRPOTrainer(GRPOTrainer):
 
 
 class _Clock(TrainerCallback):
-    """Knows where a step began, since a checkpoint may be saved in the middle of one (when training has to stop), and
-    resumes where it was when transformers has set all else to its beginning."""
+    """Remembers the state at the beginning of a step, because a checkpoint may be saved in the middle of one (when
+    training has to stop), and resumes the run after transformers has reset its own state."""
 
     def __init__(self, trainer: ResumableGRPOTrainer):
         self.trainer = trainer
         self.began: tuple[int, dict[str, dict[str, list[float]]]] | None = None
 
     def now(self) -> tuple[int, dict[str, dict[str, list[float]]]]:
-        """Micro-batches so far and means to be logged; of an unfinished step, those at its beginning."""
+        """Micro-batches so far and means to be logged; within a step, those at its beginning."""
         if self.began is not None:
             return self.began
         return self.trainer._step, copy.deepcopy({mode: dict(means) for mode, means in self.trainer._metrics.items()})

@@ -1,4 +1,4 @@
-"""The order of a run's rows, as TRL's sampler deals them out; a function of seed and epoch, so it needs no state."""
+"""The order of a run's rows: that of TRL's sampler, as a function of seed and epoch, so that it needs no state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.utils.data import Sampler
 
 
 def epoch_order(count: int, seed: int | None, epoch: int) -> torch.Tensor:
-    """The order of `count` rows in an epoch. In the first one it is TRL's own; without a seed always that of the
-    rows."""
+    """The order of `count` rows in an epoch. That of the first epoch is TRL's own. Without a seed rows are not
+    shuffled."""
     if seed is None:
         return torch.arange(count)
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed + epoch))
@@ -20,15 +20,15 @@ def epoch_order(count: int, seed: int | None, epoch: int) -> torch.Tensor:
 
 @dataclass(eq=False)
 class EpochSampler(Sampler):
-    """The positions of an epoch's rows, as often as rollouts of them are made and used.
+    """The positions of an epoch's rows, each repeated for its rollouts and for the uses of its batch.
 
     Args:
         count (`int`): Rows of the data set. Those that fill no batch are left out.
         rows (`int`): Rows of a batch.
         rollouts (`int`): Rollouts of a row, one after another.
-        uses (`int`): How often a batch comes, whole.
+        uses (`int`): How often a whole batch is repeated.
         seed (`int`, *optional*): The run's; `None` does not shuffle.
-        epoch (`Callable`): Gives the number of the epoch that begins.
+        epoch (`Callable`): Returns the number of the epoch that begins.
     """
 
     count: int
@@ -51,7 +51,7 @@ class EpochSampler(Sampler):
 
 @dataclass(frozen=True)
 class RowStream:
-    """The rows of a run in the same order, as many epochs as are needed.
+    """The rows of a run in the same order, epoch after epoch.
 
     Args:
         rows (`Sequence`): The training rows.

@@ -1,4 +1,4 @@
-"""The parts of a trainer that exist before there is a model: settings, rewards, rows, and how the agent is asked.
+"""The parts of a trainer that exist before there is a model: settings, rewards, rows, and the form of the agent.
 
 Arguments that cannot work are refused here, before the model is loaded.
 """
@@ -27,16 +27,16 @@ from .several import checked_rows
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings, rewards and rows of a trainer, and how its agent is asked.
+    """The settings, rewards and rows of a trainer, and the form of its agent.
 
     Args:
-        args ([`MultiTurnGRPOConfig`]): The settings, with what follows from the rest.
+        args ([`MultiTurnGRPOConfig`]): The settings, adapted to the other arguments.
         environment ([`Environment`], *optional*): Answers the agent's requests.
         functions (`Sequence`): The reward functions.
         train_dataset (`Dataset`): The rows.
         eval_dataset (`Dataset`, mapping or `None`): The rows of evaluations.
-        spec ([`AgentSpec`]): How the agent is asked.
-        asked (`str`): The same in words, for warnings.
+        spec ([`AgentSpec`]): The form of the agent.
+        asked (`str`): Its prompt template and the origin of that, for warnings.
     """
 
     args: MultiTurnGRPOConfig
@@ -53,8 +53,13 @@ class Setup:
         return plays_itself(self.environment)
 
     def limits(self, readable: int | None = None) -> Limits:
-        """The rollouts' limits; `readable`: what the model can read, in tokens. Without an environment the only turn
-        is the completion, and may be as long as one."""
+        """The limits of rollouts.
+
+        Without an environment the only turn is the completion, and may be as long as that.
+
+        Args:
+            readable (`int`, *optional*): Tokens that the model can read.
+        """
         limits = self.args.limits(readable)
         (own,) = (one for one in fields(self.args) if one.name == "max_turn_tokens")
         if self.environment is None and self.args.max_turn_tokens == own.default:
@@ -73,18 +78,19 @@ def set_up(
     form: tuple[Any, Any, Any],
     defaults: tuple[Callable[[Any], Grammar], Callable[[Any, Grammar], str]],
 ) -> Setup:
-    """Put a trainer's arguments together.
+    """Check a trainer's arguments and combine them.
 
     Args:
         args ([`MultiTurnGRPOConfig`]): The settings.
-        model (`str` or `PreTrainedModel`): The policy; only the form that it was saved with is read.
+        model (`str` or `PreTrainedModel`): The policy; only the form that it was saved with is read here.
         environment ([`Environment`], *optional*): Answers the agent's requests.
         reward_funcs (`Callable` or `list`, *optional*): The trainer's.
         added (`Sequence`): The environment's own reward functions, each of weight 1.
         train_dataset (`Dataset`): The rows.
         eval_dataset (`Dataset` or mapping, *optional*): The rows of evaluations.
-        form (`tuple`): `prompt_template`, `system_prompt` and `grammar`, where they were given.
-        defaults (`tuple`): Make a grammar for an environment, and a template for an environment and a grammar.
+        form (`tuple`): `prompt_template`, `system_prompt` and `grammar`, `None` where not given.
+        defaults (`tuple`): Functions that make a grammar for an environment, and a template for an environment and a
+            grammar.
 
     Raises:
         `ValueError`: For a dataset, template or argument that cannot work.
@@ -104,7 +110,7 @@ def set_up(
     for dataset in [train_dataset, *(one for one in evaluated if one is not None)]:
         check_rows(dataset, readers, form[0])
     prompts = prompt_format_of(train_dataset, *evaluated)
-    # Rows with prompts of their own and no environment: as in TRL a turn is the answer, whatever was saved.
+    # Rows with prompts of their own and no environment: a turn is the answer, as in TRL, whatever form was saved.
     saved_in = None if environment is None and own_prompts(train_dataset) else model
     spec, origin = agent_spec(saved_in, environment, args, *form, *defaults)
     asked = "the rows' own `prompt`" if own_prompts(train_dataset) else f"{spec.prompt_template[:300]!r} ({origin})"
@@ -116,7 +122,7 @@ def set_up(
 
 
 def _changed(args: MultiTurnGRPOConfig, **values: Any) -> MultiTurnGRPOConfig:
-    """A copy with other values: the settings are the caller's."""
+    """A copy with other values, because the settings belong to the caller."""
     changed = copy(args)  # made as a pickle is, without the token
     for name, value in {"hub_token": args.hub_token, **values}.items():
         setattr(changed, name, value)
@@ -129,15 +135,14 @@ def plays_itself(environment: Environment | None) -> bool:
 
 
 def charged(roles: Mapping[str, Any], args: MultiTurnGRPOConfig) -> Budget:
-    """One budget for all processes of the job and for its restarts; every component that spends from it is asked
-    whether it can.
+    """One budget for all processes of the job and for its restarts. Every component that spends from it is checked.
 
     Args:
         roles (`Mapping`): The components that spend, by account name.
         args ([`MultiTurnGRPOConfig`]): The settings.
 
     Raises:
-        [`LLMError`]: A component cannot be reached, or refuses the key.
+        [`LLMError`]: A component cannot be reached, or rejects the key.
     """
     spending = Budget(args.budget_usd, args.budget_tokens, Path(args.output_dir) / "spending.sqlite")
     charge(spending, **roles)
@@ -148,11 +153,11 @@ def charged(roles: Mapping[str, Any], args: MultiTurnGRPOConfig) -> Budget:
     return spending
 
 
-# --- what cannot work ------------------------------------------------------------------------------------------------
+# --- checks ----------------------------------------------------------------------------------------------------------
 
 
 def check_settings(args: MultiTurnGRPOConfig, has_aux_loss: bool, prompt_format: str) -> None:
-    """Refuse what cannot be right, or is not there yet, where rollouts are made by a program.
+    """Refuse settings that are wrong or not supported where a program makes the rollouts.
 
     Args:
         args ([`MultiTurnGRPOConfig`]): The run's.
@@ -160,7 +165,7 @@ def check_settings(args: MultiTurnGRPOConfig, has_aux_loss: bool, prompt_format:
         prompt_format (`str`): `chat` or `text`.
 
     Raises:
-        `ValueError`: Names the setting, and what to do.
+        `ValueError`: The message names the setting and a value that works.
     """
     ratios = args.vllm_importance_sampling_mode
     wrong = {
@@ -189,7 +194,7 @@ def check_settings(args: MultiTurnGRPOConfig, has_aux_loss: bool, prompt_format:
 
 
 def prompt_format_of(*datasets: Any) -> str:
-    """What the prompts of all data sets are: `text` where rows have a `prompt` that is a string, else `chat`.
+    """The form of the prompts of all data sets: `text` where rows have a `prompt` that is a string, else `chat`.
 
     Args:
         *datasets (`Dataset`, `IterableDataset` or `None`): The first row of each is looked at.
@@ -226,7 +231,7 @@ def check_experts(model: Any, weight: float | None) -> None:
 
     Args:
         model (`PreTrainedModel`): The policy.
-        weight (`float`, *optional*): Of that loss, `router_aux_loss_coef`; by default the model's own.
+        weight (`float`, *optional*): The weight of that loss, `router_aux_loss_coef`. Defaults to the model's own.
 
     Raises:
         `ValueError`: TRL does not find the number of experts.
@@ -248,13 +253,13 @@ def has_aux_loss(model: Any, weight: float | None) -> bool:
 def check_packed(model: Any) -> None:
     """Refuse a quantised model whose code multiplies by packed weights itself instead of calling their layers.
 
-    Models without such code are not run; one that has it is refused if a pass over two tokens fails.
+    Models without such code are not run. A model with it is refused if a forward pass over two tokens fails.
 
     Args:
         model (`PreTrainedModel` or `PeftModel`): The policy.
 
     Raises:
-        `ValueError`: Names the layers that have to stay whole.
+        `ValueError`: The message names the layers that must not be quantised.
     """
     found: set[str] = set()
     for module in model.modules():
@@ -265,7 +270,7 @@ def check_packed(model: Any) -> None:
     try:
         with torch.no_grad(), torch.random.fork_rng():
             model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
-    except Exception as error:  # of any kind: packed weights have another shape and type
+    except Exception as error:  # its type varies: packed weights have another shape and type
         whole = [*sorted(found), "lm_head"]
         kind = type(model.get_base_model() if hasattr(model, "peft_config") else model).__name__
         raise ValueError(
@@ -276,7 +281,8 @@ def check_packed(model: Any) -> None:
 
 
 def _is_packed(layer: Any) -> bool:
-    """Whether a linear layer's weights are not the matrix that its sizes say. Sharded weights cannot be looked at."""
+    """Whether a linear layer's weights have another shape or type than its sizes imply. Sharded weights are not
+    checked."""
     weight, sizes = getattr(layer, "weight", None), [getattr(layer, f"{way}_features", None) for way in ("out", "in")]
     if not isinstance(weight, torch.Tensor) or None in sizes or weight.is_meta or hasattr(weight, "ds_id"):
         return False
@@ -287,6 +293,6 @@ def _weights_read_by(kind: type) -> set[str]:
     """The layers whose weights a module's code reads."""
     try:
         code = inspect.getsource(kind)
-    except (OSError, TypeError):  # made by code that is in no file
+    except (OSError, TypeError):  # a class without a source file
         return set()
     return set(re.findall(r"self\.(\w+)\.weight\b", code))

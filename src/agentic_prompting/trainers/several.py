@@ -1,7 +1,7 @@
-"""Several environments in one run: their rows, in what shares, and a reward function for one of them.
+"""Several environments in one run: the shares of their rows, and reward functions for one of them.
 
-Which of them a row is played in stands in its column `environment`. The rest is decided where there is a row: by `of`
-of the [`AgentSpec`], its chat format and its limits, and by [`Environments`].
+The column `environment` of a row names the one in which it is played. [`Environments`] and the methods `of` of the
+[`AgentSpec`], its chat format and its limits return what belongs to a row.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .guarded_rewards import one_for_each
 
 
 class RewardOf:
-    """A reward function that only the rollouts of one environment get; the others have none from it.
+    """A reward function for the rollouts of one environment; all others have no reward from it.
 
     Args:
         name (`str`): Name of the environment.
-        function (`Callable`): Its reward function. Its other attributes are this object's as well.
+        function (`Callable`): Its reward function, whose other attributes this object has as well.
     """
 
     def __init__(self, name: str, function: Callable[..., Any]):
@@ -39,7 +39,7 @@ class RewardOf:
         return dataset.select([place for place, name in enumerate(dataset["environment"]) if name == self.environment])
 
     async def __call__(self, **columns: Any) -> list[Any]:
-        """The function's rewards of its own rollouts, at their places."""
+        """The function's rewards for its own rollouts, at their positions."""
         n = len(columns["completions"])
         places = [place for place, name in enumerate(columns["environment"]) if name == self.environment]
         if not places:
@@ -54,14 +54,14 @@ class RewardOf:
 
 
 def rewards_of(functions: Any, environment: Any) -> Any:
-    """The reward functions that a trainer was given, those of a single environment marked as such.
+    """The reward functions of a trainer; those of a single environment become [`RewardOf`].
 
     Args:
         functions (`Callable`, `list` or `Mapping`): A mapping has them by environment.
         environment ([`Environment`], *optional*): The trainer's.
 
     Raises:
-        `ValueError`: A mapping names what is no environment of the run, or lacks one.
+        `ValueError`: A mapping names an unknown environment, or lacks one of the run's.
     """
     if not isinstance(functions, Mapping):
         return functions
@@ -75,7 +75,7 @@ def rewards_of(functions: Any, environment: Any) -> Any:
 
 
 def checked_rows(environment: Any, args: Any, rows: Any, evaluated: Iterable[Any]) -> Any:
-    """The training rows, in the shares that `environment_ratio` asks for.
+    """The training rows, in the shares of `environment_ratio`.
 
     Args:
         environment ([`Environment`], *optional*): The trainer's.

@@ -1,9 +1,9 @@
-"""Where training batches come from: what rows begin with ([`Prompts`]), and rollouts played within the step
-([`OnPolicy`]); or ahead of it (`ahead.py`)."""
+"""The sources of training batches: [`Prompts`] renders the rows, and [`OnPolicy`] plays rollouts within the step that
+learns from them. `ahead.py` plays them before it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..rollout import AgentSpec, Rollout
@@ -22,14 +22,14 @@ class Prompts(Protocol):
     def rollouts_per_row(self) -> int: ...
 
     def new_batch(self) -> None:
-        """A training batch begins. Called on every process alike, before the batch's rows are rendered."""
+        """Begin a training batch. Called on every process alike, before the batch's rows are rendered."""
 
     def metadata(self, index: int, training: bool) -> dict[str, Any]:
-        """What the record of the rollout at this place of the global batch says besides its rewards: plain JSON from
-        which [`Prompts.messages`] can render the row again."""
+        """The metadata of the rollout at this position of the global batch: plain JSON for its record, from which
+        [`Prompts.messages`] can render the row again."""
 
     def messages(self, row: Mapping[str, Any], metadata: Mapping[str, Any]) -> list[Any]:
-        """The conversation that a row begins with.
+        """The prompt messages of a row.
 
         Raises:
             `LookupError`: `metadata` names something that does not exist.
@@ -76,14 +76,13 @@ class OnPolicy:
     Args:
         prompts ([`Prompts`]): Renders the rows.
         player ([`Player`]): Plays the rollouts.
-        group_size (`Callable`): Rollouts of a group now; some trainers change it after they were made.
     """
 
-    def __init__(self, prompts: Prompts, player: Player, group_size: Callable[[], int]):
-        self.prompts, self.player, self.group_size = prompts, player, group_size
+    def __init__(self, prompts: Prompts, player: Player):
+        self.prompts, self.player = prompts, player
 
     def next(self, rows: Sequence[dict[str, Any]], place: Place) -> Batch:
-        """Render the rows that TRL gives and play a rollout of each."""
+        """Render the rows that TRL passes and play a rollout of each."""
         first = self.player.accelerator.process_index * len(rows)
         metadata = [self.prompts.metadata(first + i, place.trains) for i in range(len(rows))]
         rendered = [
@@ -96,5 +95,5 @@ class OnPolicy:
         return Batch(place, rendered, metadata, rollouts)
 
     def _rollout(self, index: int, row: dict[str, Any], place: Place) -> Rollout:
-        ids, group = self.player.chat_format.of(row).prompt_ids(row["prompt"]), index // self.group_size()
-        return Rollout(ids, row=dict(row), seed=place.rollout_seed(index), batch=place.share_key, group=group)
+        ids, seed = self.player.chat_format.of(row).prompt_ids(row["prompt"]), place.rollout_seed(index)
+        return Rollout(ids, row=dict(row), seed=seed, batch=place.share_key, group=index // place.group)

@@ -1,5 +1,5 @@
-"""How training ends before its time, on every process and always with a checkpoint: the environment is gone, a process
-failed, or somebody pressed Ctrl-C."""
+"""Early ends of training, on every process and always with a checkpoint: the environment is down, another process
+failed, or Ctrl-C was pressed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 
-from ..llm import Budget
+from ..llm import Budget, BudgetExceeded
 from ..llm.guard import describe
 from ..rollout import Limits, RolloutFacts
 
@@ -39,21 +39,21 @@ class TrainingStopped(RuntimeError):
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Training was ended by Ctrl-C, after a whole step and with a checkpoint. Says how to go on.
+    """Training was ended by Ctrl-C, after a whole step and with a checkpoint. The message tells how to resume.
 
-    Not an `Exception`: what handles errors on the way must not take it for one.
+    Not an `Exception`, so that no handler of errors catches it.
     """
 
 
 class PeerFailed(RuntimeError):
-    """Another process of the job failed in its rollouts; the message says which, and with what."""
+    """Another process of the job failed in its rollouts; the message has its number and its error."""
 
 
 # --- because of the environment --------------------------------------------------------------------------------------
 
 
 class FailureWatch:
-    """Tells a run of bad luck from an environment that is gone.
+    """Decides whether failed rollouts are few enough to go on, or the environment is down.
 
     Args:
         window (`int`): Batches to look at.
@@ -68,8 +68,8 @@ class FailureWatch:
         self._warned = self._warned_of_form = False
 
     def why_stop(self, facts: Sequence[RolloutFacts], speaks: bool = True, more: str = "", trains: bool = True) -> str:
-        """Take note of a batch of all processes; why to stop after it, or an empty text. The first failure of all is
-        warned of with its cause and where there is `more`, by the process that `speaks`."""
+        """Count a batch of all processes and return the reason to stop after it, or an empty text. At the run's first
+        failure the process that `speaks` logs a warning with the cause, followed by `more`."""
         failed = [fact for fact in facts if fact.status == "failed"]
         self._recent.append((len(failed), len(facts)))
         if failed and speaks and not self._warned:
@@ -91,12 +91,12 @@ class FailureWatch:
         return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"
 
     def why_failed(self) -> str:
-        """At the end of a run: why it is none, or an empty text. It may have been too short to be stopped before."""
+        """The reason why a run that is over has failed, or an empty text; it may be too short for `why_stop`."""
         all_failed = self._last_cause and not self.trained
         return f"every rollout of this run failed, the last with {self._last_cause}" if all_failed else ""
 
     def warn_of_form(self, facts: Sequence[RolloutFacts], limits: Limits) -> None:
-        """Say, once, that hardly a rollout of the first step ended as it should: nothing could be learnt from them."""
+        """Warn once if nearly all rollouts of the first step were cut off or malformed: they teach nothing."""
         cut, odd = (sum(fact.status == status for fact in facts) for status in ("truncated", "malformed"))
         if self._warned_of_form or cut + odd <= 0.9 * len(facts):
             return
@@ -111,8 +111,8 @@ class FailureWatch:
 
 @contextmanager
 def quiet_about_missing_rewards(quiet: bool) -> Iterator[None]:
-    """Around TRL's rewards: where rollouts failed, its warning that "All reward functions returned None" would point
-    the wrong way, and print the row. [`FailureWatch`] reports the failure."""
+    """Within it, if `quiet`, TRL does not warn that "All reward functions returned None": where rollouts failed, that
+    would be misleading and print the row. [`FailureWatch`] reports the failure."""
     log = logging.getLogger(GRPOTrainer.__module__)
 
     def keep(record: logging.LogRecord) -> bool:
@@ -130,6 +130,15 @@ def first_reason(why: str | None) -> str | None:
     return next(filter(None, gather_object([why])), None)
 
 
+def why_spent(spending: Budget) -> str:
+    """Why the budget lets no further call be made, or an empty text."""
+    try:
+        spending.stop_when_spent()
+    except BudgetExceeded as error:
+        return str(error)
+    return ""
+
+
 def stop(why: str, spending: Budget, args: Any, step: int, save: Callable[[], Any] | None) -> NoReturn:
     """End training so that it can be resumed later. Must be called on every process alike.
 
@@ -138,8 +147,8 @@ def stop(why: str, spending: Budget, args: Any, step: int, save: Callable[[], An
         spending ([`Budget`]): The job's.
         args ([`MultiTurnGRPOConfig`]): The run's.
         step (`int`): Updates of the weights so far.
-        save (`Callable`, *optional*): Saves a checkpoint; `None` outside of training. It is called first: nothing else
-            that goes wrong may replace it.
+        save (`Callable`, *optional*): Saves a checkpoint; `None` outside of training. It is called before anything else
+            that may fail.
 
     Raises:
         [`TrainingStopped`]: Always; with `why`, what was spent, and where the checkpoint is.
@@ -150,7 +159,7 @@ def stop(why: str, spending: Budget, args: Any, step: int, save: Callable[[], An
             save()
             folder = args.output_dir
             saved = f" A checkpoint is in {folder}; mend the cause and continue with resume_from_checkpoint=True."
-        except Exception as error:  # of any kind: the reason to stop must still be reported
+        except Exception as error:  # whatever it is: the reason to stop must still be reported
             saved = f" And no checkpoint could be saved: {_line(error)}"
     try:
         spent = f"Spent so far: {spending}."
@@ -168,16 +177,16 @@ def _line(error: Exception) -> str:
 
 @contextmanager
 def rank_barrier(what: str) -> Iterator[Callable[[], None]]:
-    """A stretch that every process of the job goes through in its own time, and leaves together with the others.
+    """A block that every process of the job runs at its own pace, and that all leave together.
 
-    Not a collective: the waiting goes over the process group's key-value store, so a process that needs ten minutes
-    longer runs into no NCCL timeout, and one that failed is heard of at once. Under every launcher the same.
+    Not a collective: processes wait through the process group's key-value store, so one that takes ten minutes longer
+    causes no NCCL timeout, and the others learn at once of one that failed. It is the same under every launcher.
 
     Args:
         what (`str`): The name of the work, for messages: "the rollouts of step 3".
 
     Yields:
-        `Callable`: Raises [`PeerFailed`] if another process has failed; to be called now and then.
+        `Callable`: Raises [`PeerFailed`] if another process has failed; call it at intervals.
 
     Raises:
         [`PeerFailed`]: On every process but the failing one, which raises its own error with a note about where.
@@ -197,13 +206,13 @@ def rank_barrier(what: str) -> Iterator[Callable[[], None]]:
     except PeerFailed:
         raise
     except BaseException as error:
-        if store.check([f"{_STORE}/failed"]):  # what broke here is a collective that the failed process has left
+        if store.check([f"{_STORE}/failed"]):  # this error comes from a collective that the failed process has left
             raise PeerFailed(store.get(f"{_STORE}/failed").decode()) from error
         where = f"process {rank} of {world} ({socket.gethostname()}) failed in {what}"
         store.set(f"{_STORE}/failed", f"{where}: {describe(error, 1000)}")
         error.add_note(f"{where}; the other processes stop with it")
         raise
-    # How many stretches this process has been through is counted in the store: there may be several trainers.
+    # The store counts the blocks that this process has passed: there may be several trainers.
     expected = world * store.add(f"{_STORE}/{rank}", 1)
     arrived = store.add(f"{_STORE}/arrived", 1)
     pause = 0.001
@@ -219,10 +228,10 @@ def rank_barrier(what: str) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def checkpoint_on_interrupt(trainer: Trainer) -> Iterator[None]:
-    """Within it the first Ctrl-C (SIGINT) ends training after the step at hand, with a checkpoint.
+    """Within it the first Ctrl-C (SIGINT) ends training after the current step, with a checkpoint.
 
-    The second one, more than a second later, interrupts at once, as it does without this. One process of a job that is
-    told is enough: all stop after the same step. On another thread than the main one, where Python delivers no signals,
+    A second one, more than a second later, interrupts at once, as it does without this. If one process of a job gets
+    the signal, all stop after the same step. On a thread other than the main one, where Python delivers no signals,
     this changes nothing.
 
     Args:

@@ -1,7 +1,7 @@
-"""The spans of training: steps and evaluations, the same trace on every process, and the rewards of their rollouts.
+"""The spans of training: steps and evaluations, in the same trace on every process, and the rewards of rollouts.
 
-A reward is known only after its rollout has ended, and an ended span cannot be changed; one that stayed open until then
-would be lost with a process that crashes. So a reward is a short span of its own below its rollout's, and the step's
+A reward is known only after its rollout has ended, and an ended span cannot be changed. A span that stayed open until
+then would be lost if the process crashes. So a reward is a short span of its own below its rollout's, and the step's
 span has the mean.
 """
 
@@ -21,7 +21,7 @@ from .batch import Batch
 
 
 def job_span(name: str, step: int, accelerator: Accelerator) -> Any:
-    """A span on each process. Those of the others are below the first process's. Called on every process alike."""
+    """A span on each process, below that of the first process. Called on every process alike."""
     about = {f"{spans.OWN}.step": step, f"{spans.OWN}.process": accelerator.process_index}
     if not spans.is_on() or accelerator.num_processes == 1:
         return spans.span(name, about)
@@ -31,7 +31,7 @@ def job_span(name: str, step: int, accelerator: Accelerator) -> Any:
 
 
 class StepSpans(TrainerCallback):
-    """A span for each training step. As a context manager around training it ends that of a step that broke off."""
+    """A span for each training step. As a context manager around training it ends the span of a step that raised."""
 
     def __init__(self, accelerator: Accelerator):
         self.accelerator = accelerator
@@ -58,7 +58,7 @@ class StepSpans(TrainerCallback):
 def trace_rewards(
     batch: Batch, by_function: Sequence[Sequence[float]], totals: Sequence[float], names: Sequence[str]
 ) -> None:
-    """A span below each rollout's with its rewards; where there is none, without a value."""
+    """A span with the rewards of each rollout, below the rollout's; without a value if it has no reward."""
     for rollout, scores, total in zip(batch.rollouts, by_function, totals, strict=True):
         known = {name: score for name, score in zip(("", *names), (total, *scores), strict=True) if score == score}
         about = {f"{spans.OWN}.reward.{name}".rstrip("."): score for name, score in known.items()}
@@ -68,7 +68,7 @@ def trace_rewards(
 
 
 def trace_batch(rewards: torch.Tensor, failed: torch.Tensor, metrics: Mapping[str, float]) -> None:
-    """The numbers of a batch, of all processes, at the current span: the step's."""
+    """Add the numbers of a batch, over all processes, to the current span, that of the step."""
     totals = rewards[~rewards.isnan()]
     spans.note(
         {

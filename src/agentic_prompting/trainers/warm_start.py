@@ -1,5 +1,5 @@
-"""Supervised training: a warm start on written conversations, before learning from reward; and context distillation,
-after it: the weights learn to act without a system prompt as they act under it."""
+"""Supervised training: a warm start on written conversations, before training on rewards; and context distillation
+after it, in which the weights learn to act without a system prompt as they act under it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..rollout import ChatFormat, Rollout
 from .callbacks import one_line_progress
 from .loss import IGNORED
 
-_SFT_ARGUMENTS = (  # that distillation has in common with training
+_SFT_ARGUMENTS = (  # those that distillation takes over from training
     "learning_rate", "lr_scheduler_type", "adam_beta2", "weight_decay", "max_grad_norm", "per_device_train_batch_size",
     "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "fp16", "use_cpu", "seed", "disable_tqdm",
 )  # fmt: skip
@@ -33,10 +33,10 @@ def warm_start(
     Args:
         model (`PreTrainedModel`): The agent.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-        rollouts (`Sequence[Rollout]`): What to imitate, for example from [`rollout_from_trace`].
+        rollouts (`Sequence[Rollout]`): The conversations, for example from [`rollout_from_trace`].
         output_dir (`str` or `Path`): Where TRL may write.
-        **sft_arguments: Of [`~trl.SFTConfig`]: `max_steps`, `learning_rate`, `per_device_train_batch_size`, ... Nothing
-            is saved or reported unless asked for here.
+        **sft_arguments: Those of [`~trl.SFTConfig`]: `max_steps`, `learning_rate`, `per_device_train_batch_size`, ...
+            By default nothing is saved or reported.
 
     Returns:
         `PreTrainedModel`: The same model.
@@ -77,7 +77,7 @@ def imitate_without(
         model (`PreTrainedModel`): The model that played them.
         chat_format ([`ChatFormat`]): Its chat template.
         args (`GRPOConfig`): The learning rate, the schedule and the batches, unless `sft` has others.
-        **sft: Of [`~trl.SFTConfig`]. By default one epoch.
+        **sft: Arguments of [`~trl.SFTConfig`]. By default one epoch.
     """
     bare = [chat_format.prompt_ids(prompt.left_out(rollout.row["prompt"])) for rollout in rollouts]
     examples = [replace(rollout, prompt_ids=ids) for rollout, ids in zip(rollouts, bare, strict=True)]

@@ -1,8 +1,8 @@
-"""The policy over the generation back end that a TRL trainer owns, and what goes around a batch of rollouts.
+"""The policy over a TRL trainer's generation back end, and the session around a batch of rollouts.
 
-Rollouts end at different times on different processes. Where sampling is up to each process alone (weights in hand, a
-server that each asks by itself) they need nothing of each other; where it is a collective, [`CollectivePolicy`] keeps
-the processes at equal numbers of calls. Which it is, is decided here and nowhere else.
+Rollouts end at different times on different processes. Where each process samples by itself (from weights in its
+memory, or from a server) the processes need no coordination. Where sampling is a collective, [`CollectivePolicy`] keeps
+them at equal numbers of calls. This module decides which of the two applies.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class Backend:
         policy ([`Policy`]): One turn at a time.
         session (`Callable`): Makes the context that all processes enter together around the rollouts of a batch, and
             that each leaves when its own are done.
-        max_context (`int`, *optional*): Tokens that it can read, prompt and response together; `None`: the model's.
-        reach (`Callable`, *optional*): Waits for a back end elsewhere; raises [`PolicyUnreachable`].
-        sync ([`WeightSync`], *optional*): Pushes the weights there, where TRL does not.
-        changing (`Callable`, *optional*): Makes the context around a push while turns are under way; see
+        max_context (`int`, *optional*): Tokens that it can read, prompt and response together. Defaults to the model's
+            limit.
+        reach (`Callable`, *optional*): Waits for a back end on a server; raises [`PolicyUnreachable`].
+        sync ([`WeightSync`], *optional*): Pushes the weights to the server, if TRL does not.
+        changing (`Callable`, *optional*): Makes the context around a push while turns are in flight; see
             [`VLLMServerPolicy.changing`].
     """
 
@@ -137,11 +138,11 @@ def _after(wait: Callable[[], None]) -> AbstractContextManager:
 
 
 class GatheredPolicy:
-    """Gives a trainer's policy to engines, whole, for as long as a batch of rollouts lasts.
+    """A trainer's policy for engines, gathered once for a whole batch of rollouts.
 
-    ZeRO-3 and FSDP2 keep a shard per process and gather the rest where it is needed: a collective, in which all take
-    part or the job breaks. Rollouts differ in length, so processes differ in how often they sample. Hence one gather
-    around the rollouts of a batch, after which each process samples as often as it likes without asking the others.
+    ZeRO-3 and FSDP2 keep a shard per process and gather the rest where it is needed: a collective, in which all
+    processes must take part. Rollouts differ in length, so processes differ in how often they sample. Hence one gather
+    around the rollouts of a batch, after which each process samples as often as it needs to.
 
     Args:
         trainer ([`~trl.GRPOTrainer`]): Whose policy.
@@ -159,7 +160,7 @@ class GatheredPolicy:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Gather now, and give back at the end. All processes enter together; they may leave when they like."""
+        """Gather now, and release at the end. All processes enter together; each may leave when it is done."""
         with self._whole() as model:
             self._held = model
             try:
@@ -169,10 +170,11 @@ class GatheredPolicy:
 
     @contextmanager
     def model(self) -> Iterator[PreTrainedModel]:
-        """The policy: the one in hand, or gathered for this one use (then all processes must do so together).
+        """The policy that [`GatheredPolicy.hold`] has gathered; without it the policy is gathered for this use, by all
+        processes together.
 
-        Under the autocast that the trainer computes log-probabilities under. PyTorch keeps the weights that it has cast
-        until the context ends, so they are not cast again for each token.
+        It runs under the autocast in which the trainer computes log-probabilities. PyTorch keeps the weights that it
+        has cast until the context ends, so they are not cast again for each token.
         """
         gathered = self._whole() if self._held is None else nullcontext(self._held)
         with gathered as model, self.trainer.accelerator.autocast():
@@ -199,8 +201,8 @@ class GatheredPolicy:
 
 @contextmanager
 def _without_start_of_forward(engine: Any) -> Iterator[None]:
-    """ZeRO-3 without a hook that TRL leaves in place: when a forward pass begins after one that DeepSpeed has not seen
-    before, it compares notes with the other processes, a collective."""
+    """Within it ZeRO-3 lacks a hook that TRL leaves in place: after a forward pass that DeepSpeed has not seen before,
+    the next one would begin with a collective."""
     offload = getattr(getattr(engine, "optimizer", None), "parameter_offload", None)
     if offload is None:
         yield
@@ -236,13 +238,13 @@ class CollectivePolicy(BatchEngine):
     """Makes a sampler whose calls are collectives usable for rollouts of uneven length: equal numbers of calls, with
     equal numbers of prompts, on every process.
 
-    Before each call the processes tell each other how much they have; who has less adds fillers of one token, and who
-    has no rollouts left plays on with fillers alone until all are done. So each round waits for the slowest process:
-    prefer a back end that is no collective.
+    Before each call the processes exchange their numbers of requests. A process with fewer adds fillers of one token,
+    and one without unfinished rollouts sends fillers alone until all are done. So each round waits for the slowest
+    process: prefer a back end that is no collective.
 
     Args:
         sampler ([`Sampler`]): The collective one.
-        filler (`list[int]`): A context that may be sampled for nothing.
+        filler (`list[int]`): The context of a filler.
     """
 
     def __init__(self, sampler: Sampler, filler: list[int]):
@@ -253,7 +255,7 @@ class CollectivePolicy(BatchEngine):
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Around the rollouts of a batch: stays until every process is through with its own.
+        """The context around the rollouts of a batch. It ends when every process has finished its own.
 
         Raises:
             [`PeerFailed`]: If another process failed in its rollouts.
@@ -269,17 +271,17 @@ class CollectivePolicy(BatchEngine):
             self._sample([], width)
 
     def _widest(self, own: int) -> int:
-        told = gather_object([own])
-        for process, word in enumerate(told):
-            if isinstance(word, str):
-                raise PeerFailed(f"process {process} of {len(told)} failed in its rollouts: {word}")
-        return max(told)
+        counts = gather_object([own])
+        for process, count in enumerate(counts):
+            if isinstance(count, str):  # an error in place of a number
+                raise PeerFailed(f"process {process} of {len(counts)} failed in its rollouts: {count}")
+        return max(counts)
 
     def _sample(self, requests: list[SampleRequest], width: int) -> list[Sample]:
         fillers = [SampleRequest(self.filler, 1, seed=0)] * (width - len(requests))
         if requests:
             return self.collective([*requests, *fillers])[: len(requests)]
-        # What only keeps others company must leave no trace in this process's random state.
+        # Fillers must not change this process's random state.
         with torch.random.fork_rng():
             self.collective(fillers)
         return []
@@ -309,12 +311,12 @@ class TRLSampler:
 
 class ContinuousBatchingSampler:
     """Samples with transformers' continuous batching, which draws from torch's random state and has no
-    log-probabilities: `SampleRequest.seed` has no effect. It knows no stop texts either: a turn goes on to its
+    log-probabilities: `SampleRequest.seed` has no effect. It supports no stop texts either: a turn goes on to its
     end-of-turn token or its limit.
 
     Args:
         trainer ([`~trl.GRPOTrainer`]): Whose generation settings are used.
-        model (`Callable`): Gives a context manager with the policy.
+        model (`Callable`): Returns a context manager of the policy.
     """
 
     def __init__(self, trainer: GRPOTrainer, model: Callable[[], AbstractContextManager[PreTrainedModel]]):
@@ -337,7 +339,7 @@ class ContinuousBatchingSampler:
                 model.train(was_training)
         errors = [output.error for output in outputs if output.error is not None]
         if errors or len(outputs) != len(requests):
-            # transformers only logs it; a result too few would give the rest to the wrong rollouts.
+            # transformers only logs it. With one result missing, the others would go to the wrong rollouts.
             raise RuntimeError(f"continuous batching gave {len(outputs)} of {len(requests)} results: {errors[:1]}")
         return [
             _cut(request, list(output.generated_tokens), None, trainer.eos_token_ids)

@@ -1,8 +1,8 @@
-"""vLLM as the policy: on servers, a request per turn; in this process, a request per turn of the running engine.
+"""vLLM as the policy, with a request per turn: to servers, or to the engine in this process.
 
-TRL's own paths gather all prompts of a batch, and give back when the longest is done. How the weights get there is
-TRL's affair, or that of `weight_sync.py`. With a seed per request, what is sampled depends on context and seed, as far
-as the engine's arithmetic does not depend on which requests share a batch.
+TRL's own paths gather all prompts of a batch, and return when the longest one is done. TRL or `weight_sync.py` pushes
+the weights. With a seed per request, a sample depends on context and seed alone, as far as the engine's arithmetic does
+not depend on which requests share a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...rollout import Engine, Job, Sample, SampleRequest
 from .vllm_client import NoAnswer, PolicyUnreachable, Refused, Server
 from .weight_sync import Adapters
 
-_MAX_REFUSED = 20  # aborted, or asked for an adapter that it does not know
+_MAX_REFUSED = 20  # times that a server aborts a request or does not know its adapter
 
 
 class VLLMServerPolicy:
@@ -37,11 +37,11 @@ class VLLMServerPolicy:
             turn waits for servers that do not answer.
         sampling ([`Sampling`]): Temperature and the like.
         adapters ([`Adapters`], *optional*): The adapters to sample from instead of the servers' own model.
-        tell (`Callable`, *optional*): Called with a server before it is asked: one that was started anew has other
-            weights.
+        tell (`Callable`, *optional*): Called with a server before each request, because one that has restarted has
+            other weights.
 
     Raises:
-        [`PolicyUnreachable`]: From a call, when no server has answered for so long.
+        [`PolicyUnreachable`]: From a call, when no server has answered within that time.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class VLLMServerPolicy:
 
     @contextmanager
     def changing(self, updates: int, everyone: Callable[[], None]) -> Iterator[None]:
-        """Around a push of weights while turns are under way. These end first, and others begin afterwards: each is
-        sampled by the weights it names. With adapters a turn ends under its own version, and there is no wait.
+        """The context around a push of weights while turns are in flight. Those end first, and others begin afterwards:
+        each is sampled by the weights it names. With adapters a turn ends under its own version, and there is no wait.
 
         Args:
-            updates (`int`): That have made these weights; see [`Sample`].
+            updates (`int`): The number of updates that have made these weights; see [`Sample`].
             everyone (`Callable`): Waits for the other processes.
         """
         if self.adapters is not None:
@@ -103,7 +103,7 @@ class VLLMServerPolicy:
             server = self._server_for(request)
             try:
                 if unknown and self.adapters and version:
-                    await self.adapters.load(server, version)  # it was started anew, and knows nothing of adapters
+                    await self.adapters.load(server, version)  # it has restarted and has no adapters
                 await self._may_begin.wait()
                 made = self.updates if updates is None else updates
                 asked = asyncio.create_task(self._complete(server, version or server.model, request))
@@ -136,7 +136,7 @@ class VLLMServerPolicy:
         raise PolicyUnreachable(f"the vLLM server at {server.address} aborts every request")
 
     def _server_for(self, request: SampleRequest) -> Server:
-        """The conversation's own, or the next one that is not known to be down, or the one to be up first."""
+        """The conversation's own server; if that is down, the next one that is not, or the one to be tried first."""
         first, now = request.conversation or 0, time.monotonic()
         in_turn = [self.servers[(first + i) % len(self.servers)] for i in range(len(self.servers))]
         return min(in_turn, key=lambda server: max(server.down_until, now))
@@ -153,7 +153,7 @@ class VLLMServerPolicy:
             raise RuntimeError(
                 f"the server at {server.address} gave no token ids or log-probabilities: is it vLLM 0.22 or later?"
             )
-        # NaN, as TRL marks what the server could not score: such a token is left out of the correction.
+        # NaN is TRL's mark for a token that the server could not score: it is left out of the correction.
         logprobs = [float("nan") if value is None else value for value in choice["logprobs"]["token_logprobs"]]
         return Sample(ids, logprobs, choice["finish_reason"] != "length", updates=[updates] * len(ids))
 

@@ -1,4 +1,4 @@
-"""A vLLM server as an HTTP client sees it: asked on the background loop, with errors that say whether to ask again."""
+"""A client for a vLLM server, on the background loop, with errors that show whether a retry may help."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _REQUEST_SECONDS = 1800.0  # so long, because a full server queues requests
 
 
 class PolicyUnreachable(RuntimeError):
-    """A server that samples does not answer, or not with the weights it was given; the message says which, and why."""
+    """A server of the policy does not answer, or does not have the weights that were pushed; the message names it."""
 
 
 class NoAnswer(Exception):
-    """A server is not there, broke off, or failed; a retry may help."""
+    """A connection error, or a server error; a retry may help."""
 
 
 class Refused(Exception):
-    """By a server; asking again would not help. The message is its own.
+    """A server has rejected a request, and a retry would not help. The message is the server's.
 
     Args:
         status (`int`): HTTP status code.
@@ -43,14 +43,14 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class Server:
-    """A vLLM server. To be asked on the background loop.
+    """A vLLM server. Its coroutines run on the background loop.
 
     Args:
-        address (`str`): Where, without `/v1`.
-        model (`str`): The name of what it serves.
+        address (`str`): Its address, without `/v1`.
+        model (`str`): The name of the model that it serves.
         max_context (`int`, *optional*): Tokens it can read, prompt and response together.
-        down_until (`float`): Others are asked until then, by `time.monotonic`.
-        answered (`float`): When it last answered; 0.0 when it has just not.
+        down_until (`float`): The time, by `time.monotonic`, until which other servers are preferred.
+        answered (`float`): The time of its last answer; 0.0 if the last request got none.
     """
 
     address: str
@@ -61,15 +61,15 @@ class Server:
 
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
-        # aiohttp: a turn costs us half a millisecond of processor time, by the client of `openai` four.
+        # aiohttp needs half a millisecond of processor time for a turn, the client of `openai` four.
         session = aiohttp.ClientSession(
-            # Idle connections go before the server closes them (after 5 s), which would look like an outage.
+            # Close idle connections before the server does (after 5 s), which would look like an outage.
             connector=aiohttp.TCPConnector(limit=1000, keepalive_timeout=3),
             timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS),
         )
-        background_loop(self)  # which closes it at the interpreter's end
-        # Left to the garbage collector its sockets would be closed first and taken off the event loop later, under
-        # numbers that another connection has by then: that one would wait for ever.
+        background_loop(self)  # closes it when the interpreter ends
+        # The garbage collector would close its sockets first and remove them from the event loop later, under numbers
+        # that another connection may have by then, which would wait for ever.
         weakref.finalize(self, _close, session).atexit = False
         return session
 
@@ -77,10 +77,10 @@ class Server:
         _close(self._session)
 
     async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """What the server answers, JSON or text; with a body by POST.
+        """The server's answer, JSON or text, to a GET, or to a POST of `body`.
 
         Raises:
-            [`NoAnswer`]: There is no answer, or one that says that the server has failed.
+            [`NoAnswer`]: There is no answer, or a server error (5xx).
             [`Refused`]: The server answered with another error.
         """
         try:
@@ -99,10 +99,10 @@ class Server:
         return json.loads(said) if answer.content_type == "application/json" else said
 
     async def complete(self, model: str, **asked: Any) -> dict[str, Any]:
-        """Its continuation of a prompt of token ids, as `choices` has it.
+        """The server's continuation of a prompt of token ids, an element of `choices`. Raises as `ask` does, and:
 
         Raises:
-            [`PolicyUnreachable`]: Another model has answered. And as `ask`.
+            [`PolicyUnreachable`]: Another model has answered.
         """
         completion = await self.ask("/v1/completions", {**asked, "model": model})
         if completion["model"] != model:
@@ -112,7 +112,7 @@ class Server:
 
 @asynccontextmanager
 async def paused(server: Server) -> AsyncIterator[None]:
-    """A server that has ended the turns under way and begins no others."""
+    """Within it a server has finished the turns in flight and begins no others."""
     try:
         await server.ask("/pause?mode=wait", {})
         yield
@@ -121,7 +121,7 @@ async def paused(server: Server) -> AsyncIterator[None]:
 
 
 def servers_of(args: GRPOConfig) -> list[Server]:
-    """The servers that a `GRPOConfig` names, each waited for up to `vllm_server_timeout` seconds.
+    """The servers that a `GRPOConfig` names; waits for each up to `vllm_server_timeout` seconds.
 
     Raises:
         [`PolicyUnreachable`]: If one does not answer.

@@ -1,8 +1,8 @@
-"""The trainer's weights on running vLLM servers, without NCCL: LoRA as an adapter with a name per version, or all of
-them from a shared disk.
+"""Pushes the trainer's weights to running vLLM servers without NCCL: LoRA as an adapter with a name per version, or all
+weights from a shared disk.
 
-TRL's push takes a GPU and vLLM's code on the trainer's side. Here the trainer writes files and speaks HTTP. After each
-push every server says what it expects at places of a text, which must be what the trainer expects there.
+TRL's push needs a GPU and vLLM's code in the trainer's environment. Here the trainer writes files and sends HTTP
+requests. After each push every server's log-probabilities at some positions of a text are compared with the trainer's.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ..config import MultiTurnGRPOConfig
 from .vllm_client import NoAnswer, PolicyUnreachable, Refused, Server, paused, servers_of
 
 FOLDER = "vllm_weights"  # in output_dir
-# Mean difference of a log-probability. The first push tells how far the two differ by arithmetic alone; 16 bits: ~0.01.
+# Mean difference of a log-probability. The first push shows the difference by arithmetic alone, ~0.01 with 16 bits.
 _MOST, _TIMES_THE_FIRST, _LEAST = 0.05, 5.0, 1e-3
 _OF_A_TRAINER = re.compile(r".+-[0-9a-f]{8,}-\d+")  # a version's name
-_NO_START = 2.0  # seconds in which no server can be started anew
+_NO_START = 2.0  # seconds in which no server can restart
 _PLAINLY = {
     "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "logprobs": 5,
     "return_tokens_as_token_ids": True,
@@ -50,7 +50,7 @@ _PROBE = (
 
 @contextmanager
 def pushed_by(args: MultiTurnGRPOConfig) -> Iterator[None]:
-    """Within it TRL's trainer makes the way of pushing weights that `vllm_sync` names: it has no argument for that."""
+    """Within it TRL's trainer makes the [`WeightSync`] that `vllm_sync` names; TRL has no argument for that."""
     theirs = grpo_trainer.VLLMGeneration
     if args.use_vllm and args.vllm_sync != "nccl":
         kind = {"adapter": AdapterSync, "disk": DiskSync}[args.vllm_sync]
@@ -62,21 +62,20 @@ def pushed_by(args: MultiTurnGRPOConfig) -> Iterator[None]:
 
 
 class Adapters:
-    """The versions of a LoRA adapter on servers that run. A turn ends under the version that it began with.
+    """The versions of a LoRA adapter on running servers. A turn ends under the version that it began with.
 
     Args:
-        name (`str`): Versions are `name-0`, `name-1`, ...; not to be used twice on a server for other weights, as its
-            prefix cache goes by name.
-        folder (`Path`): Has a folder per version, which the servers read: under the same path, and again whenever they
-            need it.
-        servers (`list[Server]`): All that sample.
+        name (`str`): Versions are `name-0`, `name-1`, ... Never use a name twice on a server for other weights, because
+            its prefix cache is keyed by name.
+        folder (`Path`): Has a folder per version, which the servers read under the same path, whenever they need it.
+        servers (`list[Server]`): All servers that sample.
     """
 
     def __init__(self, name: str, folder: Path, servers: Sequence[Server]):
         self.name, self.folder, self.servers = name, folder, servers
         self.version = -1
         self.running: Counter[str] = Counter()  # turns of this process, by version
-        self.updates: dict[int, int] = {}  # of the weights, that had made a version
+        self.updates: dict[int, int] = {}  # by version, the number of updates that have made its weights
 
     @property
     def current(self) -> str:
@@ -84,7 +83,7 @@ class Adapters:
 
     @contextmanager
     def turn(self) -> Iterator[tuple[str, int]]:
-        """The version that a turn begins with, and how many updates had made it."""
+        """The version that a turn begins with, and the number of updates that have made it."""
         model = self.current
         self.running[model] += 1
         try:
@@ -97,15 +96,15 @@ class Adapters:
         return f"{self.name}-{self.version + 1}"
 
     async def begin_with_the_next(self) -> set[str]:
-        """Turns begin under the version that has come, from now on; gives those in use. On the turns' loop."""
+        """Let turns begin under the next version, and return the versions in use. Runs on the loop of the turns."""
         self.version += 1
         return {self.current, *(+self.running)}
 
     async def load(self, server: Server, model: str) -> None:
-        """Have a server load a version; one that it has stays as it is.
+        """Make a server load a version, unless it has it already.
 
         Raises:
-            [`PolicyUnreachable`]: It does not take it.
+            [`PolicyUnreachable`]: The server does not load it.
         """
         body = {"lora_name": model, "lora_path": str(self.folder / model)}
         try:
@@ -118,18 +117,18 @@ class Adapters:
                 ) from None
 
     async def keep(self, models: Collection[str]) -> None:
-        """Unload all other versions, those that an earlier start has left included, and delete them."""
+        """Unload and delete all other versions, including those of an earlier start."""
         for folder in self.folder.glob("*-*"):
             if folder.name in models:
                 continue
             for server in self.servers:
-                with suppress(NoAnswer, Refused):  # restarted since then, or gone: nothing of it is left there
+                with suppress(NoAnswer, Refused):  # it has restarted or is down: the version is not loaded there
                     await server.ask("/v1/unload_lora_adapter", {"lora_name": folder.name})
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class WeightSync(VLLMGeneration):
-    """A way of pushing weights in the place of TRL's. Made and called on every process alike."""
+    """A way of pushing weights that replaces TRL's. Made and called on every process alike."""
 
     def __init__(self, args: MultiTurnGRPOConfig, **of_trl: Any):
         self.args, self.folder = args, Path(args.output_dir, FOLDER).absolute()
@@ -142,12 +141,12 @@ class WeightSync(VLLMGeneration):
         longest = min(server.max_context or 1024 for server in self.servers)
         self.probe = self.processing_class(_PROBE, add_special_tokens=False)["input_ids"][: longest - 1]
         self.places = range(4, len(self.probe), 4)
-        # A start of the trainer has a name of its own: a server may still know that of the one before.
+        # Each start of the trainer has a new name, because a server may still have versions of the last one.
         (self.name,) = broadcast_object_list([f"{Path(self.args.output_dir).name}-{time.time_ns() // 10**6:x}"])
 
     def get_server_info(self) -> dict[str, Any]:
-        """What TRL asks: of which distribution log-probabilities are. Where only the likeliest token may be drawn, its
-        own is 0 after processing, and below before."""
+        """The fact that TRL asks for: whether log-probabilities are those before or after processing. If only the
+        likeliest token may be drawn, its log-probability is 0 after processing, and lower before."""
 
         async def processed(server: Server) -> bool:
             choice = await server.complete(server.model, prompt=self.probe, max_tokens=1, logprobs=0, top_k=1)
@@ -183,18 +182,18 @@ class WeightSync(VLLMGeneration):
 
     @abstractmethod
     async def _push(self, server: Server, expected: Tensor) -> float:
-        """Tell a server; how far it is from the trainer then."""
+        """Make a server load the weights, and return the difference of its log-probabilities from the trainer's."""
 
     @abstractmethod
     def _pushed(self, expected: Tensor) -> None:
-        """All servers have them; on every process."""
+        """Called on every process when all servers have the weights."""
 
     async def tell(self, server: Server) -> None:
-        """Before a server is asked: see that it has these weights, if it would not say itself that it has none."""
+        """Called before each request to a server, to make sure that it still has these weights."""
 
     @torch.no_grad()
     def _score(self) -> Tensor:
-        """What the trainer expects at some places of the probe: log-probabilities, places x vocabulary."""
+        """The trainer's log-probabilities at some positions of the probe, of shape (positions, vocabulary)."""
         ids = torch.tensor([self.probe], device=self.accelerator.device)
         training = self.model.training
         self.model.eval()
@@ -206,13 +205,13 @@ class WeightSync(VLLMGeneration):
         return logits[[place - 1 for place in self.places]].float().log_softmax(-1).cpu()
 
     async def _difference(self, server: Server, model: str, expected: Tensor) -> float:
-        """Between the log-probabilities of a server's likeliest tokens and the trainer's, on average.
+        """The mean difference between the log-probabilities of a server's likeliest tokens and the trainer's.
 
         Raises:
-            [`PolicyUnreachable`]: It is more than arithmetic accounts for, or another model has answered.
+            [`PolicyUnreachable`]: It is larger than arithmetic explains, or another model has answered.
         """
-        # A request for each place. One for the probe's own log-probabilities would do, but vLLM 0.30 ends when it is
-        # asked for those of an adapter while other turns are under way.
+        # A request for each position. One for the probe's own log-probabilities would be enough, but vLLM 0.30 crashes
+        # when it computes those of an adapter while other turns are in flight.
         choices = await gather(
             server.complete(model, prompt=self.probe[:place], max_tokens=1, **_PLAINLY) for place in self.places
         )
@@ -241,8 +240,8 @@ class WeightSync(VLLMGeneration):
 
 
 class AdapterSync(WeightSync):
-    """LoRA weights as an adapter that `vllm serve` loads while it samples: nothing is paused, turns under the version
-    before end under it."""
+    """LoRA weights as an adapter that `vllm serve` loads while it samples. Nothing is paused: turns in flight end under
+    the version before."""
 
     def _init_vllm(self) -> None:
         prefix = getattr(self.model, "prefix", None)  # peft's
@@ -286,8 +285,8 @@ class AdapterSync(WeightSync):
 
 
 class DiskSync(WeightSync):
-    """All weights as files that the servers load again: they are paused for it, and their prefix caches emptied. A
-    server reports its version: one that has restarted loads them again before the next request."""
+    """All weights as files that the servers load again. They are paused for it, and their prefix caches are emptied. A
+    server reports its version, and one that has restarted loads the weights again before the next request."""
 
     def _init_vllm(self) -> None:
         super()._init_vllm()
@@ -311,8 +310,8 @@ class DiskSync(WeightSync):
             await self._check_ours(server)
         try:
             async with paused(server):
-                told = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
-                await server.ask("/collective_rpc", told)
+                reload = {"method": "reload_weights", "kwargs": {"weights_path": str(self.folder)}}
+                await server.ask("/collective_rpc", reload)
                 await server.ask("/reset_prefix_cache", {})
                 with suppress(Refused):  # before vLLM 0.30: it loads the weights more often than it needs to
                     await server.ask("/update_weight_version", {"new_version": f"{self.name}-{version}"})
@@ -324,10 +323,10 @@ class DiskSync(WeightSync):
         return await self._difference(server, server.model, expected)
 
     async def _check_ours(self, server: Server) -> None:
-        """A server has the last weights that anybody gave it: with two trainers, each would sample from the other's.
+        """Check that no other trainer pushes weights to a server, from which this one would then sample.
 
         Raises:
-            [`PolicyUnreachable`]: Another trainer has given it weights since ours.
+            [`PolicyUnreachable`]: The server has the weights of another trainer.
         """
         with suppress(Refused):  # before vLLM 0.30
             found = str((await server.ask("/weight_info"))["weight_version"])
@@ -353,7 +352,7 @@ class DiskSync(WeightSync):
 
 
 def _whole(weights: list[Tensor]) -> AbstractContextManager[Any]:
-    """Within it each process has all of weights that ZeRO-3 has cut into parts."""
+    """Within it each process has the whole of weights that ZeRO-3 has sharded."""
     if not is_deepspeed_zero3_enabled():
         return nullcontext()
     import deepspeed
@@ -362,6 +361,6 @@ def _whole(weights: list[Tensor]) -> AbstractContextManager[Any]:
 
 
 def _on_cpu(weights: Tensor) -> Tensor:
-    """A copy of all of it."""
+    """A copy of the whole tensor on the CPU."""
     whole = weights.full_tensor() if isinstance(weights, DTensor) else weights
     return whole.detach().to("cpu", copy=True)

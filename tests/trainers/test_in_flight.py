@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from agentic_prompting.trainers.in_flight import InFlightFile, policy_fingerprint
 
 IDENTITY = {"seed": 0, "num_generations": 2, "limits": {"max_turns": 5}}
-TURN = {"ids": [5, 6], "logprobs": [-0.5, -0.5], "finished": True, "drafted": 0, "updates": [0, 0]}
+TURN = {"ids": [5, 6], "logprobs": [-0.5, -0.5], "finished": True, "drafted": 0, "updates": [0, 0], "seed": 3}
 REPLY = {"text": "Nairobi", "seconds": 0.5, "replies": []}
 
 

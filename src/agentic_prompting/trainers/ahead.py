@@ -190,10 +190,10 @@ class Ahead:
         """The entries of an earlier process about a group; empty if its data or prompts were others."""
         kept = self.file.groups.pop(number, {})
         environment = self.player.environment
-        # The log holds neither how an episode changed the environment nor a program's calls.
         if environment is not None and (environment.has_reset or environment.play_episode is not None):
             self._anew += self.prompts.rollouts_per_row if kept else 0
-            return {}
+            if environment.has_reset:  # the log does not hold how an episode changed the environment
+                return {}
         try:
             rendered = [self.prompts.messages(row, one) for one in kept.get("metadata", ())]
         except LookupError:
@@ -247,7 +247,7 @@ class Ahead:
         lasted = [updates for log in episodes for updates in log.lasted]
         for log in episodes:
             log.lasted.clear()
-        turns = [turn for group in taken for log in group.episodes for turn in log.turns]
+        turns = [turn for group in taken for log in group.episodes for turn in log.asked_turns()]
         ages = [max(self.updates - updates, 0) for turn in turns for updates in turn["updates"]]
         waiting, idle = self._clock.shares()
         facts = gather_object(

@@ -40,10 +40,12 @@ class EpisodeLog(Environment):
         environment (`Callable`): Answers a turn whose reply is not in the log.
         updates (`Callable`): Returns the number of updates of the weights so far.
         keep (`Callable[[dict], None]`): Writes an entry to disk.
-        turns (`list[dict]`, *optional*): Turns sampled before a restart, each the fields of a [`Sample`].
+        turns (`list[dict]`, *optional*): Turns sampled before a restart, each the fields of a [`Sample`] and the
+            request's `seed`.
         replies (`list[dict]`, *optional*): The environment's replies to them, each the fields of an [`Observation`].
-        play_episode (`Callable`, *optional*): As [`Environment`]'s. The calls of a program come in any order, so they
-            are not logged: a resumed run plays such an episode from its beginning.
+        play_episode (`Callable`, *optional*): As [`Environment`]'s. A resumed run runs the program again from its
+            beginning. Its calls come in any order, so a logged turn is found by the seed of its request, which is a
+            function of the context; a program that asks otherwise than before gets new turns.
 
     Attributes:
         lasted (`list[int]`): For each turn sampled by this process: the updates while it was sampled.
@@ -63,25 +65,36 @@ class EpisodeLog(Environment):
         self.policy, self.environment, self.updates, self.keep = policy, environment, updates, keep
         self.turns, self.replies, self.lasted = list(turns), list(replies), list[int]()
         self._played = 0  # turns since this process began
+        self._unasked = {turn["seed"]: turn for turn in self.turns} if play_episode is not None else {}
 
     async def __call__(self, request: SampleRequest) -> Sample:
         """The next turn: from the log, else from the policy."""
-        at, self._played = self._played, self._played + 1
-        if at == len(self.turns) or self.play_episode is not None:
-            asked = self.updates()
-            sample = await self.policy(request)
-            self.lasted.append(self.updates() - asked)
-            if sample.logprobs is None:
-                raise ValueError(
-                    "async_lead > 0 needs a policy that gives the log-probability of each token it samples"
-                )
-            # Without a report of the policy's updates take those at the request: the turn then counts as older.
-            turn = {**asdict(sample), "updates": list(sample.updates) or [asked] * len(sample.ids)}
+        turn = self._logged(request)
+        if turn is None:
+            turn = await self._sampled(request)
+            self.keep({"at": len(self.turns), "turn": turn})
             self.turns.append(turn)
-            if self.play_episode is not None:
-                return Sample(**turn)
-            self.keep({"at": at, "turn": turn})
-        return Sample(**self.turns[at])
+        return _sample(turn)
+
+    def _logged(self, request: SampleRequest) -> dict[str, Any] | None:
+        if self.play_episode is not None:
+            return self._unasked.pop(request.seed, None)
+        at, self._played = self._played, self._played + 1
+        return self.turns[at] if at < len(self.turns) else None
+
+    async def _sampled(self, request: SampleRequest) -> dict[str, Any]:
+        asked = self.updates()
+        sample = await self.policy(request)
+        self.lasted.append(self.updates() - asked)
+        if sample.logprobs is None:
+            raise ValueError("async_lead > 0 needs a policy that gives the log-probability of each token it samples")
+        # Without a report of the policy's updates take those at the request: the turn then counts as older.
+        updates = list(sample.updates) or [asked] * len(sample.ids)
+        return {**asdict(sample), "updates": updates, "seed": request.seed}
+
+    def asked_turns(self) -> list[dict[str, Any]]:
+        """The turns of this episode; without those of an earlier process that its program has not asked for again."""
+        return [turn for turn in self.turns if turn["seed"] not in self._unasked]
 
     async def step(self, rollout: Rollout) -> Observation | None:
         """The reply to the last turn: from the log, else from the environment. Failures are not logged; a resumed run
@@ -280,7 +293,8 @@ def _add(episodes: dict[int, dict[str, list]], record: Mapping[str, Any]) -> boo
     kind = "turn" if "turn" in record else "reply"
     entry, place = record[kind], _whole_number(record["rollout"])
     if kind == "turn":
-        sample = Sample(**entry)
+        _whole_number(entry["seed"])
+        sample = _sample(entry)
         if not len(sample.ids) == len(sample.logprobs or ()) == len(sample.updates) > 0:
             return False
         for one in (*sample.ids, *sample.updates):
@@ -300,6 +314,10 @@ def _whole_number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"{value!r} is no whole number")
     return value
+
+
+def _sample(turn: Mapping[str, Any]) -> Sample:
+    return Sample(**{name: value for name, value in turn.items() if name != "seed"})
 
 
 def _plain(observation: Observation | None) -> dict[str, Any]:

@@ -60,16 +60,21 @@ class Replays(Reference):
 
 
 def trainer_for(settings, name, method, lora=False, rows=8, **changes):
-    """A trainer of either method whose batch is two rows, four rollouts each."""
+    """A trainer of either method whose batch is two rows, four rollouts each; or `"several"`, Prompt-R1's with an
+    environment for the even rows and one for the odd ones."""
     folder = Path(settings["folder"]) / name
     changes = {
         "per_device_train_batch_size": 8 // settings["processes"], "max_steps": 3, "max_turns": 3,
         "max_turn_tokens": 6, "max_completion_length": 160, "max_grad_norm": 1.0, "full_determinism": True, **changes,
     }  # fmt: skip
+    data = as_rows(make_split(0, n_test=8)[1])[:rows]
+    if method == "several":
+        data = [{**row, "environment": ("even", "odd")[number % 2]} for number, row in enumerate(data)]
+    environments = {"even": LLMEnvironment(Oracle()), "odd": LLMEnvironment(Oracle())}
     common = {
         "model": settings["policy"],
-        "train_dataset": Dataset.from_list(as_rows(make_split(0, n_test=8)[1])[:rows]),
-        "environment": LLMEnvironment(Oracle()),
+        "train_dataset": Dataset.from_list(data),
+        "environment": environments if method == "several" else environments["even"],
         "prompt_template": SANDBOX_TEMPLATE,
         "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
     }
@@ -87,13 +92,14 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
 
 
 LOGGED = ("step", "loss", "grad_norm", "reward", "reward_std", "kl", "num_tokens", "entropy", "rollout/turns", "epoch")
+BY_NAME = tuple(f"environments/{name}/{what}" for name in ("even", "odd") for what in ("reward", "turns", "share"))
 
 
 def outcome(trainer, advantages=()):
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
         **backends.stated(trainer),
-        "log": [{name: entry[name] for name in LOGGED if name in entry} for entry in log],
+        "log": [{name: entry[name] for name in (*LOGGED, *BY_NAME) if name in entry} for entry in log],
         "advantages": list(advantages),
         "calls": sorted(Counter(trainer.policy.asked).values()),
         "population": trainer.state_dict() if isinstance(trainer, ESPLTrainer) else None,
@@ -206,6 +212,7 @@ def main(settings):
         backends.leave(settings["folder"], {method: carried(settings, method) for method in ("prompt_r1", "espl")})
         return
     methods = [("prompt_r1", False), ("prompt_r1", True), ("espl", False), ("espl", True)]
+    methods += [("several", False)]
     seen = {f"{method}-{'lora' if lora else 'full'}": plain(settings, method, lora) for method, lora in methods}
     if settings["resume"]:
         seen["resume"] = {method: resumed(settings, method, lora) for method, lora in (methods[0], methods[3])}

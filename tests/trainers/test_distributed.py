@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from support.distributed_backends import TYPES, launch, launch_under_torchrun, read
-from support.distributed_runs import fewer
+from support.distributed_runs import BY_NAME, fewer
 from support.marks import LONG
 
-PARTS = ["prompt_r1-full", "prompt_r1-lora", "espl-full", "espl-lora"]
+PARTS = ["prompt_r1-full", "prompt_r1-lora", "espl-full", "espl-lora", "several-full"]
 SHARDED = {"zero3", "fsdp2"}
 # ZeRO-2 shards less than ZeRO-3, by the same code.
 BACKENDS = [pytest.param(one, marks=LONG) if one == "zero2" else one for one in TYPES]
@@ -87,6 +87,16 @@ def test_logged_means_are_over_all_rollouts(play):
     """Episodes of one and of three turns, unevenly spread: the logged mean is that of the whole batch."""
     for process in play("ddp"):
         assert column(process["prompt_r1-full"], "rollout/turns") == [2, 2, 2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_metrics_by_environment_are_those_of_one_process(play, backend):
+    """Each process has the rows of one environment alone, which play one turn and three."""
+    one = play("ddp", 1)[0]["several-full"]
+    for process in play(backend):
+        for name in BY_NAME:
+            assert np.allclose(column(process["several-full"], name), column(one, name), rtol=0, atol=1e-6), name
+    assert column(one, "environments/even/turns") == [1, 1, 1] and column(one, "environments/odd/turns") == [3, 3, 3]
 
 
 @pytest.mark.parametrize("method", ["prompt_r1", "espl"])

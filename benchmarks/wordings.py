@@ -126,11 +126,9 @@ def reached(records: Iterable[Mapping[str, Any]]) -> dict[str, bool]:
 def verdict(records: Iterable[Mapping[str, Any]]) -> str:
     """The protocol's expectation, answered."""
     by_trial = reached(records)
-    missed = [trial for trial in ("unseen: first", "unseen: second") if not by_trial.get(trial)]
+    missed = [trial for trial in ("first", "second") if not by_trial.get(f"unseen: {trial}")]
     if missed:
-        return (
-            f"**Against us**: expected was {GOAL} or more on each unseen wording, and {' and '.join(missed)} has less."
-        )
+        return f"**Against us**: less than the expected {GOAL} on an unseen wording ({', '.join(missed)})."
     return f"As expected, it is {GOAL} or more on each unseen wording."
 
 

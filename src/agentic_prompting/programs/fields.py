@@ -54,6 +54,7 @@ def asked_of(
 
 
 def check_offered(body: Any, is_offered: bool, name: str) -> None:
+    """Refuse a request that uses a field which is not offered here."""
     if not is_offered:
         raise Refusal(400, f"`{name}` is not supported here: leave it out.", "unsupported_value", name)
 
@@ -73,6 +74,7 @@ def check_form(form: Any, name: str) -> None:
 
 
 def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
+    """The smallest limit of tokens that a request gives under one of these names."""
     limits = [body[name] for name in names if body.get(name) is not None]
     if any(not isinstance(limit, int) or limit < 1 for limit in limits):
         raise Refusal(400, f"`{names[0]}` must be a whole number above 0.", "invalid_value", names[0])
@@ -80,6 +82,7 @@ def limit_of(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def role_of(role: Any) -> Role:
+    """The role of a message in the inner form. Refuses a role that there is not."""
     if role not in _ROLES:
         raise Refusal(400, f"A message has the role {role!r}; there are {', '.join(_ROLES)}.", "invalid_value")
     return _ROLES[role]
@@ -100,6 +103,7 @@ def text_of(content: Any) -> str:
 
 
 def arguments_of(given: Any) -> str:
+    """A call's arguments as text: as given, or as JSON."""
     return given if isinstance(given, str) else json.dumps({} if given is None else given, ensure_ascii=False)
 
 
@@ -112,6 +116,7 @@ def object_of(arguments: str) -> dict[str, Any]:
 
 
 def is_json(text: str) -> bool:
+    """Whether a text is JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -140,6 +145,7 @@ def hosted(kind: Any) -> str:
 
 
 def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A function as a tool in the form of chat templates. Refuses one without a name."""
     name, described = function.get("name"), function.get("description") or ""
     if not isinstance(name, str) or not name:
         raise Refusal(400, "A tool has no name.", "invalid_value", "tools")
@@ -148,8 +154,10 @@ def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_dict(value: Any) -> dict[str, Any]:
+    """The value if it is a dict, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def logprob_of(text: str, value: float) -> dict[str, Any]:
+    """A token's log-probability in OpenAI's form."""
     return {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}

@@ -94,7 +94,8 @@ class EpisodeLog(Environment):
 
     def asked_turns(self) -> list[dict[str, Any]]:
         """The turns of this episode; without those of an earlier process that its program has not asked for again."""
-        return [turn for turn in self.turns if turn["seed"] not in self._unasked]
+        unasked = self._unasked.values()
+        return [turn for turn in self.turns if turn not in unasked]
 
     async def step(self, rollout: Rollout) -> Observation | None:
         """The reply to the last turn: from the log, else from the environment. Failures are not logged; a resumed run

@@ -36,6 +36,7 @@ def leaks(name: str, seed: int, warm_start_steps: int = 450) -> list[str]:
     for trace in shown:
         texts += [trace["question"], *trace["answers"], *trace["turns"], *trace["observations"]]
         texts += [message["content"] for message in trace.get("prompt", ())]
+    texts = sorted(set(texts))  # most of them stand in many traces
     seen = set(tokenizer.tokenize("\n".join(texts)))  # a name is one token: in `Port of Spain` there is no Spain
     held, trained_on = (
         {parse_question(question, world).country for question in rows["question"]}

@@ -44,6 +44,17 @@ SECONDARY = ("one call, paired", "rl")
 DISTILLED = ("joint, then imitation", "joint, then on-policy")
 HEADING = "## The second league of E-SPL"  # of the protocol
 MARGIN, GOOD, BATCHES = 0.05, 0.8, 3  # not worse by more; calls until this exact match, on the mean of so many batches
+AGAINST = (  # what would count against us, the outcome that decides it, its lower bound, and what that must be above
+    (f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded", "one_call_minus_joint",
+     "low_one_sided", -MARGIN),
+    ("one call is not above GEPA and then GRPO", "one_call_minus_gepa", "low", 0.0),
+    ("paired ratings with top-two do not gain over one call alone", "paired_minus_one_call", "low", 0.0),
+)  # fmt: skip
+STUDENTS = {
+    "imitation_minus_joint": "Imitation minus its teacher",
+    "on_policy_minus_joint": "On-policy distillation minus its teacher",
+    "on_policy_minus_imitation": "On-policy distillation minus imitation",
+}
 OTHERS = ("base, first", "base, final", "trained, first")  # besides the trained weights under the final prompt
 FORK = multiprocessing.get_context("fork")  # this process never imports torch
 UNLOCKED = 0.5  # exact match on the questions that end on a relation
@@ -146,6 +157,7 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "paired_minus_one_call": ("one call, paired", "one call"),
         "imitation_minus_joint": ("joint, then imitation", "joint"),
         "on_policy_minus_joint": ("joint, then on-policy", "joint"),
+        "on_policy_minus_imitation": ("joint, then on-policy", "joint, then imitation"),
     }
     result: dict[str, Any] = {}
     for name, methods in pairs.items():
@@ -165,23 +177,34 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
-    """The outcomes that the protocol counts against us, first."""
+    """The outcomes that the protocol counts against us, first; then the distillations and what was not run."""
     told = outcomes(records)
-    joint, gepa = told["one_call_minus_joint"], told["one_call_minus_gepa"]
     lines = []
-    for row, what, against in (
-        (joint, f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded", -MARGIN),
-        (gepa, "one call is not above GEPA and then GRPO", 0.0),
-    ):
+    for what, name, bound, least in AGAINST:
+        row = told[name]
         if row["n"] < len(SEEDS):
             lines.append(f"- Not decided yet ({row['n']} of {len(SEEDS)} seeds): {what}.")
             continue
-        low = row["low_one_sided"] if against else row["low"]
-        said = "Not so" if low > against else "**Against us**"
-        lines.append(
-            f"- {said}: {what}. Difference {shown(row, '+')}, over {len(row['settings'])} of {len(SETTINGS)} settings."
-        )
-    return "\n".join(sorted(lines, key=lambda line: "Against" not in line))
+        said = "Not so" if row[bound] > least else "**Against us**"
+        about = f"Difference {shown(row, '+')}, over {len(row['settings'])} of {len(SETTINGS)} settings."
+        if bound == "low_one_sided":
+            about = f"{about[:-1]}; one-sided lower bound {row[bound]:+.3f}."
+        lines.append(f"- {said}: {what}. {about}")
+    lines.sort(key=lambda line: "Against" not in line)
+    for name, what in STUDENTS.items():
+        if told[name]["n"]:
+            lines.append(f"- {what}: {shown(told[name], '+')}, on {told[name]['n']} seeds.")
+    if absent := missing(records, cells()):
+        some = "; ".join(f"{cell} ({number} of {len(SEEDS)} seeds)" for cell, number in absent.items())
+        lines.append(f"- Not run yet: {some}.")
+    return "\n".join(lines)
+
+
+def missing(records: Iterable[Mapping[str, Any]], wanted: Iterable[Cell]) -> dict[str, int]:
+    """By setting and method: how many of the wanted cells are not done."""
+    done = by_cell(records)
+    absent = [cell for cell in wanted if cell not in done]
+    return dict(Counter(f"{world}, {reflector}, {method}" for world, reflector, _, method in absent))
 
 
 def table(records: Iterable[Mapping[str, Any]]) -> str:
@@ -277,9 +300,12 @@ def claimed(path: Path) -> Iterator[None]:
 def read(folder: Path) -> list[dict[str, Any]]:
     """The records of the finished cells, in the order of the protocol."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "cells").glob("*.json")]
-    return sorted(
-        found, key=lambda one: (one["world"], one["reflector"], one["seed"], list(METHODS).index(one["method"]))
-    )
+
+    def place(one: Mapping[str, Any]) -> tuple[int, int, int]:
+        setting = SETTINGS.index((one["world"], one["reflector"]))
+        return setting, one["seed"], list(METHODS).index(one["method"])
+
+    return sorted(found, key=place)
 
 
 def main() -> None:
@@ -305,10 +331,8 @@ def main() -> None:
         RECORDS.unlink(missing_ok=True)
         Records(RECORDS).write(records)
     print(f"{table(records)}\n\n{verdicts(records)}" if records else "no cell is done yet")
-    done = by_cell(records)
-    absent = [cell for cell in (todo if options.quick else cells()) if cell not in done]
     result = {
-        "missing": dict(Counter(f"{world}, {reflector}, {method}" for world, reflector, _, method in absent)),
+        "missing": missing(records, todo if options.quick else cells()),
         "leaks": sum(one.get("leaks", 0) for one in records),
         "protocol_first": protocol_first(one["commit"] for one in records),
         **outcomes(records),

@@ -54,14 +54,31 @@ def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
 
 def test_what_counts_against_us_is_said_first():
     told = league.verdicts(of_all(league.SETTINGS[0]))
-    assert told.count("- Not so: ") == 2 and "Difference +0.250 [+0.250, +0.250], over 1 of 6 settings" in told
+    assert (
+        told.count("- Not so: ") == 2
+        and "one-sided lower bound +0.250." in told
+        and "Difference +0.250 [+0.250, +0.250], over 1 of 6 settings" in told
+    )
     told = league.verdicts(of_all(league.SETTINGS[0], league.SEEDS[:2]))
     assert told.count("Not decided yet (2 of 16 seeds)") == 2
+    assert "rules, easy, joint (14 of 16 seeds)" in told and "many, easy, joint (16 of 16 seeds)" in told
     worse = [
         {**one, "correct": "0000" if one["method"] == "one call" else one["correct"]}
         for one in of_all(("rules", "easy"))
     ]
     assert league.verdicts(worse).startswith("- **Against us**")
+
+
+def test_paired_ratings_and_distillations_have_their_lines():
+    seeds, cell = league.SEEDS, ("rules", "easy")
+    others = {"one call, paired": "1111", "joint, then imitation": "1000", "joint, then on-policy": "1100"}
+    records = of_all(cell) + [
+        record((*cell, seed, method), right) for seed in seeds for method, right in others.items()
+    ]
+    told = league.verdicts(records)
+    assert "**Against us**: paired ratings with top-two do not gain" in told.splitlines()[0], "no better than one call"
+    assert "On-policy distillation minus imitation: +0.250 [+0.250, +0.250], on 16 seeds." in told
+    assert "Imitation minus its teacher: -0.500" in told
 
 
 def test_secondary_outcomes():

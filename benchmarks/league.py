@@ -194,9 +194,15 @@ def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
     for name, what in STUDENTS.items():
         if told[name]["n"]:
             lines.append(f"- {what}: {shown(told[name], '+')}, on {told[name]['n']} seeds.")
-    if absent := missing(records, cells()):
-        some = "; ".join(f"{cell} ({number} of {len(SEEDS)} seeds)" for cell, number in absent.items())
-        lines.append(f"- Not run yet: {some}.")
+    every = list(cells())
+    planned, absent = (
+        Counter(", ".join(one[:2]) for one in some) for some in (every, set(every) - by_cell(records).keys())
+    )
+    if absent:
+        some = "; ".join(
+            f"*{setting}*, {absent[setting]} of {planned[setting]}" for setting in planned if absent[setting]
+        )
+        lines.append(f"- Cells that are not run yet: {some}.")
     return "\n".join(lines)
 
 

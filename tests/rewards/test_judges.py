@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.llm import Budget, ReplayCache, Reply, ScriptedChat, ServerFailed, run
+from agentic_prompting.llm import Budget, Misconfigured, ReplayCache, Reply, ScriptedChat, ServerFailed, run
 from agentic_prompting.rewards import GroupJudge, RubricJudge, exact_match_reward
 from agentic_prompting.rewards.judges import read_scores, score_schema, show_rollout
 from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, TagGrammar, parse_turn
@@ -135,6 +135,7 @@ def test_a_long_rollout_is_shortened_in_the_middle_and_says_so():
         '{"right": 10, "brief": 9}',
         '["scores"]',
         "[" * 100_000,
+        '{"scores": {"right": 10, "brief": %s}}' % ("1" * 400),
         'The agent wrote {"scores": {"right": 10, "brief": 10}}',
     ],
     ids=lambda text: text[:40],
@@ -235,6 +236,18 @@ def test_a_judge_spends_from_the_jobs_budget_as_judge(tiny_policy, rows, tmp_pat
     )
     assert [(type(budget), account) for budget, account in accounts] == [(Budget, "judge")]
     assert one_batch(trainer)["advantages"].isfinite().all()
+
+
+def test_a_judge_that_cannot_work_is_an_error_before_the_model_is_loaded(rows, tmp_path):
+    """Of a wrong key only `None` would come back, for as long as the run plays and pays for rollouts."""
+
+    class Locked(ScriptedChat):
+        def check(self):
+            raise Misconfigured("wrong key")
+
+    options = {"reward_funcs": RubricJudge(Locked(obedient), RUBRIC)}
+    with pytest.raises(Misconfigured, match="wrong key"):
+        trainer_for("no such model", tmp_path, rows, options=options)
 
 
 def test_a_group_judge_asked_about_one_rollout_is_an_error_at_start(rows, tmp_path):

@@ -72,6 +72,11 @@ class Judge:
         """Book what the judge spends into `budget`."""
         charge(budget, **{account: self.chat})
 
+    def check(self) -> None:
+        """Raise the [`LLMError`] that a first call would get, if the model has a `check`."""
+        if (check := getattr(self.chat, "check", None)) is not None:
+            check()
+
     async def scores(self, request: str, names: Sequence[str]) -> dict[str, float] | None:
         """The judge's score for each name, from 0 to 1; `None` if the call failed, or if [`ATTEMPTS`] replies were not
         what was asked for. Each attempt is another `repeat`, so a [`ReplayCache`] returns the same ones again."""
@@ -272,7 +277,7 @@ def read_scores(text: str, names: Sequence[str]) -> dict[str, float] | None:
         if set(scores) != set(names) or any(isinstance(one, bool | str) for one in scores.values()):
             return None
         found = {name: float(scores[name]) for name in names}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return {name: one / HIGHEST for name, one in found.items()} if _in_range(found.values()) else None
 

@@ -16,7 +16,16 @@ from agentic_prompting.evolution import (
     evolve,
     mutation_rating,
 )
-from agentic_prompting.llm import Budget, BudgetExceeded, OpenAIChat, ScriptedChat, ServerFailed, start
+from agentic_prompting.llm import (
+    Budget,
+    BudgetExceeded,
+    Misconfigured,
+    OpenAIChat,
+    Reply,
+    ScriptedChat,
+    ServerFailed,
+    start,
+)
 from agentic_prompting.rewards import AccuracyJudge, exact_match_reward
 from agentic_prompting.rollout import FreeText
 from support.evolving import ROOT, ROWS, SETTINGS, WORDS, Policy, reflect, run
@@ -197,15 +206,30 @@ def test_own_population_and_other_places():
     assert chat.sampling[0] == {"temperature": 0.6}
 
 
-def test_a_reward_that_gives_none_is_left_out():
+@pytest.mark.parametrize("none", [None, float("nan")])
+def test_a_reward_that_gives_none_is_left_out(none):
+    """NaN is what `None` becomes in TRL, and what a metric of others gives that cannot tell."""
+
     def reward(prompts, completions, answers, rollout, **_):
         assert completions[0][0]["role"] == "assistant"
         assert prompts[0].startswith("Which")
-        return [None if episode.answer == "no" else 1.0 for episode in rollout]
+        return [none if episode.answer == "no" else 1.0 for episode in rollout]
 
     result = evolve(Policy(), ScriptedChat(reflect), ROWS, reward, ROOT, EvolveConfig(steps=1, max_failed=1.0))
     assert result.steps[0].reward == 1.0
     assert 0 < result.steps[0].failed < 1
+
+
+def test_what_a_failed_step_has_cost_is_known_after_a_resume(tmp_path):
+    """The reference LLM's key is wrong, when the policy's calls of the step are paid."""
+    path, config = tmp_path / "evolution.json", EvolveConfig(**{**vars(SETTINGS), "steps": 1})
+    locked = ScriptedChat(lambda messages: Reply(error=Misconfigured("wrong key")))
+    policies = Policy(), Policy()
+    stopped = evolve(policies[0], locked, ROWS, exact_match_reward, ROOT, config, checkpoint=path)
+    assert "wrong key" in stopped.stopped and not stopped.steps
+    resumed = run(policies[1], config, checkpoint=path)
+    assert len(resumed.steps) == 1 and policies[0].calls == policies[1].calls == 24
+    assert resumed.usage["policy"].cost_usd == pytest.approx(0.01 * 48)
 
 
 @pytest.mark.parametrize(

@@ -603,6 +603,12 @@ def test_a_frame_as_pandas_has_it():
     assert load_task(frame)["answers"][:] == [["a", "b"]]
     numbers = pandas.DataFrame({"question": ["q", "r"], "answer": pandas.array([1, None], dtype="Int64")})
     assert load_task(numbers)["answers"][:] == [["1"]]
+    # A single answer that is missing makes a column of whole numbers one of floats.
+    floats = pandas.DataFrame({"question": ["q", "r", "s"], "answer": [145, None, 7]})
+    assert load_task(floats)["answers"][:] == [["145"], ["7"]]
+    assert load_task(floats.dropna())["answers"][:] == [["145"], ["7"]]
+    halves = pandas.DataFrame({"question": ["q", "r", "s"], "answer": [1.0, None, 2.5]})
+    assert load_task(halves)["answers"][:] == [["1.0"], ["2.5"]]
 
 
 @pytest.mark.parametrize(

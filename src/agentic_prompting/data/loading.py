@@ -213,6 +213,10 @@ def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
     """The rows of data in memory, and the names of all its columns, as [`read_file`] returns those of a file."""
     if hasattr(data, "iterrows"):
         frame = data[[column for column in data.columns if column in columns]]
+        # One missing value makes a column of whole numbers one of floats, in which 145 is 145.0.
+        numbers = {name: frame[name].dropna() for name in frame.select_dtypes("float")}
+        whole = [name for name, of in numbers.items() if (of % 1 == 0).all() and (of.abs() < 2**53).all()]
+        frame = frame.astype(dict.fromkeys(whole, "Int64"))
         return frame.astype(object).where(frame.notna(), None).to_dict("records"), list(data.columns)
     if hasattr(data, "select_columns") and hasattr(data, "__len__"):
         return data, data.column_names

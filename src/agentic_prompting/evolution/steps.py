@@ -179,8 +179,7 @@ class Evolution:
         members = self.population.members
         new = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
         for result in await self._play(new, self.eval_rows, 0) if new else ():
-            rewards = [attempt.reward for attempt in result.attempts if attempt.reward is not None]
-            self.population.note_held_out(result.prompt, rewards)
+            self.population.note_held_out(result.prompt, [value for value in result.row if value is not None])
         return [(members[prompt.id or 0].held_out or {}).get("mean") for prompt in prompts]
 
     def _draw(self) -> tuple[int, list[int]]:

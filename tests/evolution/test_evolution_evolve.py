@@ -220,6 +220,21 @@ def test_a_reward_that_gives_none_is_left_out(none):
     assert 0 < result.steps[0].failed < 1
 
 
+def test_a_column_that_only_some_rows_have_reaches_the_reward():
+    """In a list of dicts; of what the first row lacks the reward was told nothing for any row."""
+    seen = set()
+
+    def reward(rollout, unit=None, **_):
+        seen.update(unit or [])
+        return [0.0] * len(rollout)
+
+    rows = [{"question": "Which river is number 1?"}, {"question": "Which river is number 2?", "unit": "km"}]
+    for order in (rows, rows[::-1]):
+        seen.clear()
+        evolve(Policy(), ScriptedChat(reflect), order, reward, ROOT, EvolveConfig(steps=1, problems_per_step=2))
+        assert seen == {None, "km"}
+
+
 def test_what_a_failed_step_has_cost_is_known_after_a_resume(tmp_path):
     """The reference LLM's key is wrong, when the policy's calls of the step are paid."""
     path, config = tmp_path / "evolution.json", EvolveConfig(**{**vars(SETTINGS), "steps": 1})
@@ -369,7 +384,9 @@ def test_held_out_curves_and_the_score_of_each_prompt(tmp_path):
     curve = [(log.step, log.held_out) for log in result.steps if log.held_out is not None]
     assert [step for step, _ in curve] == [1, 3, 5, 7, 9]
     played = [member for member in result.population.members if member.matches]
-    assert len(played) > 3 and all(member.held_out["n"] == len(HELD_OUT) * 4 for member in played)
+    assert len(played) > 3
+    # The four attempts at a problem are alike: the problems say how sure the mean is.
+    assert all(member.held_out["n"] == len(HELD_OUT) for member in played)
     assert curve[-1][1] == result.population.members[result.best.id].held_out["mean"] > played[0].held_out["mean"]
     for member in played:
         known = sum(word in member.prompt.text for word in WORDS.values())

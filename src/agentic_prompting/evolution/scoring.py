@@ -50,7 +50,8 @@ async def score(
         return scores
     shown = [rows[number] for number in answered]
     texts = [replies[number].text for number in answered]
-    columns = {name: [row.get(name) for row in shown] for name in shown[0] if name not in ("prompt", "completion")}
+    names = dict.fromkeys(name for row in shown for name in row if name not in ("prompt", "completion"))
+    columns = {name: [row.get(name) for row in shown] for name in names}
     columns |= {
         "prompts": [row.get("prompt") or row["question"] for row in shown],
         "completions": [[{"role": "assistant", "content": text}] for text in texts],

@@ -152,6 +152,21 @@ def test_results_of_others_are_not_continued(tmp_path):
         evaluate_agent(system(), [TASK], runs=1, output=tmp_path, progress=False)
 
 
+def test_a_models_own_settings_are_not_continued_with_others(tmp_path):
+    def asked(**options):
+        def chat(messages):
+            return add(messages)
+
+        vars(chat).update({"model": "m", "sampling": {"temperature": 0}, "system_prompt": None, **options})
+        return evaluate_agent(PromptedSystem(chat), [TASK], runs=1, output=tmp_path, progress=False)
+
+    asked()
+    asked()
+    for other in ({"sampling": {"temperature": 1}}, {"system_prompt": "Think."}, {"model": "n"}):
+        with pytest.raises(ValueError, match="other settings"):
+            asked(**other)
+
+
 def test_a_fatal_failure_stops_and_keeps_what_there_is(tmp_path):
     chat = MeteredChat(ScriptedChat(add), count=CallCount(7))
     with pytest.raises(EvaluationStopped, match="all 7 calls are used; 8 of 20 answers are there"):
@@ -249,6 +264,23 @@ def test_a_function_that_raises_fails_its_questions():
     evaluation = evaluate_agent(lambda questions: 1 / 0, [TASK], runs=1, progress=False)
     assert evaluation.results[0].failed == 20 and evaluation.results[0].estimates["exact_match"] is None
     assert "ZeroDivisionError" in evaluation.records[0]["error"] and "–" in to_markdown(results_table(evaluation))
+
+
+def test_a_fatal_error_that_a_system_raises_stops_the_evaluation():
+    """As one that it returns does: the other questions would fail as this one did."""
+
+    class Raises(System):
+        max_in_flight = 1
+
+        async def answer(self, row, seed):
+            raise BudgetExceeded("spent")
+
+    def function(questions):
+        raise BudgetExceeded("spent")
+
+    for one in (Raises(), function):
+        with pytest.raises(EvaluationStopped, match="spent; 1 of 20 answers"):
+            evaluate_agent(one, [TASK], runs=1, progress=False)
 
 
 def test_a_system_is_one_coroutine_so_many_at_a_time():

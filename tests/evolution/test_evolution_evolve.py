@@ -225,7 +225,9 @@ def test_a_failed_step_leaves_ratings_of_ones_own_as_they_were():
     """Of ratings that hand out the list that they go on with. The evaluation behind the reflection fails."""
 
     class Counting(TrueSkillRatings):
-        count = [0]
+        def __init__(self):
+            super().__init__()
+            self.count = [0]
 
         def unchanged(self):
             self.count[0] += 1

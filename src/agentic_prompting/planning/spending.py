@@ -129,10 +129,11 @@ def spending(
     # A block of rollouts is played at once, for one step or several.
     block = int(of.get("generation_batch_size") or found.rollouts)
     updates = max(1, block * int(of.get("num_iterations", 1)) // found.rollouts)
-    usd, measured = None, {}
+    usd: float | None = None
+    measured: dict[str, Any] = {}
     if pilot is not None:
-        measured, found.intervals, played = _piloted(Path(pilot))
-        notes.append(f"{', '.join(measured)} of a rollout are those of {pilot}: {played}")
+        measured, found.intervals, over = _piloted(Path(pilot))
+        notes.append(f"{', '.join(measured)} of a rollout are those of {pilot}: {over}")
         usd = measured.pop("usd", None)
         assumed = replace(assumed, **measured)
     rest = {name: value for name, value in asdict(assumed).items() if name not in measured}

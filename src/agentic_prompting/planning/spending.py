@@ -182,7 +182,7 @@ def _operations(of: Mapping[str, Any], parameters: int, trained: int | None) -> 
     return parameters * (6 - 2 * has_frozen + 2 * recomputes + 2 * bool(of.get("beta")))
 
 
-def _piloted(folder: Path) -> tuple[dict[str, float], dict[str, tuple[float, float]], str]:
+def _piloted(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[float, float]], str]:
     """The means of a pilot run's rollouts, dollars of one among them; the means' intervals; and what they are over."""
     records = [one for one in read_rollouts(folder / "rollouts") if one.get("mode", "train") == "train"]
     records = [one for one in records if one["status"] != "failed"]
@@ -192,7 +192,7 @@ def _piloted(folder: Path) -> tuple[dict[str, float], dict[str, tuple[float, flo
     for one in records:
         question = one.get("id", one.get("question", one.get("step")))
         groups.setdefault(f"{one.get('environment')} {question}", []).append(one)
-    means: dict[str, float] = {}
+    means: dict[str, Any] = {}
     intervals: dict[str, tuple[float, float]] = {}
     for name, read in _FIGURES.items():
         values = [of for group in groups.values() if (of := [value for one in group for value in read(one)])]

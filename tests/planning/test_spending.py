@@ -29,6 +29,14 @@ def test_steps_follow_from_rows():
         spending({"max_steps": -1}, 10**9)
 
 
+def test_what_evolution_costs_is_said_to_come_on_top():
+    """A reference LLM of E-SPL may make more calls than the environment; the budget is for both."""
+    note = "the calls of the reference LLM come on top"
+    assert note in spending({**ARGS, "prompts_per_step": 3, "mode": "joint"}, 10**9).notes
+    for args in (ARGS, {**ARGS, "prompts_per_step": 3, "mode": "rl"}):
+        assert note not in spending(args, 10**9).notes
+
+
 def test_a_budget_that_ends_early_is_warned_of():
     args = {**ARGS, "budget_usd": 5.0, "budget_tokens": 10**12}
     dear = spending(args, 10**9, price=(1000.0, 0.0), assumed=Assumptions(calls=1, call_input=100))

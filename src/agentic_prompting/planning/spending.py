@@ -51,8 +51,9 @@ class Spending:
 
     Args:
         steps (`int`), rollouts (`int`): Steps of the run, rollouts of a step.
-        calls (`float`), tokens (`float`): To the large LLM, and read and written by it, in the whole run.
-        usd (`float`, *optional*): Dollars of the run; `None` if the price is not known.
+        calls (`float`), tokens (`float`): To the large LLM in the environment, and read and written by it, in the whole
+            run; those of E-SPL's reference LLM and of judges come on top.
+        usd (`float`, *optional*): Dollars of these calls; `None` if the price is not known.
         sampling (`float`), training (`float`): Seconds of a step; where a block of rollouts is for several steps, their
             share of its sampling.
         hours (`float`): Duration of the run.
@@ -159,6 +160,8 @@ def spending(
     if not of.get("async_lead") and (has_server or not of.get("use_vllm")):  # a colocated vLLM cannot have a lead
         hidden = _hidden(assumed, token, found.training * updates / waves, has_server)
         found.hours_ahead = found.steps * (found.sampling * (1 - hidden) + found.training) / 3600
+    if "prompts_per_step" in of and of.get("mode") != "rl":
+        notes.append("the calls of the reference LLM come on top")
     notes += _budget(of, found)
     found.notes = notes
     return found

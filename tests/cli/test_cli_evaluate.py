@@ -32,6 +32,21 @@ def test_a_run_is_evaluated_on_rows_of_ones_own(run, asking_policy, mine, tmp_pa
     assert result["answers"] == 2 and result["estimates"]["exact_match"]["mean"] in (0.0, 0.5, 1.0)
 
 
+def test_a_run_that_has_trained_on_or_asks_another_is_not_continued(run, asking_policy, mine, tmp_path):
+    """Else the score after more training would be the one before it, without a word and without a call."""
+    trained, where = tmp_path / "run", ["--output-dir", tmp_path / "out"]
+    shutil.copytree(asking_policy, trained)
+    (tmp_path / "own.py").write_text("def environment(rollout):\n    return 'the answer is Nairobi .'\n")
+    other = ["--environment", f"{tmp_path}/own.py:environment"]
+    assert run("evaluate", "--run", trained, *mine, "--sandbox", *where)[0] == 0
+    status, _, err = run("evaluate", "--run", trained, *mine, *other, *where)
+    assert status == 2 and "answers of another system" in err
+    weights = next(trained.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes())  # as a trainer that saves again
+    status, _, err = run("evaluate", "--run", trained, *mine, "--sandbox", *where)
+    assert status == 2 and "answers of another system" in err
+
+
 def test_the_questions_metrics_and_repeats_are_options(run, asking_policy, mine, tmp_path):
     (tmp_path / "own_judge.py").write_text("def always(answer, answers):\n    return 1.0\n")
     given = ["--task-rows", 1, "--samples", 2, "--metric", "token_f1", "--judge", f"{tmp_path}/own_judge.py:always"]

@@ -598,11 +598,21 @@ def test_own_data_by_split_and_in_several_files(tmp_path):
         load_task(splits, "dev")
 
 
-def test_a_frame_as_pandas_has_it():
+def test_a_frame_as_pandas_has_it(tmp_path):
     frame = pandas.DataFrame({"question": ["q", "r", "s"], "answers": [numpy.array(["a", "b"]), None, float("nan")]})
     assert load_task(frame)["answers"][:] == [["a", "b"]]
     numbers = pandas.DataFrame({"question": ["q", "r"], "answer": pandas.array([1, None], dtype="Int64")})
     assert load_task(numbers)["answers"][:] == [["1"]]
+    # A single answer that is missing makes a column of whole numbers one of floats.
+    floats = pandas.DataFrame({"question": ["q", "r", "s"], "answer": [145, None, 7]})
+    assert load_task(floats)["answers"][:] == [["145"], ["7"]]
+    assert load_task(floats.dropna())["answers"][:] == [["145"], ["7"]]
+    halves = pandas.DataFrame({"question": ["q", "r", "s"], "answer": [1.0, None, 2.5]})
+    assert load_task(halves)["answers"][:] == [["1.0"], ["2.5"]]
+    floats.to_parquet(tmp_path / "numbers.parquet")
+    floats.to_json(tmp_path / "numbers.jsonl", orient="records", lines=True)
+    for data in (tmp_path / "numbers.parquet", tmp_path / "numbers.jsonl", floats.to_dict("records")):
+        assert load_task(data)["answers"][:] == [["145"], ["7"]]
 
 
 @pytest.mark.parametrize(

@@ -193,11 +193,12 @@ def test_unknown_splits_of_files_that_are_cut(tmp_path):
 
 
 def test_small_readers():
-    assert [whole_number(value) for value in (145.0, "145.0", "1,000", 22_090_603.0, "2.5")] == [
+    assert [whole_number(value) for value in (145.0, "145.0", "1,000", 22_090_603.0, 2**53 + 1, "2.5")] == [
         "145",
         "145",
         "1000",
         "22090603",
+        "9007199254740993",
         "2.5",
     ]
     assert last_integer("Add.\n#### 24,960") == "24960" and last_integer("#### -7") == "-7"

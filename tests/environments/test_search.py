@@ -172,6 +172,33 @@ def test_http_retriever_speaks_search_r1():
     assert seen[-1] == {"queries": ["a", "b"], "topk": 3, "return_scores": True} and len(seen) == 2
 
 
+def test_a_server_that_names_an_hour_to_wait_is_not_waited_for(monkeypatch):
+    """A proxy in front of the retriever says 503 with Retry-After: 3600, and every search would sleep for it."""
+    slept = []
+
+    class Busy(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(503)
+            self.send_header("Retry-After", "3600")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Busy)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr("urllib3.util.retry.time.sleep", slept.append)
+    try:
+        with pytest.raises(OSError, match="503"):
+            HTTPRetriever(f"http://127.0.0.1:{server.server_port}")(["a"], k=1)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert max(slept) < 10
+
+
 def test_chroma_retriever_reads_its_shape():
     class Collection:
         def query(self, query_texts, n_results):

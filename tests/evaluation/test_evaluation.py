@@ -30,6 +30,7 @@ from agentic_prompting.evaluation import (
     results_table,
     save_run,
     to_markdown,
+    wilson_interval,
     write_tables,
 )
 from agentic_prompting.evaluation.scoring import format_scores, score_records
@@ -151,11 +152,50 @@ def test_results_of_others_are_not_continued(tmp_path):
         evaluate_agent(system(), [TASK], runs=1, output=tmp_path, progress=False)
 
 
+def test_a_models_own_settings_are_not_continued_with_others(tmp_path):
+    def asked(**options):
+        def chat(messages):
+            return add(messages)
+
+        vars(chat).update({"model": "m", "sampling": {"temperature": 0}, "system_prompt": None, **options})
+        return evaluate_agent(PromptedSystem(chat), [TASK], runs=1, output=tmp_path, progress=False)
+
+    asked()
+    asked()
+    for other in ({"sampling": {"temperature": 1}}, {"system_prompt": "Think."}, {"model": "n"}):
+        with pytest.raises(ValueError, match="other settings"):
+            asked(**other)
+
+
 def test_a_fatal_failure_stops_and_keeps_what_there_is(tmp_path):
     chat = MeteredChat(ScriptedChat(add), count=CallCount(7))
     with pytest.raises(EvaluationStopped, match="all 7 calls are used; 8 of 20 answers are there"):
         evaluate_agent(PromptedSystem(chat, None, max_in_flight=1), [TASK], runs=1, output=tmp_path, progress=False)
     assert sum(record.get("error") is None for record in lines(tmp_path)) == 7
+
+
+def test_an_answer_that_was_put_right_counts_without_asking_again(tmp_path):
+    """The user corrects the accepted answer of a question and runs the evaluation again."""
+    evaluate_agent(system(), [TASK], runs=1, output=tmp_path, progress=False)
+    mended = [{**row, "answers": ["no idea"]} if row["id"] == "r0" else row for row in ROWS]
+    silent = PromptedSystem(ScriptedChat(lambda messages: 1 / 0), "Add.")
+    again = evaluate_agent(silent, {"sums": mended}, runs=1, output=tmp_path, progress=False)
+    assert again.result("system", "sums").estimates["exact_match"].mean == pytest.approx(16 / 20)
+    save_run(tmp_path, again)
+    assert load_run(tmp_path).results == again.results
+
+    class Judged(System):
+        asked = 0
+
+        async def answer(self, row, seed):
+            self.asked += 1
+            return Answer("no idea", judged=float("no idea" in row["answers"]))
+
+    judge, task = Judged(), ("judged",)
+    for rows in (ROWS, mended):  # a verdict is about what was accepted when it was given
+        of = [EvaluationTask("sums", rows, task)]
+        found = evaluate_agent({"judge": judge}, of, runs=1, output=tmp_path, progress=False)
+    assert judge.asked == 21 and found.result("judge", "sums").estimates["judged"].mean == 1 / 20
 
 
 def test_samples_and_runs_are_seeded():
@@ -199,6 +239,16 @@ def test_a_file_of_ones_own_is_a_task(tmp_path):
     assert result.estimates["exact_match"].mean == 0.5
 
 
+def test_two_tasks_of_one_name_are_refused_before_anything_is_asked(tmp_path):
+    """Their answers would be each other's: `hotpotqa/test.jsonl` and `musique/test.jsonl` are both called test."""
+    files = [tmp_path / folder / "test.csv" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text("question,answer\nwhat is 1 + 1 ?,2\n")
+    with pytest.raises(ValueError, match="two tasks are called 'test'"):
+        evaluate_agent(system(), [str(file) for file in files], progress=False)
+
+
 def test_other_bad_input():
     with pytest.raises(ValueError, match="runs and n must be at least 1"):
         evaluate_agent(system(), [TASK], runs=0)
@@ -214,6 +264,23 @@ def test_a_function_that_raises_fails_its_questions():
     evaluation = evaluate_agent(lambda questions: 1 / 0, [TASK], runs=1, progress=False)
     assert evaluation.results[0].failed == 20 and evaluation.results[0].estimates["exact_match"] is None
     assert "ZeroDivisionError" in evaluation.records[0]["error"] and "–" in to_markdown(results_table(evaluation))
+
+
+def test_a_fatal_error_that_a_system_raises_stops_the_evaluation():
+    """As one that it returns does: the other questions would fail as this one did."""
+
+    class Raises(System):
+        max_in_flight = 1
+
+        async def answer(self, row, seed):
+            raise BudgetExceeded("spent")
+
+    def function(questions):
+        raise BudgetExceeded("spent")
+
+    for one in (Raises(), function):
+        with pytest.raises(EvaluationStopped, match="spent; 1 of 20 answers"):
+            evaluate_agent(one, [TASK], runs=1, progress=False)
 
 
 def test_a_system_is_one_coroutine_so_many_at_a_time():
@@ -483,6 +550,16 @@ def test_several_runs_give_pass_at_k_a_majority_and_a_spread(tmp_path):
     assert json.loads(tables["json"].read_text())["results"][0]["repeated"]["exact_match"]["pass@2"]["n"] == 4
     assert [row["metric"] for row in repeats_table(evaluation)] == ["exact_match", "token_f1"]
     assert repeats_table(evaluation)[1]["pass@2"] == "–"
+
+
+def test_several_runs_that_agree_are_as_uncertain_as_one():
+    """All 20 questions right in each of 3 runs: the bootstrap would be certain of 1."""
+    right = PromptedSystem(ScriptedChat(lambda messages: f"{2 * int(messages[-1]['content'].split()[2])}"))
+    estimates = {
+        runs: evaluate_agent(right, [TASK], runs=runs, progress=False).results[0].estimates["exact_match"]
+        for runs in (1, 3)
+    }
+    assert estimates[1] == estimates[3] == wilson_interval(20, 20) and estimates[3].low < 0.85
 
 
 def test_a_failed_run_is_no_attempt():

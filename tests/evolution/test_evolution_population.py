@@ -52,6 +52,19 @@ def test_scores_are_optimistic():
     assert optimistic_scores(members(), exploration=0) == [25, 27, 24, 28, 20]
 
 
+@pytest.mark.parametrize("places", [[], [2], [2, 2], [0, 1, 2], [0, 5]])
+def test_a_rule_that_does_not_draw_what_was_asked_for_is_an_error(places):
+    """Of none, selection would wait for ever; of the best one alone, no prompt would ever be rated."""
+    calls = iter(range(5))
+
+    def rule(members, k, rng):
+        next(calls)  # ends a test that waits for ever
+        return places
+
+    with pytest.raises(ValueError, match="the selection rule rule must return 2 different positions below 5, not"):
+        select(members(), 2, rule, random.Random(0))
+
+
 def test_top_plus_random():
     chosen, first = frequencies(selection_rule("top_plus_random"), 3)
     assert first[2] == chosen[2] == 1

@@ -29,6 +29,14 @@ def test_steps_follow_from_rows():
         spending({"max_steps": -1}, 10**9)
 
 
+def test_what_evolution_costs_is_said_to_come_on_top():
+    """A reference LLM of E-SPL may make more calls than the environment; the budget is for both."""
+    note = "the calls of the reference LLM come on top"
+    assert note in spending({**ARGS, "prompts_per_step": 3, "mode": "joint"}, 10**9).notes
+    for args in (ARGS, {**ARGS, "prompts_per_step": 3, "mode": "rl"}):
+        assert note not in spending(args, 10**9).notes
+
+
 def test_a_budget_that_ends_early_is_warned_of():
     args = {**ARGS, "budget_usd": 5.0, "budget_tokens": 10**12}
     dear = spending(args, 10**9, price=(1000.0, 0.0), assumed=Assumptions(calls=1, call_input=100))
@@ -43,7 +51,7 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     log, usage = RolloutLog(tmp_path / "rollouts"), Usage(400, 100, cost_usd=0.01)
     records = []
     for calls in (1, 3):
-        one = Rollout([1], row={"question": "q", "answers": ["a"]})
+        one = Rollout([1], row={"question": f"q{calls}", "answers": ["a"]})
         for _ in range(calls):
             one.add_turn(Sample([5] * 50), parse_turn("<interaction_prompt> more </interaction_prompt>"))
             one.add_observation(Observation("noted", replies=(Reply("noted", usage=usage),), seconds=4.0), [6] * 10)
@@ -53,7 +61,8 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     found = spending(ARGS, 10**9, pilot=tmp_path)
     assert found.calls == 2 * 8 * 100 and found.usd == pytest.approx(0.02 * 8 * 100)
     assert found.intervals["calls"] == (1.0, 3.0) and found.intervals["agent_tokens"] == (50.0, 150.0)
-    assert found.notes[0] == f"calls, agent_tokens, call_seconds, usd of a rollout are those of {tmp_path}"
+    names, pilot = "calls, agent_tokens, call_seconds, usd", f"{tmp_path}: 2 rollouts of 2 questions"
+    assert found.notes[0] == f"{names} of a rollout are those of {pilot}"
     assert (
         found.notes[1].startswith("assumed: call_input 700, call_output 250, bandwidth") and "7.5 s" in found.notes[2]
     )
@@ -63,6 +72,35 @@ def test_a_pilot_takes_the_place_of_assumptions(tmp_path):
     assert found.usd == pytest.approx(found.calls * 1200 / 1e6) and "usd" not in found.intervals
     with pytest.raises(ValueError, match="holds no rollouts"):
         spending(ARGS, 10**9, pilot=tmp_path / "nothing")
+
+
+def piloted(folder, questions, rollouts):
+    """A pilot whose questions take 0 to 4 calls, each of its rollouts as many."""
+    records = []
+    for number in range(questions):
+        for _ in range(rollouts):
+            one = Rollout([1], row={"question": f"q{number}"})
+            for _ in range(number % 5):
+                one.add_turn(Sample([5]), parse_turn("<interaction_prompt> more </interaction_prompt>"))
+                one.add_observation(Observation("noted", seconds=float(number % 3)), [6])
+            records.append(rollout_record(one.finish("out_of_turns"), mode="train", step=0))
+    RolloutLog(folder / "rollouts").write(records)
+    return spending(ARGS, 10**9, pilot=folder)
+
+
+def test_the_rollouts_of_a_question_are_no_independent_pilots(tmp_path):
+    """Asked eight times, forty questions say as much about other questions as asked once."""
+    once, often = piloted(tmp_path / "1", 40, 1), piloted(tmp_path / "8", 40, 8)
+    for name in ("calls", "agent_tokens", "call_seconds"):
+        assert often.intervals[name] == pytest.approx(once.intervals[name])
+    low, high = often.intervals["calls"]
+    assert high - low == pytest.approx(2 * 1.96 * 2**0.5 / 40**0.5, rel=0.1)
+
+
+def test_a_pilot_of_one_question_has_no_intervals(tmp_path):
+    found = piloted(tmp_path, 1, 8)
+    assert found.calls == 0 and found.intervals == {} and "8 rollouts of 1 question" in found.notes[0]
+    assert "assumed: call_input" in found.notes[1]  # and not the calls, which were measured
 
 
 def test_a_lead_hides_the_wait():

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, strategies as st
 
-from agentic_prompting.llm import Budget, ReplayCache, Reply, ScriptedChat, ServerFailed, run
+from agentic_prompting.llm import Budget, Misconfigured, ReplayCache, Reply, ScriptedChat, ServerFailed, run
 from agentic_prompting.rewards import GroupJudge, RubricJudge, exact_match_reward
 from agentic_prompting.rewards.judges import read_scores, score_schema, show_rollout
-from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, TagGrammar, parse_turn
+from agentic_prompting.rollout import BatchEngine, Observation, Rollout, Sample, TagGrammar, parse_turn, read_rollouts
+from agentic_prompting.trainers import TrainingStopped
 from agentic_prompting.trainers.guarded_rewards import check_groups
 from support.doc_blocks import ROOT
 from support.training import Acts, one_batch, trainer_for
@@ -135,6 +136,7 @@ def test_a_long_rollout_is_shortened_in_the_middle_and_says_so():
         '{"right": 10, "brief": 9}',
         '["scores"]',
         "[" * 100_000,
+        '{"scores": {"right": 10, "brief": %s}}' % ("1" * 400),
         'The agent wrote {"scores": {"right": 10, "brief": 10}}',
     ],
     ids=lambda text: text[:40],
@@ -235,6 +237,40 @@ def test_a_judge_spends_from_the_jobs_budget_as_judge(tiny_policy, rows, tmp_pat
     )
     assert [(type(budget), account) for budget, account in accounts] == [(Budget, "judge")]
     assert one_batch(trainer)["advantages"].isfinite().all()
+
+
+@pytest.mark.parametrize("judge", [RubricJudge, GroupJudge])
+def test_a_failed_judgement_is_no_zero_beside_other_rewards(judge, tiny_policy, rows, tmp_path):
+    """TRL adds up what functions return and skips `None`: without its judgement the rollout has the others' sum."""
+
+    def chat(messages):
+        return "no JSON" if rows[0]["question"] in messages[-1]["content"] else obedient(messages)
+
+    options = {"reward_funcs": [lambda rollout, **_: [-0.1] * len(rollout), judge(ScriptedChat(chat), RUBRIC)]}
+    trainer = trainer_for(tiny_policy, tmp_path, rows, options=options)
+    assert one_batch(trainer)["advantages"].isfinite().all()
+    found = [(one["status"], one["reward"]) for one in read_rollouts(tmp_path / "rollouts")]
+    assert found[:2] == [("failed", None)] * 2 and all(reward is not None for _, reward in found[2:])
+
+
+def test_a_judge_that_works_no_more_stops_the_run(tiny_policy, rows, tmp_path):
+    """Its key expires in the night: the run would pay for rollouts until its end and learn nothing."""
+    chat = ScriptedChat(lambda messages: Reply(error=Misconfigured("the key has expired")))
+    options = {"reward_funcs": [exact_match_reward, RubricJudge(chat, RUBRIC)]}
+    with pytest.raises(TrainingStopped, match="the key has expired"):
+        one_batch(trainer_for(tiny_policy, tmp_path, rows, options=options))
+
+
+def test_a_judge_that_cannot_work_is_an_error_before_the_model_is_loaded(rows, tmp_path):
+    """Of a wrong key only `None` would come back, for as long as the run plays and pays for rollouts."""
+
+    class Locked(ScriptedChat):
+        def check(self):
+            raise Misconfigured("wrong key")
+
+    options = {"reward_funcs": RubricJudge(Locked(obedient), RUBRIC)}
+    with pytest.raises(Misconfigured, match="wrong key"):
+        trainer_for("no such model", tmp_path, rows, options=options)
 
 
 def test_a_group_judge_asked_about_one_rollout_is_an_error_at_start(rows, tmp_path):

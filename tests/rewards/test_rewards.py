@@ -9,6 +9,7 @@ from hypothesis import given, strategies as st
 
 from agentic_prompting.llm import ServerFailed
 from agentic_prompting.rewards import (
+    CostReward,
     PromptR1Reward,
     PromptR1Score,
     exact_match,
@@ -110,6 +111,13 @@ def test_no_answer_is_not_the_answer_nothing():
     assert prompt_r1_score([ASK, "<think>None.</think><answer></answer>"], [""]).answer == 1.0
 
 
+def test_no_answer_is_no_exact_match_in_the_logs():
+    """To a question that has no answer (SQuAD v2) the answer "" is right; a rollout out of turns gave none."""
+    logged = {}
+    prompt_r1_reward([], [], [episode(ASK, status="out_of_turns")], [[""]], log_metric=logged.__setitem__)
+    assert (logged["exact_match"], logged["f1"]) == (0.0, 0.0)
+
+
 def test_another_grammar():
     grammar = TagGrammar(think="thought", act="ask", observation="reply", answer="final")
     turns = ["<thought>a</thought><ask>b</ask>", "<thought>c</thought><final>Nile</final>"]
@@ -173,6 +181,12 @@ def test_a_failed_rollout_has_no_reward_and_its_neighbours_do(reward):
         trainer_state=None,
     )
     assert rewards == [1.0, None, 0.0, None]
+
+
+def test_a_price_is_no_reward_where_there_is_none():
+    """Else the total of a rollout that was never sampled is 0, the best that there is where answers cost."""
+    rollouts = [episode(ASK, END), failed_episode(), episode(status="truncated")]
+    assert CostReward(1.0)(rollouts) == [0.0, None, None]
 
 
 def test_answers_that_were_not_given_score_zero():

@@ -7,6 +7,7 @@ among the blocks. A block that cannot run here gives the reason in its fence: ``
 from __future__ import annotations
 
 import ast
+import json
 import re
 import textwrap
 from collections.abc import Iterator
@@ -152,7 +153,14 @@ def stand_ins(monkeypatch: Any, folder: Path, policy: Path, stack: ExitStack) ->
     from support.serving import running, scripted_agent, service_of
 
     oracle = Oracle()
-    endpoint = stack.enter_context(LoopbackServer(lambda asked, _: complete(oracle, asked["messages"]).text))
+
+    def say(asked: dict[str, Any], _: Any) -> str:
+        if form := asked.get("response_format"):  # a judge's
+            names = form["json_schema"]["schema"]["properties"]["scores"]["properties"]
+            return json.dumps({"reason": "", "scores": dict.fromkeys(names, 5)})
+        return complete(oracle, asked["messages"]).text
+
+    endpoint = stack.enter_context(LoopbackServer(say))
     agent = scripted_agent(policy, oracle)
     service = stack.enter_context(running(service_of(agent)))
     monkeypatch.chdir(folder)

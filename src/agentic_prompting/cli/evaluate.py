@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..records import digest
 from .loader import register_judge
 from .options import (
     AsJson,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..evaluation import Comparison
 
 POPULATION = "population.json"
+_OF_AN_AGENT = ("*.safetensors", "*.bin", "agentic_prompting.json")
 _NOTHING = {"0", "0.0", "0.00000", "–", ""}
 """A column with nothing else in it is not shown."""
 
@@ -183,11 +185,13 @@ def _evaluated(
 
             environment: Any = None if alone else llm.opened(stack, llm.budget(folder / "spending.sqlite"))
             agent = PromptAgent.from_pretrained(run, environment)
-            systems: dict[str, Any] = {run.name: AgentSystem(agent, str(run))}
+            systems: dict[str, Any] = {run.name: AgentSystem(agent, _own_name(llm, run))}
             if base is not None:
                 before = PromptAgent.from_pretrained(base, environment, spec=agent.spec)
                 systems = {
-                    f"{weights} weights, {which} prompt": AgentSystem(one, f"{model}, {which} prompt of {run}")
+                    f"{weights} weights, {which} prompt": AgentSystem(
+                        one, f"{which} prompt, {_own_name(llm, model, run)}"
+                    )
                     for weights, model, asked in (("base", base, before), ("trained", run, agent))
                     for which, one in _by_prompt(asked, run).items()
                 }
@@ -195,6 +199,14 @@ def _evaluated(
     comparisons = compare_systems(evaluation, next(iter(systems))) if base is not None else []
     save_run(folder, evaluation)
     return write_tables(folder, evaluation, comparisons), comparisons
+
+
+def _own_name(llm: LargeLLM, *folders: str | Path) -> str:
+    """What tells an agent's answers from others': its folders, when they were written, and whom it asks."""
+    files = [file for folder in folders for kind in _OF_AN_AGENT for file in sorted(Path(folder).glob(kind))]
+    written = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    asked = [llm.sandbox, llm.environment, llm.environment_model, llm.environment_max_tokens]
+    return f"{', '.join(map(str, folders))} {digest([written, asked])}"
 
 
 def _by_prompt(agent: PromptAgent, run: Path) -> dict[str, PromptAgent]:

@@ -27,6 +27,7 @@ from .task import (
     cut_rows,
     first_line,
     fitting_reader,
+    missing,
     read_all,
     sample_rows,
     to_dataset,
@@ -213,7 +214,8 @@ def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
     """The rows of data in memory, and the names of all its columns, as [`read_file`] returns those of a file."""
     if hasattr(data, "iterrows"):
         frame = data[[column for column in data.columns if column in columns]]
-        return frame.astype(object).where(frame.notna(), None).to_dict("records"), list(data.columns)
+        records = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        return _whole_numbers(records), list(data.columns)
     if hasattr(data, "select_columns") and hasattr(data, "__len__"):
         return data, data.column_names
     if not isinstance(data, Iterable):
@@ -223,7 +225,8 @@ def _in_memory(data: Any, columns: Collection[str]) -> tuple[Any, list[str]]:
         if not isinstance(row, Mapping):
             raise ValueError(f"data: row {number} should be a dict, got {type(row).__name__}")
     names = list(dict.fromkeys(column for row in rows for column in row))
-    return [{**dict.fromkeys(names), **row} for row in rows], names  # what one lacks is missing, as in a file
+    # What one lacks is missing, as in a file.
+    return _whole_numbers([{**dict.fromkeys(names), **row} for row in rows]), names
 
 
 def _own_readers(columns: Mapping[str, str]) -> tuple[Reader, ...]:
@@ -296,7 +299,18 @@ def read_file(file: str, columns: Collection[str], field: str | None = None) -> 
     if not rows:
         raise ValueError(f"{file} has no rows")
     empty = dict.fromkeys(name for name in names if name in columns)
-    return [{**empty, **row} for row in rows], list(names)
+    return _whole_numbers([{**empty, **row} for row in rows]), list(names)
+
+
+def _whole_numbers(rows: list[Record]) -> list[Record]:
+    """The rows, with whole numbers in columns that hold nothing else: pandas, and what it writes, makes floats of all
+    where a single one is missing, and an answer of 145.0 is matched by nothing."""
+    for name in rows[0] if rows else ():
+        known = [row for row in rows if not missing(row[name])]
+        if all(isinstance(row[name], float) and row[name].is_integer() for row in known):
+            for row in known:
+                row[name] = int(row[name])
+    return rows
 
 
 def _opened(file: str) -> IO[bytes]:

@@ -201,8 +201,12 @@ def as_list(value: Any) -> list[str]:
 
 def whole_number(value: Any) -> str:
     """A number without its needless decimals: `145.0`, `"145.0"` and `"145"` are `"145"`; `"1,000"` is `"1000"`."""
-    number = float(str(value).replace(",", "").strip())
-    return str(int(number)) if number.is_integer() else repr(number)
+    text = str(value).replace(",", "").strip()
+    try:
+        return str(int(text))  # exact, however large
+    except ValueError:
+        number = float(text)
+        return str(int(number)) if number.is_integer() else repr(number)
 
 
 def wrong_question(question: Any) -> str:

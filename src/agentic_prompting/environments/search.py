@@ -215,7 +215,10 @@ class HTTPRetriever:
         except ImportError as error:
             raise ImportError("HTTPRetriever needs requests: pip install 'agentic-prompting[search]'") from error
         self.url, self.timeout = url, timeout
-        retry = Retry(max_retries, backoff_factor=0.5, status_forcelist=(500, 502, 503, 504), allowed_methods={"POST"})
+        retry = Retry(
+            max_retries, backoff_factor=0.5, status_forcelist=(500, 502, 503, 504), allowed_methods={"POST"},
+            respect_retry_after_header=False,  # it may be an hour, for which each search would sleep
+        )  # fmt: skip
         self._session = requests.Session()
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=64, max_retries=retry))

@@ -109,6 +109,9 @@ def evaluate_agent(
     if isinstance(tasks, Mapping):
         tasks = [EvaluationTask(name, list(rows)) for name, rows in tasks.items()]
     asked = [_prepared(task, n, seed) for task in tasks]
+    names = [task.name for task in asked]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two tasks are called {twice[0]!r}: give each a name of its own (a file's is its task's)")
     shared = None if metrics is None else find_metrics(metrics, encoder)
     chosen = {task.name: find_metrics(task.metrics, encoder) if shared is None else shared for task in asked}
     evaluation = Evaluation()
@@ -195,7 +198,7 @@ def _answers(
 
 
 def _saved(path: Path, settings: str, tasks: Sequence[EvaluationTask]) -> dict[Key, Record]:
-    """The answers on disk. Failures are taken away: those questions are asked again."""
+    """The answers on disk, with the accepted ones as they are now. Failures are taken away: they are asked again."""
     done: dict[Key, Record] = {}
     rows = {task.name: task.rows for task in tasks}
 
@@ -211,9 +214,22 @@ def _saved(path: Path, settings: str, tasks: Sequence[EvaluationTask]) -> dict[K
                 f"{path} holds answers to another sample of {record['task']} (question {place} is another): go on "
                 "with the n and seed it was begun with, or give another output folder"
             )
-        return record.get("error") is None and done.setdefault(key_of(record), record) is record
+        if record.get("error") is not None:
+            return False
+        done[key_of(record)] = record
+        return True
 
-    RecordFile(path).keep(worth_keeping)
+    file = RecordFile(path)
+    file.keep(worth_keeping)
+    for (task, run, place), record in list(done.items()):
+        accepted = list(rows[task][place]["answers"]) if place < len(rows.get(task, [])) else record["answers"]
+        if accepted == record["answers"]:
+            continue
+        if record.get("judged") is not None:  # by what was accepted then
+            del done[task, run, place]
+        else:
+            done[task, run, place] = {**record, "answers": accepted}
+            file.append([done[task, run, place]])  # readers take the last
     return done
 
 

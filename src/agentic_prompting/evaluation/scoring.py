@@ -99,14 +99,14 @@ def summarise(
         if any(score is not None for score in given_by):
             scores[name] = given_by
     given = [record for record in records if _given(record)]
-    failed, one_run = len(records) - len(given), len({record["run"] for record in records}) <= 1
+    failed = len(records) - len(given)
     values = {name: _per_question(records, of_all) for name, of_all in scores.items()}
     repeated = {name: _repeated(records, of_all, name in BINARY) for name, of_all in scores.items()}
     return Result(
         system=system,
         task=task,
         values=values,
-        estimates={name: _estimate(name, list(means.values()), one_run) for name, means in values.items()},
+        estimates={name: _estimate(name, list(means.values())) for name, means in values.items()},
         answers=len(records),
         failed=failed,
         ungraded={name: of_all.count(None) - failed for name, of_all in scores.items()},
@@ -127,10 +127,11 @@ def _per_question(records: Sequence[Mapping[str, Any]], scores: Sequence[float |
     return {place: sum(of_one) / len(of_one) for place, of_one in sorted(runs.items())}
 
 
-def _estimate(name: str, values: Sequence[float], one_run: bool) -> Estimate | None:
+def _estimate(name: str, values: Sequence[float]) -> Estimate | None:
     if not values:
         return None
-    if name in BINARY and one_run:
+    # Also of several runs that agree on every question: the bootstrap would be certain of 0 or 1.
+    if name in BINARY and set(values) <= {0.0, 1.0}:
         return wilson_interval(round(sum(values)), len(values))
     return bootstrap_interval(values)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from ..llm import ChatModel, Message, Reply, as_chat, with_system
+from ..llm import ChatModel, LLMError, Message, Reply, as_chat, with_system
 from ..llm.guard import call_guarded, call_guarded_now, describe
 from ..llm.loop import in_parallel
 from ..refine import ProRefiner, RefinementResult
@@ -81,7 +81,7 @@ class System:
         try:
             return await call_guarded(self.answer, row, seed)
         except Exception as error:  # whatever is inside is not ours, and its question is not answered wrong
-            return Answer(error=describe(error, 1000))
+            return _failed(error)
 
     def answer_each(self, rows: Sequence[Row], seed: int = 0) -> Iterator[tuple[int, Answer]]:
         """Answer rows with a `question`, yielding `(position, answer)` as each is there.
@@ -108,6 +108,10 @@ class System:
         return [answers[number] for number in range(len(rows))]
 
 
+def _failed(error: Exception) -> Answer:
+    return Answer(error=describe(error, 1000), fatal=isinstance(error, LLMError) and error.fatal)
+
+
 class FunctionSystem(System):
     """A function of texts as a system.
 
@@ -129,7 +133,7 @@ class FunctionSystem(System):
         try:
             texts = call_guarded_now(lambda: list(self.function([row["question"] for row in rows])))
         except Exception as error:  # whatever is inside is not ours, and its questions are not answered wrong
-            return [Answer(error=describe(error, 1000))] * len(rows)
+            return [_failed(error)] * len(rows)
         if len(texts) != len(rows):
             raise ValueError(f"the system gave {len(texts)} answers to {len(rows)} questions")
         seconds = (time.perf_counter() - started) / len(rows)
@@ -168,11 +172,14 @@ class PromptedSystem(System):
 
     @property
     def settings(self) -> Mapping[str, Any]:
+        own = getattr(self.chat, "sampling", None)  # of each call to the model, whoever makes it
+        system_prompt = getattr(self.chat, "system_prompt", None)
         return {
             "class": type(self).__name__,
             "model": str(getattr(self.chat, "model", type(self.chat).__name__)),
             "prompt": self.prompt,
-            "sampling": self.sampling,
+            "sampling": {**(own if isinstance(own, Mapping) else {}), **self.sampling},
+            **({"system_prompt": system_prompt} if system_prompt else {}),
         }
 
     async def answer(self, row: Row, seed: int) -> Answer:

@@ -122,6 +122,8 @@ def evolve(
         try:
             _run(evolution, on_step, path)
         except EvolutionStopped as error:
+            if path is not None:
+                evolution.save(path)  # with what the failed step has cost
             stopped = f"{error}{_bill(budget)}"
             later = "with checkpoint= a run can go on" if path is None else f"run again, it goes on from {path}"
             logger.warning("evolution stopped at step %d: %s; %s", len(logs), stopped, later)

@@ -33,8 +33,8 @@ class Member:
         prompt ([`SystemPrompt`]): The prompt, with its id.
         rating ([`Rating`]): Its current rating.
         matches (`int`, *optional*, defaults to `0`): Batches in which it was rated against another.
-        held_out (`dict[str, float]`, *optional*): The `mean` reward, the `deviation` and the number `n` of rollouts of
-            its latest evaluation on held-out problems.
+        held_out (`dict[str, float]`, *optional*): The `mean` reward, the `deviation` and the number `n` of the problems
+            of its latest evaluation on held-out ones; of each problem the mean over its rollouts.
     """
 
     prompt: SystemPrompt
@@ -155,7 +155,7 @@ class Population:
         return [values[name] for name in ids]
 
     def note_held_out(self, prompt: SystemPrompt, rewards: Sequence[float]) -> None:
-        """Set a member's `held_out` from its rewards on held-out problems. Changes no rating."""
+        """Set a member's `held_out` from its mean reward on each held-out problem. Changes no rating."""
         if rewards:
             held_out = {"mean": statistics.fmean(rewards), "deviation": statistics.pstdev(rewards), "n": len(rewards)}
             self.members[_id(prompt)].held_out = held_out

@@ -39,7 +39,7 @@ def read_problems(rows: Any, name: str) -> list[Mapping[str, Any]]:
 async def score(
     reward: Reward, rows: Sequence[Mapping[str, Any]], replies: Sequence[Reply], grammar: Grammar
 ) -> list[float | None]:
-    """One reward per reply, by one call of the reward function; `None` for a reply that is an error.
+    """One reward per reply, by one call of the reward function; `None` for NaN and for a reply that is an error.
 
     Raises:
         `TypeError`: The function does not return one number or `None` per completion.
@@ -50,7 +50,8 @@ async def score(
         return scores
     shown = [rows[number] for number in answered]
     texts = [replies[number].text for number in answered]
-    columns = {name: [row.get(name) for row in shown] for name in shown[0] if name not in ("prompt", "completion")}
+    names = dict.fromkeys(name for row in shown for name in row if name not in ("prompt", "completion"))
+    columns = {name: [row.get(name) for row in shown] for name in names}
     columns |= {
         "prompts": [row.get("prompt") or row["question"] for row in shown],
         "completions": [[{"role": "assistant", "content": text}] for text in texts],
@@ -59,7 +60,7 @@ async def score(
     returned = await call_guarded(reward, **columns)
     try:
         for number, value in zip(answered, returned, strict=True):
-            scores[number] = None if value is None else float(value)
+            scores[number] = None if value is None or value != value else float(value)
     except (TypeError, ValueError):
         wanted = f"one number or None for each of the {len(answered)} completions"
         name = getattr(reward, "__name__", type(reward).__name__)

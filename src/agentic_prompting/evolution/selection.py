@@ -123,13 +123,16 @@ def select(
             one may be drawn twice.
 
     Raises:
-        `ValueError`: There is no member, or `k` is below 1.
+        `ValueError`: There is no member, `k` is below 1, or the rule draws something else.
     """
     if not members or k < 1:
         raise ValueError(f"cannot select {k} of {len(members)} prompts: both numbers must be at least 1")
-    if independent:
-        return [rule(members, 1, rng)[0] for _ in range(k)]
+    most = 1 if independent else len(members)
     chosen: list[int] = []
-    while len(chosen) < k:
-        chosen += rule(members, min(k - len(chosen), len(members)), rng)
+    while (left := min(k - len(chosen), most)) > 0:
+        places = list(rule(members, left, rng))
+        if len(places) != left or len(set(places) & set(range(len(members)))) != left:
+            name, wanted = getattr(rule, "__name__", repr(rule)), f"{left} different positions below {len(members)}"
+            raise ValueError(f"the selection rule {name} must return {wanted}, not {places}")
+        chosen += places
     return chosen

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ class Evolution:
         Raises:
             [`EvolutionStopped`]: The step failed. Everything but `usage` is as before it.
         """
-        before = self.state_dict()
+        before = deepcopy(self.state_dict())  # ratings may hand out what they go on with
         try:
             with spans.span("evolution_step", {f"{spans.OWN}.step": len(self.logs)}) as own:
                 log = await self._step()
@@ -179,8 +180,7 @@ class Evolution:
         members = self.population.members
         new = [prompt for prompt in prompts if members[prompt.id or 0].held_out is None]
         for result in await self._play(new, self.eval_rows, 0) if new else ():
-            rewards = [attempt.reward for attempt in result.attempts if attempt.reward is not None]
-            self.population.note_held_out(result.prompt, rewards)
+            self.population.note_held_out(result.prompt, [value for value in result.row if value is not None])
         return [(members[prompt.id or 0].held_out or {}).get("mean") for prompt in prompts]
 
     def _draw(self) -> tuple[int, list[int]]:

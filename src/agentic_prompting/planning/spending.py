@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from ..evaluation import bootstrap_interval
+from ..records import Record
 from ..rollout import read_rollouts
 
 
@@ -50,14 +51,16 @@ class Spending:
 
     Args:
         steps (`int`), rollouts (`int`): Steps of the run, rollouts of a step.
-        calls (`float`), tokens (`float`): To the large LLM, and read and written by it, in the whole run.
-        usd (`float`, *optional*): Dollars of the run; `None` if the price is not known.
+        calls (`float`), tokens (`float`): To the large LLM in the environment, and read and written by it, in the whole
+            run; those of E-SPL's reference LLM and of judges come on top.
+        usd (`float`, *optional*): Dollars of these calls; `None` if the price is not known.
         sampling (`float`), training (`float`): Seconds of a step; where a block of rollouts is for several steps, their
             share of its sampling.
         hours (`float`): Duration of the run.
         hours_ahead (`float`, *optional*): With `async_lead: 1`, on the virtual clock; `None` where the run has a lead
             or cannot have one.
-        intervals (`dict`): 95 % intervals of a pilot run's means, by name.
+        intervals (`dict`): 95 % intervals of a pilot run's means, by name, over its questions: rollouts of one question
+            are alike. Of a single question there are none; of fewer than about 30 they are somewhat too narrow.
         notes (`list[str]`): Where the figures are from, and warnings.
     """
 
@@ -128,10 +131,13 @@ def spending(
     block = int(of.get("generation_batch_size") or found.rollouts)
     updates = max(1, block * int(of.get("num_iterations", 1)) // found.rollouts)
     usd: float | None = None
+    measured: dict[str, Any] = {}
     if pilot is not None:
-        assumed, usd, found.intervals = _piloted(Path(pilot), assumed)
-        notes.append(f"{', '.join(found.intervals)} of a rollout are those of {pilot}")
-    rest = {name: value for name, value in asdict(assumed).items() if name not in found.intervals}
+        measured, found.intervals, over = _piloted(Path(pilot))
+        notes.append(f"{', '.join(measured)} of a rollout are those of {pilot}: {over}")
+        usd = measured.pop("usd", None)
+        assumed = replace(assumed, **measured)
+    rest = {name: value for name, value in asdict(assumed).items() if name not in measured}
     notes.append("assumed: " + ", ".join(f"{name} {value:g}" for name, value in rest.items()))
     if usd is None and price is not None:
         usd = assumed.calls * (assumed.call_input * price[0] + assumed.call_output * price[1]) / 1e6
@@ -154,6 +160,8 @@ def spending(
     if not of.get("async_lead") and (has_server or not of.get("use_vllm")):  # a colocated vLLM cannot have a lead
         hidden = _hidden(assumed, token, found.training * updates / waves, has_server)
         found.hours_ahead = found.steps * (found.sampling * (1 - hidden) + found.training) / 3600
+    if "prompts_per_step" in of and of.get("mode") != "rl":
+        notes.append("the calls of the reference LLM come on top")
     notes += _budget(of, found)
     found.notes = notes
     return found
@@ -177,26 +185,38 @@ def _operations(of: Mapping[str, Any], parameters: int, trained: int | None) -> 
     return parameters * (6 - 2 * has_frozen + 2 * recomputes + 2 * bool(of.get("beta")))
 
 
-def _piloted(folder: Path, assumed: Assumptions) -> tuple[Assumptions, float | None, dict[str, tuple[float, float]]]:
-    """The means of a pilot run's rollouts, dollars of one, and the means' intervals."""
+def _piloted(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[float, float]], str]:
+    """The means of a pilot run's rollouts, dollars of one among them; the means' intervals; and what they are over."""
     records = [one for one in read_rollouts(folder / "rollouts") if one.get("mode", "train") == "train"]
     records = [one for one in records if one["status"] != "failed"]
     if not records:
         raise ValueError(f"{folder} holds no rollouts that came to an end: name the folder of a run that has trained")
+    groups: dict[str, list[Record]] = {}
+    for one in records:
+        question = one.get("id", one.get("question", one.get("step")))
+        groups.setdefault(f"{one.get('environment')} {question}", []).append(one)
     means: dict[str, Any] = {}
     intervals: dict[str, tuple[float, float]] = {}
-    values = {
-        "calls": [float(len(one["observations"])) for one in records],
-        "agent_tokens": [float(one["tokens"]["agent"]) for one in records],
-        "call_seconds": [call["seconds"] for one in records for call in one["observations"] if not call["cached"]],
-        "usd": [float(one["worth_usd"]) for one in records],
-    }
-    for name, of in values.items():
-        if of and (name != "usd" or any(of)):  # an LLM without a price is booked as 0
-            estimate = bootstrap_interval(of)
-            means[name], intervals[name] = fmean(of), (estimate.low, estimate.high)
-    usd = means.pop("usd", None)
-    return replace(assumed, **means), usd, intervals
+    for name, read in _FIGURES.items():
+        values = [of for group in groups.values() if (of := [value for one in group for value in read(one)])]
+        every = [value for of in values for value in of]
+        if not every or (name == "usd" and not any(every)):  # an LLM without a price is booked as 0
+            continue
+        means[name] = mean = fmean(every)
+        if len(values) > 1:
+            size = len(every) / len(values)
+            estimate = bootstrap_interval([mean + sum(value - mean for value in of) / size for of in values])
+            intervals[name] = (estimate.low, estimate.high)
+    return means, intervals, f"{len(records)} rollouts of {len(groups)} question{'s' * (len(groups) > 1)}"
+
+
+_FIGURES: dict[str, Callable[[Record], list[float]]] = {
+    "calls": lambda one: [float(len(one["observations"]))],
+    "agent_tokens": lambda one: [float(one["tokens"]["agent"])],
+    "call_seconds": lambda one: [call["seconds"] for call in one["observations"] if not call["cached"]],
+    "usd": lambda one: [float(one["worth_usd"])],
+}
+"""The figures of a rollout, from its record."""
 
 
 def _step_seconds(folder: Path) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..rollout import Rollout
+from .qa import scorable
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class CostReward:
         return "cost_reward"
 
     def __call__(self, rollout: Sequence[Rollout], **kwargs: Any) -> list[float | None]:
-        """The reward of each rollout, 0 or below; `None` for one that failed."""
-        return [None if one.status == "failed" else -self.weight * self.cost(one) for one in rollout]
+        """The reward of each rollout, 0 or below; `None` where there is nothing of the agent's to score."""
+        return [-self.weight * self.cost(one) if scorable(one) else None for one in rollout]
 
     def cost(self, rollout: Rollout) -> float:
         """The price of the calls of a rollout, in units."""

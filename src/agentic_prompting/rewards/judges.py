@@ -15,7 +15,7 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-from ..llm import Budget, ChatModel, Message, as_chat, charge, fill, gather
+from ..llm import BadReply, Budget, ChatModel, LLMError, Message, as_chat, charge, fill, gather
 from ..rollout import Rollout, rollout_seed
 from .qa import scorable
 
@@ -72,9 +72,14 @@ class Judge:
         """Book what the judge spends into `budget`."""
         charge(budget, **{account: self.chat})
 
-    async def scores(self, request: str, names: Sequence[str]) -> dict[str, float] | None:
-        """The judge's score for each name, from 0 to 1; `None` if the call failed, or if [`ATTEMPTS`] replies were not
-        what was asked for. Each attempt is another `repeat`, so a [`ReplayCache`] returns the same ones again."""
+    def check(self) -> None:
+        """Raise the [`LLMError`] that a first call would get, if the model has a `check`."""
+        if (check := getattr(self.chat, "check", None)) is not None:
+            check()
+
+    async def scores(self, request: str, names: Sequence[str]) -> dict[str, float] | LLMError:
+        """The judge's score for each name, from 0 to 1; the error if the call failed, or if [`ATTEMPTS`] replies were
+        not what was asked for. Each attempt is another `repeat`, so a [`ReplayCache`] returns the same ones again."""
         form = {"name": "scores", "strict": True, "schema": score_schema(names)}
         sampling = {"response_format": {"type": "json_schema", "json_schema": form}, **self.sampling}
         sampling = {name: value for name, value in sampling.items() if value is not None}
@@ -82,10 +87,10 @@ class Judge:
         for attempt in range(ATTEMPTS):
             reply = await as_chat(self.chat)(messages, repeat=attempt, **sampling)
             if reply.error is not None:  # the client has retried
-                return None
+                return reply.error
             if (found := read_scores(reply.text, names)) is not None:
                 return found
-        return None
+        return BadReply(f"{ATTEMPTS} replies of the judge were not the JSON that was asked for")
 
 
 class RubricJudge(Judge):
@@ -119,7 +124,8 @@ class RubricJudge(Judge):
                 and 0 for another.
 
         Returns:
-            `list[float | None]`: `None` for a rollout that failed, and for a judgement that did.
+            `list[float | None]`: `None` for a rollout that failed, and for a judgement that did, by which the rollout
+                fails, too.
         """
         judged = [one for one in rollout if scorable(one)]
         found = dict(zip(map(id, judged), await gather(map(self._score, judged)), strict=True))
@@ -130,7 +136,8 @@ class RubricJudge(Judge):
         shown = show_rollout(rollout, "rollout_1", self.max_characters)
         request = fill(RUBRIC_TEMPLATE, task=_task(rollout), rollouts=shown, criteria=self.criteria)
         scores = await self.scores(request, list(self.weights))
-        if scores is None:
+        if isinstance(scores, LLMError):
+            _fail(scores, rollout)
             return None
         return sum(self.weights[name] * score for name, score in scores.items()) / sum(self.weights.values())
 
@@ -178,7 +185,7 @@ class GroupJudge(Judge):
 
         Returns:
             `list[float | None]`: `None` for a rollout that failed, for one that has no other to be compared with
-            because the others failed, and for all rollouts of a group whose judgement failed.
+            because the others failed, and for all rollouts of a group whose judgement failed, by which they fail, too.
 
         Raises:
             `ValueError`: A group has a single rollout.
@@ -207,21 +214,32 @@ class GroupJudge(Judge):
         order = list(range(len(group)))
         random.Random(rollout_seed(self.seed, *(one.seed for one in group))).shuffle(order)
         orders = [order, order[::-1]] if self.both_orders else [order]
-        passes = await gather(self._pass(group, one) for one in orders)
-        if any(one is None for one in passes):
-            return [None] * len(group)
+        passes = []
+        for one in await gather(self._pass(group, one) for one in orders):
+            if isinstance(one, LLMError):
+                _fail(one, *group)
+                return [None] * len(group)
+            passes.append(one)
         # Rounded, because sums of equal scores in another order may differ in their last bit.
-        means = [round(fmean(one[at] for one in passes if one is not None), 9) for at in range(len(group))]
+        means = [round(fmean(one[at] for one in passes), 9) for at in range(len(group))]
         low, high = min(means), max(means)
         return [0.5 if high == low else (mean - low) / (high - low) for mean in means]
 
-    async def _pass(self, group: Sequence[Rollout], order: Sequence[int]) -> dict[int, float] | None:
+    async def _pass(self, group: Sequence[Rollout], order: Sequence[int]) -> dict[int, float] | LLMError:
         """The scores by place in the group, with the rollouts shown in this order."""
         names = {f"rollout_{number}": place for number, place in enumerate(order, start=1)}
         shown = "\n\n".join(show_rollout(group[place], name, self.max_characters) for name, place in names.items())
         values = {"task": _task(group[0]), "rollouts": shown, "names": ", ".join(names), "criteria": self.criteria}
         scores = await self.scores(fill(GROUP_TEMPLATE, **values), list(names))
-        return None if scores is None else {names[name]: score for name, score in scores.items()}
+        return scores if isinstance(scores, LLMError) else {names[name]: score for name, score in scores.items()}
+
+
+def _fail(error: LLMError, *rollouts: Rollout) -> None:
+    """Rollouts whose judgement failed have failed: other rewards alone would teach them as ones that were judged with
+    0, and a trainer stops if too many fail."""
+    for one in rollouts:
+        one.error = error
+        one.finish("failed")
 
 
 def show_rollout(rollout: Rollout, name: str, max_characters: int) -> str:
@@ -272,7 +290,7 @@ def read_scores(text: str, names: Sequence[str]) -> dict[str, float] | None:
         if set(scores) != set(names) or any(isinstance(one, bool | str) for one in scores.values()):
             return None
         found = {name: float(scores[name]) for name in names}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return {name: one / HIGHEST for name, one in found.items()} if _in_range(found.values()) else None
 

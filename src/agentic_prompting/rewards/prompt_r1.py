@@ -127,7 +127,7 @@ class PromptR1Reward:
         log_metric: Callable[[str, float], None] = kwargs.get("log_metric", lambda name, value: None)
         for one, accepted, score in zip(rollout, answers, scores, strict=True):
             if score is not None:  # one value each: TRL averages them over all processes
-                log_metric("exact_match", exact_match(one.answer or "", accepted))
+                log_metric("exact_match", 0.0 if one.answer is None else exact_match(one.answer, accepted))
                 log_metric("f1", score.answer)
                 log_metric("format_reward", score.format)
                 log_metric("answer_reward", max(score.total, 0.0))

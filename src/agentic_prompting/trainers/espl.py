@@ -106,7 +106,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self.population = args.start_population(population or initial_prompt, args.seed, alone)
         self.generation = Generation(self.population, 0.0 if alone else args.p_crossover)
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
-        self._held_out: list[float] = []  # rewards of the current evaluation
+        self._held_out: list[float] = []  # mean rewards of the questions of the current evaluation
         self._teacher: list[Rollout] | None = None  # this process's rollouts under the prompt that is being distilled
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, environment=environment, **kwargs)
         if self.is_world_process_zero() and not args.disable_tqdm:
@@ -156,7 +156,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         if batch.place.trains:
             self._rate([None if reward != reward else reward for reward in totals.tolist()], batch)
         else:
-            self._held_out += totals[~totals.isnan()].tolist()
+            known = [one[~one.isnan()] for one in totals.split(batch.place.group)]
+            self._held_out += [one.mean().item() for one in known if len(one)]
             if self._teacher is not None:
                 self._teacher += [rollout for rollout in batch.rollouts if rollout.status != "failed"]
 

@@ -30,8 +30,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
             whatever the model would write next.
         max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
-            `failure_window` batches failed (the environment's fault, not the agent's), training saves a checkpoint and
-            stops with an error that names the cause.
+            `failure_window` batches failed (the environment's fault, not the agent's), some of the latest batch among
+            them, training saves a checkpoint and stops with an error that names the cause.
         failure_window (`int`, *optional*, defaults to `3`): Batches that `max_failed_share` looks at.
         budget_usd (`float`, *optional*): US dollars that the job may spend on large LLMs, all roles, processes and
             restarts together; the sum is kept in `output_dir/spending.sqlite`. When it is reached, calls in flight end,

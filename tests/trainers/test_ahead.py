@@ -85,6 +85,23 @@ def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps
     assert all(0 <= entry[f"async/{who}_idle"] <= 1 for entry in logged for who in ("trainer", "policy"))
 
 
+def test_no_group_is_older_than_the_limit_when_it_is_used(tiny_policy, rows, tmp_path, steps):
+    """Two steps' worth of slow groups of the same age: a step can use half of them, so one has to begin earlier."""
+    free = threading.Event()
+
+    class Slow(Counts):
+        async def step(self, rollout):
+            if rollout.group < 4:
+                await asyncio.to_thread(free.wait, 2)
+            return await super().step(rollout)
+
+    trainer = build(tiny_policy, tmp_path, rows, Slow(), async_lead=2, max_staleness=2, max_steps=5)
+    trainer.add_callback(OnStep(lambda step: step == 2 and free.set()))
+    trainer.train()
+    ages = [group.used_at - group.update for groups in steps for group in groups]
+    assert len(ages) == 10 and max(ages) == 2
+
+
 def test_rows_come_in_the_order_in_which_trl_deals_them_out(tiny_policy, rows, tmp_path, steps):
     """Over two epochs and a half, of a data set that does not fill its last batch."""
     seen = {}
@@ -315,6 +332,40 @@ def test_a_failed_rollout_leaves_its_group_whole(tiny_policy, rows, tmp_path, st
     trainer.train()
     assert all(len(group.rollouts) == 2 for groups in steps for group in groups)
     assert 0 < sum(entry["rollout/failed"] for entry in log_of(trainer)) < 4
+
+
+def test_a_failed_reset_fails_its_own_rollout(tiny_policy, rows, tmp_path, steps):
+    """And not the run, whose rewards get the columns of all rows: groups begin one by one and are scored together."""
+
+    class Breaks(Counts):
+        begun = 0
+
+        async def reset(self, row):
+            self.begun += 1
+            if self.begun == 2:
+                raise RuntimeError("no place is free")
+            return {**row, "place": self.begun} if self.begun > 4 else row
+
+    trainer = build(tiny_policy, tmp_path, rows, Breaks(), max_failed_share=1.0)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert [entry["rollout/failed"] for entry in log_of(trainer)] == [0.25, 0, 0, 0]
+
+
+def test_the_episodes_of_a_step_begin_at_once(tiny_policy, rows, tmp_path, steps):
+    """As without a lead; one group after another would multiply the seconds of a `reset` by the groups of a step."""
+    at_once, most = Counter(), []
+
+    class Slow(Counts):
+        async def reset(self, row):
+            at_once["now"] += 1
+            most.append(at_once["now"])
+            await asyncio.sleep(0.05)
+            at_once["now"] -= 1
+            return row
+
+    build(tiny_policy, tmp_path, rows, Slow(), max_steps=2).train()
+    assert max(most) == 8, "two groups of two, and as many ahead"
 
 
 def test_a_stopped_run_takes_the_replies_under_way_along(tiny_policy, rows, tmp_path):

@@ -51,7 +51,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             0 the loss is corrected by TRL's truncated importance ratio, with `vllm_importance_sampling_mode`
             (`token_truncate` unless another one is set) and `_clip_max`.
         max_staleness (`int`, *optional*): The most updates of the weights between a group's start and its use; a step
-            waits for a group at this limit. Defaults to the updates in twice `async_lead` steps.
+            waits for groups that later steps could not use in time. Defaults to the updates in twice `async_lead`
+            steps.
         environment_ratio (`dict`, *optional*): With several environments, the share of each in the training rows:
             `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to reach it; none is left out. By default each row is used
             once an epoch.

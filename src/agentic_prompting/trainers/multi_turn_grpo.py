@@ -295,7 +295,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         with self._corrected() if self._batch.off_policy else nullcontext():
             scored = super()._generate_and_score_completions(self._batch.rows)
         if self._batch.off_policy:
-            self.log_batch("train", {"async/clipped": clipped_share(scored, self.args, self.accelerator)})
+            clipped = {"async/clipped": clipped_share(scored, self.args, self.accelerator)}
+            self.log_batch("train", {**self._batch.metrics, **clipped})
         elif place.trains:
             scored |= self._batch.sampler_columns(scored["completion_ids"])
             if "importance_sampling_ratio" in scored:  # TRL has logged the difference
@@ -417,10 +418,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if not self.args.async_lead:
             yield
             return
-        ahead = ahead_of(
-            self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes,
-            updates_now=lambda: self.state.global_step, log=partial(self.log_batch, "train"),
-        )  # fmt: skip
+        ahead = ahead_of(self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes)
         self.source = self.keepers["ahead"] = ahead
         try:
             with ahead.running():

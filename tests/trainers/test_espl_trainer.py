@@ -520,6 +520,34 @@ def test_what_the_policy_writes_becomes_a_prompt(tiny_policy, rows, tmp_path):
     assert asked[0][0]["content"].startswith("Task: retell")
 
 
+def test_an_evaluation_has_groups_of_its_own_size(tiny_policy, rows, tmp_path):
+    """Where the baseline is over all prompts of a problem, a group of training is larger than one of an evaluation."""
+    options = {"baseline": "marginalize", "per_device_eval_batch_size": 4}
+    trainer = trainer_for(tiny_policy, tmp_path, rows, **options)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
+    metrics = trainer.evaluate(rows.select(range(4)))
+    assert [name for name in metrics if "pass@" in name] == ["eval_pass@1", "eval_pass@2"]
+
+
+def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows, tmp_path):
+    """Training stops in the second batch of a step, and the step is played again: its first batch was rated before."""
+    reference, two = Reference(), {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 2}
+
+    def build():
+        trainer = trainer_for(tiny_policy, tmp_path, rows, reference, **two)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
+        return trainer
+
+    stopped, reasons = build(), iter(["", "down"])
+    stopped.observer.failures.why_stop = lambda *facts: next(reasons)
+    with pytest.raises(TrainingStopped, match="stopped at step 0: down"):
+        stopped.train()
+    assert stopped.generation.batches == 1
+    resumed = build()
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2 and resumed.generation.batches == 4
+
+
 def test_bad_arguments(tiny_policy, rows, tmp_path):
     numbers = r"make that 6 or 12 \(per_device_train_batch_size x processes x steps_per_generation = 8 x 1 x 1\)"
     with pytest.raises(ValueError, match=r"3 x 2 = 6 rollouts, which does not divide .* of 8: " + numbers):

@@ -106,6 +106,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self.population = args.start_population(population or initial_prompt, args.seed, alone)
         self.generation = Generation(self.population, 0.0 if alone else args.p_crossover)
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
+        self._rated = self._rated_before = (-1, -1)  # step and part of the latest rated batch; of the checkpoint's
         self._held_out: list[float] = []  # rewards of the current evaluation
         self._teacher: list[Rollout] | None = None  # this process's rollouts under the prompt that is being distilled
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, environment=environment, **kwargs)
@@ -161,7 +162,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
                 self._teacher += [rollout for rollout in batch.rollouts if rollout.status != "failed"]
 
     def _rate(self, rewards: Sequence[float | None], batch: Batch) -> None:
-        """Rate the prompts of the batch, and start the reflection on it."""
+        """Rate the prompts of the batch, and start the reflection on it; once, if a checkpoint in the middle of a step
+        makes a resumed run play the batch again."""
+        at = batch.place.step, batch.place.part
+        if at <= self._rated_before:
+            return
+        self._rated = at
         if self.generation.batches == 0 and self.accelerator.is_main_process:
             self._journal.keep_before(0)  # deletes the entries of another run in the same folder
         # Mode `rl` needs no texts, and those of a batch are megabytes.
@@ -275,11 +281,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
 
     def state_dict(self) -> dict[str, Any]:
         """The evolution as plain JSON; see [`Generation.state_dict`]."""
-        return self.generation.state_dict()
+        return {**self.generation.state_dict(), "rated": list(self._rated)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`ESPLTrainer.state_dict`]. Reflections that had not finished are asked for again."""
         self.generation.load_state_dict(state)
+        self._rated = self._rated_before = tuple(state.get("rated", self._rated))
 
     def _save_beside(self, folder: Path) -> None:
         super()._save_beside(folder)
@@ -294,7 +301,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return self.prompts.saved_spec(self.spec)
 
     def _load_beside(self, checkpoint: Path | None) -> None:
-        generation = self.generation
+        generation, self._rated_before = self.generation, (-1, -1)
         if checkpoint is not None and (path := checkpoint / POPULATION_FILE).exists():
             load_state(path, self.load_state_dict)
             if self.args.evolves and self.state.global_step < self.state.max_steps:

@@ -272,12 +272,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _place(self) -> Place:
         """The position of the next batch in the run."""
-        args, step, group = self.args, self.state.global_step, self.num_generations
+        args, step = self.args, self.state.global_step
         block = args.steps_per_generation * args.num_iterations
         number, last = self._step // block, -(-self.state.max_steps * args.gradient_accumulation_steps // block)
         if self.model.training:
-            return Place(args.seed, "train", step, self._step % args.gradient_accumulation_steps, number, last, group)
-        group = args.num_generations_eval or group
+            part = self._step % args.gradient_accumulation_steps
+            return Place(args.seed, "train", step, part, number, last, self.num_generations)
+        group = args.num_generations_eval or args.num_generations
         return Place(args.seed, "eval", step, self._eval_batches, number, last, group)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +18,7 @@ from agentic_prompting.evolution import (
     PromptResult,
 )
 from agentic_prompting.llm import Reply
+from agentic_prompting.trainers.policies import CollectivePolicy
 from agentic_prompting.trainers.population_prompts import PopulationPrompts
 from agentic_prompting.trainers.reflecting import PolicyReflector, ReferenceReflector
 
@@ -155,3 +156,43 @@ def test_the_policy_reflects_in_a_session_of_its_own(monkeypatch):
     reflector.begin(a_job())
     assert not opened
     assert reflector.finish(a_job())[0].child is not None and opened
+
+
+def test_where_sampling_is_a_collective_the_other_processes_take_part_in_it(monkeypatch):
+    """They wait for the outcomes afterwards; before, both would wait, each in another collective."""
+    done, words = [], [1, 1, 0]
+
+    def gather(own):
+        done.append("gather")
+        return [*own, words.pop(0)]  # the requests of the process that reflects
+
+    def broadcast(shared):
+        done.append("broadcast")
+        shared[:] = [["outcome"], None]
+
+    monkeypatch.setattr("agentic_prompting.trainers.policies.gather_object", gather)
+    monkeypatch.setattr("agentic_prompting.trainers.reflecting.broadcast_object_list", broadcast)
+    policy = CollectivePolicy(lambda requests: done.append("sample"), filler=[0])
+    reflector = PolicyReflector(lambda: policy, policy.session, None, None, settings(), asks=False)
+    assert reflector.finish(a_job()) == ["outcome"]
+    assert done == ["gather", "sample", "gather", "sample", "gather", "broadcast"]
+
+
+def test_a_failed_reflection_fails_on_every_process(monkeypatch):
+    told = []
+    monkeypatch.setattr("agentic_prompting.trainers.reflecting.broadcast_object_list", told.append)
+
+    def fails():
+        raise RuntimeError("out of memory")
+
+    left = []
+
+    @contextmanager
+    def session():
+        yield
+        left.append("whole")
+
+    reflector = PolicyReflector(fails, session, None, None, settings(), asks=True)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        reflector.finish(a_job())
+    assert left == ["whole"] and told == [[None, "RuntimeError: out of memory"]]

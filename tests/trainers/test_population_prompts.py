@@ -21,22 +21,23 @@ from agentic_prompting.llm import Reply
 from agentic_prompting.trainers.policies import CollectivePolicy
 from agentic_prompting.trainers.population_prompts import PopulationPrompts
 from agentic_prompting.trainers.reflecting import PolicyReflector, ReferenceReflector
+from support.espl_training import arguments as espl_arguments
 
 ROW = {"question": "which city ?", "answers": ["Nairobi"]}
 EDIT = '[{"op": "add", "text": "Look twice."}]'
 
 
-def parts(members=1, best_alone=lambda: False, root="Answer .", **changes):
+def parts(members=1, root="Answer .", **changes):
     population = Population(SystemPrompt(root, ()), rule=lambda window, k, rng: list(range(len(window)))[-k:])
     for number in range(1, members):
         population.add(SystemPrompt(root, (f"Rule {number} .",), parents=(0,), operator="mutation"))
-    settings = ESPLSettings(**{"prompts_per_step": 2, "num_generations": 3, **changes})
-    return PopulationPrompts(Generation(population), settings, AgentSpec().messages, best_alone=best_alone)
+    settings = espl_arguments("unused", **{"num_generations": 3, "per_device_train_batch_size": 6, **changes})
+    return PopulationPrompts(Generation(population), settings, AgentSpec().messages)
 
 
 def test_each_slot_has_its_own_prompt():
     prompts = parts(members=4)
-    prompts.new_batch()
+    prompts.new_batch(0)
     assert prompts.rollouts_per_row == 6 and [prompt.id for prompt in prompts.playing] == [2, 3]
     names = [prompts.metadata(index, training=True)["system_prompt"] for index in range(12)]
     assert names == [2, 2, 2, 3, 3, 3] * 2, "N times each, for every row of the batch"
@@ -61,10 +62,12 @@ def test_in_evaluation_the_final_prompt_is_in_all_slots():
 
 
 def test_the_best_prompt_alone_takes_no_draw():
-    prompts = parts(members=3, best_alone=lambda: True)
+    prompts = parts(members=3, mode="alternating", phase_steps=1)
     before = prompts.generation.population.turns
-    prompts.new_batch()
+    prompts.new_batch(0)
     assert len({prompt.id for prompt in prompts.playing}) == 1 and prompts.generation.population.turns == before
+    prompts.new_batch(1)
+    assert len({prompt.id for prompt in prompts.playing}) == 2, "in the phase after it prompts evolve"
 
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])
@@ -74,7 +77,7 @@ def test_one_unchanging_prompt_is_an_agent_with_that_system_prompt(place, own):
     prompts = parts(prompt_place=place)
     spec = AgentSpec(system_prompt=own)
     prompts.render = spec.messages
-    prompts.new_batch()
+    prompts.new_batch(0)
     seen = [prompts.messages(ROW, prompts.metadata(index, training=True)) for index in range(6)]
     assert all(messages == prompts.saved_spec(spec).messages(ROW) for messages in seen)
 

@@ -132,13 +132,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return prompts * self.args.num_generations
 
     def _prompts(self) -> PopulationPrompts:
-        best_alone = lambda: self.args.mode == "alternating" and self._mode() == "rl"  # noqa: E731
         has_texts = self.args.mode != "rl" or any(one.prompt.text for one in self.population.members)
         if self.args.prompt_place == "system" and has_texts:
             self.chat_format.check_system(
                 "set prompt_place='user', which puts the prompts in front of the user's message"
             )
-        return PopulationPrompts(self.generation, self.args, self.spec.messages, self.chat_format.trust, best_alone)
+        return PopulationPrompts(self.generation, self.args, self.spec.messages, self.chat_format.trust)
 
     def _before_batch(self) -> None:
         self._let_children_join()

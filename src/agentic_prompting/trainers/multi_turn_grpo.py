@@ -251,7 +251,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _before_batch(self) -> None:
         """Called before each training batch."""
-        self.prompts.new_batch()
+        self.prompts.new_batch(self.state.global_step)
 
     def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
         """Called when the rewards of a batch are known, for a method's own work.

@@ -47,7 +47,7 @@ class _Row:
     def __post_init__(self):
         self.limit = self.job.request.max_new_tokens
         self.uniform = np.random.default_rng(self.job.request.seed).random(self.limit)
-        self.draft = Draft(self.job.request.draft)
+        self.draft = Draft(self.job.request.draft) if self.job.request.draft else None
 
     @property
     def context(self) -> list[int]:
@@ -67,7 +67,7 @@ class _Row:
         return self.finished or len(self.ids) >= self.limit
 
     def guess(self, most: int) -> list[int]:
-        return self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1)) if self.draft.ids else []
+        return [] if self.draft is None else self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1))
 
     def drawn(self, width: int) -> list[float]:
         """The random numbers of the next `width` tokens."""
@@ -83,12 +83,13 @@ class _Row:
             self.finished = end.reached(self.ids)
             agreed += taken < len(guesses) and tokens[taken] == guesses[taken]
             taken += 1
-        if self.draft.ids:
+        if self.draft is not None:
             self.draft.learn(len(guesses), agreed, self.ids)
         return taken
 
     def sample(self) -> Sample:
-        return Sample(self.ids, self.logprobs, self.finished, self.draft.agreed, self.updates)
+        drafted = 0 if self.draft is None else self.draft.agreed
+        return Sample(self.ids, self.logprobs, self.finished, drafted, self.updates)
 
 
 class TransformersEngine(Engine[SampleRequest, Sample]):
@@ -211,7 +212,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         """Put the cached keys and values of each row in place, read the rest of its context but the last token, check
         the drafts."""
         self._since_join = 0
-        entering = [(row, self._take_kept(row), bool(row.draft.ids) and not row.ids) for row in joining]
+        entering = [(row, self._take_kept(row), row.draft is not None and not row.ids) for row in joining]
         for drafted in (False, True):
             for resumed in (True, False):  # two passes: else a short rest is padded to the width of a whole context
                 group = [(row, kept) for row, kept, d in entering if (kept is not None, d) == (resumed, drafted)]

@@ -7,6 +7,7 @@ import logging
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -352,3 +353,20 @@ def test_one_run_at_a_time_in_a_folder(tiny_policy, rows, tmp_path):
         second.train()
     second.train(resume_from_checkpoint=True)
     assert second.state.global_step == 1, "free again"
+
+
+def test_a_state_that_no_checkpoint_could_be_read_with_is_an_error_at_the_start(tiny_policy, rows, tmp_path):
+    """Every checkpoint would be written, and refused by each resume."""
+
+    class Keeps(Oracle):
+        def state_dict(self):
+            return {"seen": np.arange(3)}
+
+        def load_state_dict(self, state):
+            self.seen = state["seen"]
+
+    environment = Keeps()
+    environment.step = lambda rollout: Observation("Kenya")
+    with pytest.raises(ValueError, match=r"state_dict\(\) of environment must be plain data"):
+        build(tiny_policy, tmp_path, rows, environment).train()
+    assert not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ steps.
 from __future__ import annotations
 
 import copy
+import io
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -164,6 +165,20 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 "smaller (per_device_train_batch_size x processes x steps_per_generation)"
             )
 
+    def _check_states(self) -> None:
+        """A part whose state is no plain data would make every checkpoint unreadable."""
+        for name, keeper in self.keepers.items():
+            file = io.BytesIO()
+            try:
+                torch.save(keeper.state_dict(), file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception as error:  # its type depends on what is in the state
+                raise ValueError(
+                    f"state_dict() of {name} must be plain data (numbers, texts, lists, dicts, tensors): no checkpoint "
+                    "with it could be read again"
+                ) from error
+
     # --- saving --------------------------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -204,11 +219,13 @@ class ResumableGRPOTrainer(GRPOTrainer):
         Ctrl-C ends training after the current step, with a checkpoint: [`checkpoint_on_interrupt`].
 
         Raises:
-            `ValueError`: If there are too few rows for a single step; if another run trains in `output_dir`, or has
-                trained there and is not resumed; if the checkpoint that was asked for is damaged; if a DeepSpeed
-                checkpoint is of another number of processes. The message says what to do.
+            `ValueError`: If there are too few rows for a single step; if the state of a part, such as the environment,
+                is no plain data; if another run trains in `output_dir`, or has trained there and is not resumed; if the
+                checkpoint that was asked for is damaged; if a DeepSpeed checkpoint is of another number of processes.
+                The message says what to do.
         """
         self._check_rows()
+        self._check_states()
         if resume_from_checkpoint is None:
             resume_from_checkpoint = asked_to_resume(self.args)
         folder = Path(self.args.output_dir)

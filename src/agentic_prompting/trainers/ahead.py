@@ -314,8 +314,9 @@ class Ahead:
             number = held["group"]
             episodes, written = dict(enumerate(held["episodes"])), self.file.groups.get(number, {})
             if written.get("prompts") == held["prompts"]:
-                longer = {i: one for i, one in written["episodes"].items() if length_of(one) > length_of(episodes[i])}
-                episodes |= longer
+                for i, one in written["episodes"].items():
+                    if i in episodes and length_of(one) > length_of(episodes[i]):
+                        episodes[i] = one
             self.file.groups[number] = {**held, "episodes": episodes}
             self._saved[number] = held.get("used_at", -1)
 

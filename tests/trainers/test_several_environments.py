@@ -140,6 +140,15 @@ def test_training_saving_and_use(tiny_policy, both, tmp_path, changes):
     assert "oracle (LLMEnvironment), shop (Shop)" in card
 
 
+def test_rows_to_evaluate_on_may_be_of_some_environments(tiny_policy, both, tmp_path):
+    """A reward of another environment has no rows among them, and needs no columns."""
+    environment = {name: LLMEnvironment(Oracle()) for name in NAMES}
+    oracle = both.select(range(0, 8, 2))
+    options = {"reward_funcs": {"oracle": right, "shop": lambda completions, answers, **columns: [1.0] * len(answers)}}
+    trainer = several_trainer(tiny_policy, tmp_path, both, environment=environment, eval_dataset=oracle, **options)
+    assert trainer.evaluate()["eval_environments/oracle/share"] == 1.0
+
+
 def test_a_checkpoint_keeps_the_states(tiny_policy, both, tmp_path):
     trainer = several_trainer(tiny_policy, tmp_path, both, changes={"save_strategy": "steps", "save_steps": 1})
     trainer.train()

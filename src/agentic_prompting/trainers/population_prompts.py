@@ -56,7 +56,7 @@ class PopulationPrompts:
         return SystemPrompt("") if self.left_out else self.generation.population.best()
 
     def new_batch(self, step: int) -> None:
-        """Draw the prompts of the next training batch; in the `rl` phases of mode `alternating` all are the best one."""
+        """Draw the prompts of the next training batch; in an `rl` phase of mode `alternating` all are the best one."""
         size, mode = self.settings.prompts_per_step, self.settings.mode
         best_alone = mode == "alternating" and self.settings.mode_at(step) == "rl"
         self.playing = [self.generation.population.best()] * size if best_alone else self.generation.draw(size)

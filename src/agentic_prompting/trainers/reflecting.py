@@ -109,7 +109,7 @@ class PolicyReflector:
         """The outcomes of a job. Called on every process, and the same on every process."""
 
         outcomes: Future[list[Outcome]] = Future()
-        # The other processes leave it at once or, where sampling is a collective, take part in that until this one ends.
+        # The other processes leave at once or, where sampling is a collective, take part in that until this one leaves.
         with self.session():
             if self.asks:
                 try:

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from transformers import AutoTokenizer
 
 from agentic_prompting import (
@@ -249,10 +250,15 @@ def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_pa
     assert AgentSpec.load(tmp_path).messages(rows[0]) == bare and not (tmp_path / "system_prompt.txt").read_text()
 
 
-def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path):
+def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path, monkeypatch):
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1, distill_epochs=0.5, per_device_eval_batch_size=16)
     trainer.train()
     assert trainer.final_prompt().text == "" and trainer.population.best().text
+    trainer = trainer_for(tiny_policy, tmp_path / "sharded", rows, max_steps=1, distill_epochs=0.5)
+    monkeypatch.setattr(type(trainer.accelerator), "distributed_type", property(lambda self: DistributedType.FSDP))
+    with pytest.raises(ValueError, match="distill needs whole weights"):
+        trainer.train()
+    assert trainer.state.global_step == 0, "before the first step, not after the last"
     with pytest.raises(ValueError, match="distill_epochs"):
         arguments(tmp_path, distill_epochs=-1)
 

@@ -71,7 +71,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         generation ([`Generation`]): The evolution of that population.
 
     Raises:
-        `ValueError`: For arguments that cannot work together; the message names values that do.
+        `ValueError`: For arguments that cannot work together; the message names values that do. From `train`, also with
+            `distill_epochs` under DeepSpeed or FSDP.
     """
 
     method = "E-SPL"
@@ -215,6 +216,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s. With `eval_all` every rated prompt is evaluated after the last step; with
         `distill_epochs` the best one is then distilled."""
+        if self.args.distill_epochs:
+            self._check_whole()
         self.prompts.left_out = False
         output = super().train(*args, **kwargs)
         if self.args.eval_all:
@@ -265,8 +268,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         Raises:
             `ValueError`: The weights are cut into shards (DeepSpeed, FSDP), or no rollout could be played to its end.
         """
-        if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
-            raise ValueError("distill needs whole weights on every process, without DeepSpeed or FSDP")
+        self._check_whole()
         prompt, self._teacher, self.prompts.left_out = self.population.best(), [], False
         try:
             super().evaluate(self.train_dataset if rows is None else rows, metric_key_prefix="distill")
@@ -275,6 +277,10 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
             self._teacher = None
         imitate_without(prompt, rollouts, self.model, self.chat_format, self.args, **sft_arguments)
         self.prompts.left_out = True
+
+    def _check_whole(self) -> None:
+        if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+            raise ValueError("distill needs whole weights on every process, without DeepSpeed or FSDP")
 
     # --- saving and resuming -------------------------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ class EpisodeLog(Environment):
         lasted (`list[int]`): For each turn sampled by this process: the updates while it was sampled.
     """
 
+    described_by = None  # it forwards to the environment, whose call is the tool in traces
+
     def __init__(
         self,
         policy: Callable[[SampleRequest], Awaitable[Sample]],

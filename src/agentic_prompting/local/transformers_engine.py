@@ -106,7 +106,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         max_batch_size (`int`, *optional*, defaults to `256`): Rows in the batch at most; further requests wait.
         max_batch_mb (`float`, *optional*): Memory for keys and values of the rows in the batch, in MB (10^6 bytes). A
             row that does not fit waits, or is put back to wait with the tokens it has sampled. Defaults to half of the
-            free memory on a GPU, and to no bound on a CPU.
+            memory of a GPU that is free when the engine begins to run, and to no bound on a CPU.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values cached between the
             turns of a conversation, in MB; the oldest are dropped first. 0 caches none. A caller that changes the
             weights must call `forget`.
@@ -176,6 +176,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def ready(self) -> Iterator[None]:
         with in_use(self._lent_model) as model, attention_with_masks(model):
             check_runs(model)
+            self._room = self.max_batch_bytes
             self.model, self._longest = model, context_length(model) or torch.iinfo(torch.long).max
             try:
                 yield
@@ -281,11 +282,13 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             self._put_back.append(self.rows.pop())
 
     def _fits(self, rows: int, width: int) -> bool:
-        if self.max_batch_bytes is None:
-            if self.model.device.type != "cuda" or not self.slab.layers:
+        if self._room is None:
+            device = self.model.device
+            if device.type != "cuda" or not self.slab.layers:
                 return True
-            self.max_batch_bytes = torch.cuda.mem_get_info(self.model.device)[0] / 2
-        return self.slab.grown_bytes(rows, width) <= self.max_batch_bytes
+            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            self._room = (torch.cuda.mem_get_info(device)[0] + unused) / 2
+        return self.slab.grown_bytes(rows, width) <= self._room
 
     def _width(self) -> int:
         return max((row.length for row in self.rows), default=0) + 1

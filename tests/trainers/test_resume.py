@@ -130,7 +130,10 @@ def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, ro
                 raise Misconfigured("gone")
             return await self.oracle.step(rollout)
 
-    options = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 3, "save_strategy": "no"}
+    options = {
+        "gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 3, "save_strategy": "no",
+        "entropy_coef": 0.1,
+    }  # fmt: skip
     whole = build(tiny_policy, tmp_path / "whole", rows, **options)
     asked = [0]
     step = whole.environment.step
@@ -144,6 +147,8 @@ def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, ro
     again.train(resume_from_checkpoint=True)
     for name in ("reward", "rollout/agent_tokens", "environment/calls"):
         assert [entry[name] for entry in log_of(again, 1)] == [entry[name] for entry in log_of(whole, 1)]
+    losses = [[entry["loss"] for entry in log_of(trainer, 1)] for trainer in (again, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and abs(losses[1][0]) > 1e-3
 
 
 def folders(path):

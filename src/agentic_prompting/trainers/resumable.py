@@ -193,7 +193,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 torch.save(self._exact_state(), folder / STATE_FILE.format(self.accelerator.process_index))
 
     def _exact_state(self) -> dict[str, Any]:
-        step, metrics = self._clock.now()
+        step, metrics, loss = self._clock.now()
         block = self.args.steps_per_generation * self.args.num_iterations
         return {
             "world": self.accelerator.num_processes,
@@ -201,7 +201,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             # At the end of a block the next one is generated anyway.
             "buffered": self._buffered_inputs if step % block else None,
             "metrics": metrics,
-            "loss": float(self._tr_loss),
+            "loss": float(loss),
             "last_logged": self._globalstep_last_logged,
             "own": {name: keeper.state_dict() for name, keeper in self.keepers.items()},
         }
@@ -337,13 +337,15 @@ class _Clock(TrainerCallback):
 
     def __init__(self, trainer: ResumableGRPOTrainer):
         self.trainer = trainer
-        self.began: tuple[int, dict[str, dict[str, list[float]]]] | None = None
+        self.began: tuple[int, dict[str, dict[str, list[float]]], torch.Tensor] | None = None
 
-    def now(self) -> tuple[int, dict[str, dict[str, list[float]]]]:
-        """Micro-batches so far and means to be logged; within a step, those at its beginning."""
+    def now(self) -> tuple[int, dict[str, dict[str, list[float]]], torch.Tensor]:
+        """Micro-batches so far, means and the sum of losses to be logged; within a step, those at its beginning."""
         if self.began is not None:
             return self.began
-        return self.trainer._step, copy.deepcopy({mode: dict(means) for mode, means in self.trainer._metrics.items()})
+        trainer = self.trainer
+        metrics = copy.deepcopy({mode: dict(means) for mode, means in trainer._metrics.items()})
+        return trainer._step, metrics, trainer._tr_loss.clone()
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer._resume()

@@ -222,8 +222,9 @@ def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_p
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "replies.sqlite").write_text("paid for")
-    for seed in (1, 2, 3):
-        trainer = build(tiny_policy, folder, rows, max_steps=1, seed=seed, overwrite=True)
+    for seed, resume in ((1, None), (2, None), (3, "false")):  # as a command line gives it
+        options = {"max_steps": 1, "overwrite": True, "resume_from_checkpoint": resume}
+        trainer = build(tiny_policy, folder, rows, seed=seed, **options)
         trainer.train()
     for name, seed in (("run.previous", 1), ("run.previous-2", 2), ("run", 3)):
         assert folders(tmp_path / name) == ["checkpoint-1"]

@@ -96,7 +96,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """Note whether the output folder holds another run, before this one writes anything there; with
         `args.overwrite` move that aside."""
         folder, state = Path(args.output_dir), PartialState()
-        if from_first(state, lambda: args.overwrite and not args.resume_from_checkpoint and holds_run(folder)):
+        if from_first(state, lambda: args.overwrite and not asked_to_resume(args) and holds_run(folder)):
             with alone_in(folder, state):
                 from_first(state, lambda: move_aside(folder, model))
         self._beside_another = from_first(state, lambda: holds_run(folder))

@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import ScriptedChat, Usage
-from agentic_prompting.rollout import BatchEngine, Sample
+from agentic_prompting.rollout import BatchEngine, Rollout, Sample, Turn
 from agentic_prompting.trainers.ahead import Ahead
 from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
@@ -129,6 +129,22 @@ def test_replies_are_shared_by_the_groups_of_one_step_only(tiny_policy, rows, tm
     numbers = [group.number for groups in steps for group in groups]
     by_step = {number // 2: batch for number, (batch,) in zip(numbers, batches, strict=True)}
     assert len(set(by_step.values())) == 4 == len(chat.calls)
+
+
+def test_replies_are_shared_however_many_steps_are_played_ahead():
+    """Episodes of three steps and their stragglers take turns; each step's request is sent once."""
+    chat = ScriptedChat(["Nairobi"])
+    environment = LLMEnvironment(chat, share_replies="step")
+
+    async def ask():
+        for _ in range(2):
+            for batch in range(5):
+                rollout = Rollout([1], batch=f"0.lead.{batch}")
+                rollout.add_turn(Sample([1]), Turn("", "act", True, request="which country ?"))
+                await environment.step(rollout)
+
+    asyncio.run(ask())
+    assert len(chat.calls) == 5
 
 
 def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):

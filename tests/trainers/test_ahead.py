@@ -232,6 +232,23 @@ def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp
     assert trainer.policy.updates == 2
 
 
+def test_tokens_sampled_during_an_evaluation_are_of_the_weights_at_hand(tiny_policy, rows, tmp_path):
+    """Groups in flight share the engine with it."""
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, environment=Counts(), options={"eval_dataset": rows.select(range(4))},
+        **{**LEAD, "max_steps": 3, "eval_strategy": "steps", "eval_steps": 1},
+    )  # fmt: skip
+    seen, step = set(), trainer.policy.step
+
+    def watched(arrived):
+        seen.add((trainer.state.global_step, trainer.policy.updates))
+        step(arrived)
+
+    trainer.policy.step = watched
+    trainer.train()
+    assert seen == {(0, 0), (1, 1), (2, 2), (3, 3)}
+
+
 def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp_path):
     """One that is asked for in the first step and given when two updates have been."""
     trainer = build(tiny_policy, tmp_path, rows)

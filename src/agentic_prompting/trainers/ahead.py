@@ -131,9 +131,6 @@ class Ahead:
         while len(self.groups) + len(numbers) < most and self._started < place.last * wanted:
             numbers.append(self._next_number(wanted))
         self.groups += self._begun(numbers)
-        policy = self.player.policy
-        if hasattr(policy, "updates"):
-            policy.updates = self.updates
         self._clock.tick(waits=True)
         self.player.run(self._enough(wanted), place.what)
         self._clock.tick(waits=False)

@@ -287,7 +287,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self._before_batch()
         try:
             self.player.reach()
-            if self.use_vllm and place.step != self._last_loaded_step:
+            if not self.use_vllm or place.step != self._last_loaded_step:
                 self.player.push_weights(place.step)
             self._last_loaded_step = place.step
             self._batch = (self.source if place.trains else self.on_policy).next(inputs, place)

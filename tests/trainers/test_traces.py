@@ -105,7 +105,7 @@ def test_the_log_of_groups_in_flight_is_no_tool(tiny_policy, tmp_path, rows):
         trainer = trainer_for(tiny_policy, tmp_path, rows, traces=True, **LEAD)
         trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
         trainer.train()
-    tools = [name for name in map(lambda one: one.name, found.all) if name.startswith("execute_tool")]
+    tools = [one.name for one in found.all if one.name.startswith("execute_tool")]
     assert tools == ["execute_tool LLMEnvironment"] * 8
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -175,6 +176,23 @@ def test_rows_that_do_not_fit_wait_and_nothing_changes(policy, tokenizer):
     assert ids(sample(tight, requests)) == expected
     assert put_back, "the bound was met in the middle of turns"
     assert max(most) <= per_token * 32
+
+
+def test_on_a_gpu_the_bound_follows_the_memory_that_is_free_now(policy, tokenizer, monkeypatch):
+    """The first rollouts of a training run come before the optimizer has its states; a bound of then is too much later.
+    What torch holds and does not use counts as free. A stand-in for a GPU: what CUDA says, and whether rows fit."""
+    free, reserved, used = [0], [0], [0]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved[0])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: used[0])
+    engine = TransformersEngine(policy, tokenizer, on_callers_thread=True)
+    block = torch.zeros(16, 1, 64, 1)
+    fits = []
+    for free[0], reserved[0], used[0] in ((32768, 0, 0), (0, 1000, 1000), (0, 32768, 0)):
+        with engine.ready():
+            engine.model, engine.slab.layers = SimpleNamespace(device=torch.device("cuda")), [[block, block]]
+            fits.append(engine._fits(16, 64))
+    assert fits == [True, False, True], "8 KB for rows of half of 32 KB"
 
 
 def test_weights_may_change_in_the_middle_of_a_turn(tiny_policy, tokenizer):

@@ -40,7 +40,7 @@ def watched_run(policy, folder, rows, failing_batches, chat=None, scaled=False, 
     With `scaled` it has a gradient scaler, as in fp16; accelerate creates one on a GPU only.
     """
     chat = chat or Flaky()
-    trainer = trainer_for(policy, folder, rows, chat, max_failed_share=1.0, **changes)
+    trainer = trainer_for(policy, folder, rows, chat, **{"max_failed_share": 1.0, **changes})
     trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0) if scaled else None
     trainer.policy = BatchEngine(Acts(trainer), on_callers_thread=True)
     play, batches = trainer.player.play, iter(range(100))

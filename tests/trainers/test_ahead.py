@@ -16,7 +16,7 @@ from transformers import TrainerCallback
 
 from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingStopped
 from agentic_prompting.llm import ScriptedChat, Usage
-from agentic_prompting.rollout import BatchEngine, Sample
+from agentic_prompting.rollout import BatchEngine, Rollout, Sample, Turn
 from agentic_prompting.trainers.ahead import Ahead
 from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
@@ -85,6 +85,23 @@ def test_a_step_does_not_wait_for_a_straggler(tiny_policy, rows, tmp_path, steps
     assert all(0 <= entry[f"async/{who}_idle"] <= 1 for entry in logged for who in ("trainer", "policy"))
 
 
+def test_no_group_is_older_than_the_limit_when_it_is_used(tiny_policy, rows, tmp_path, steps):
+    """Two steps' worth of slow groups of the same age: a step can use half of them, so one has to begin earlier."""
+    free = threading.Event()
+
+    class Slow(Counts):
+        async def step(self, rollout):
+            if rollout.group < 4:
+                await asyncio.to_thread(free.wait, 2)
+            return await super().step(rollout)
+
+    trainer = build(tiny_policy, tmp_path, rows, Slow(), async_lead=2, max_staleness=2, max_steps=5)
+    trainer.add_callback(OnStep(lambda step: step == 2 and free.set()))
+    trainer.train()
+    ages = [group.used_at - group.update for groups in steps for group in groups]
+    assert len(ages) == 10 and max(ages) == 2
+
+
 def test_rows_come_in_the_order_in_which_trl_deals_them_out(tiny_policy, rows, tmp_path, steps):
     """Over two epochs and a half, of a data set that does not fill its last batch."""
     seen = {}
@@ -112,6 +129,22 @@ def test_replies_are_shared_by_the_groups_of_one_step_only(tiny_policy, rows, tm
     numbers = [group.number for groups in steps for group in groups]
     by_step = {number // 2: batch for number, (batch,) in zip(numbers, batches, strict=True)}
     assert len(set(by_step.values())) == 4 == len(chat.calls)
+
+
+def test_replies_are_shared_however_many_steps_are_played_ahead():
+    """Episodes of three steps and their stragglers take turns; each step's request is sent once."""
+    chat = ScriptedChat(["Nairobi"])
+    environment = LLMEnvironment(chat, share_replies="step")
+
+    async def ask():
+        for _ in range(2):
+            for batch in range(5):
+                rollout = Rollout([1], batch=f"0.lead.{batch}")
+                rollout.add_turn(Sample([1]), Turn("", "act", True, request="which country ?"))
+                await environment.step(rollout)
+
+    asyncio.run(ask())
+    assert len(chat.calls) == 5
 
 
 def test_evaluation_is_on_the_weights_at_hand(tiny_policy, rows, tmp_path):
@@ -197,6 +230,23 @@ def test_each_token_knows_how_many_updates_were_before_it(tiny_policy, rows, tmp
     assert all(len(turn["updates"]) == len(turn["ids"]) == len(turn["logprobs"]) for turn in turns)
     assert all(turn["updates"] == sorted(turn["updates"]) for turn in turns)
     assert trainer.policy.updates == 2
+
+
+def test_tokens_sampled_during_an_evaluation_are_of_the_weights_at_hand(tiny_policy, rows, tmp_path):
+    """Groups in flight share the engine with it."""
+    trainer = trainer_for(
+        tiny_policy, tmp_path, rows, environment=Counts(), options={"eval_dataset": rows.select(range(4))},
+        **{**LEAD, "max_steps": 3, "eval_strategy": "steps", "eval_steps": 1},
+    )  # fmt: skip
+    seen, step = set(), trainer.policy.step
+
+    def watched(arrived):
+        seen.add((trainer.state.global_step, trainer.policy.updates))
+        step(arrived)
+
+    trainer.policy.step = watched
+    trainer.train()
+    assert seen == {(0, 0), (1, 1), (2, 2), (3, 3)}
 
 
 def test_turns_under_which_the_weights_changed_are_logged(tiny_policy, rows, tmp_path):
@@ -315,6 +365,40 @@ def test_a_failed_rollout_leaves_its_group_whole(tiny_policy, rows, tmp_path, st
     trainer.train()
     assert all(len(group.rollouts) == 2 for groups in steps for group in groups)
     assert 0 < sum(entry["rollout/failed"] for entry in log_of(trainer)) < 4
+
+
+def test_a_failed_reset_fails_its_own_rollout(tiny_policy, rows, tmp_path, steps):
+    """And not the run, whose rewards get the columns of all rows: groups begin one by one and are scored together."""
+
+    class Breaks(Counts):
+        begun = 0
+
+        async def reset(self, row):
+            self.begun += 1
+            if self.begun == 2:
+                raise RuntimeError("no place is free")
+            return {**row, "place": self.begun} if self.begun > 4 else row
+
+    trainer = build(tiny_policy, tmp_path, rows, Breaks(), max_failed_share=1.0)
+    trainer.train()
+    assert trainer.state.global_step == 4
+    assert [entry["rollout/failed"] for entry in log_of(trainer)] == [0.25, 0, 0, 0]
+
+
+def test_the_episodes_of_a_step_begin_at_once(tiny_policy, rows, tmp_path, steps):
+    """As without a lead; one group after another would multiply the seconds of a `reset` by the groups of a step."""
+    at_once, most = Counter(), []
+
+    class Slow(Counts):
+        async def reset(self, row):
+            at_once["now"] += 1
+            most.append(at_once["now"])
+            await asyncio.sleep(0.05)
+            at_once["now"] -= 1
+            return row
+
+    build(tiny_policy, tmp_path, rows, Slow(), max_steps=2).train()
+    assert max(most) == 8, "two groups of two, and as many ahead"
 
 
 def test_a_stopped_run_takes_the_replies_under_way_along(tiny_policy, rows, tmp_path):

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from accelerate.utils import DistributedType
 from transformers import AutoTokenizer
 
 from agentic_prompting import (
@@ -249,10 +250,15 @@ def test_what_the_prompt_did_stays_when_it_is_left_out(tiny_policy, rows, tmp_pa
     assert AgentSpec.load(tmp_path).messages(rows[0]) == bare and not (tmp_path / "system_prompt.txt").read_text()
 
 
-def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path):
+def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path, monkeypatch):
     trainer = trainer_for(tiny_policy, tmp_path, rows, max_steps=1, distill_epochs=0.5, per_device_eval_batch_size=16)
     trainer.train()
     assert trainer.final_prompt().text == "" and trainer.population.best().text
+    trainer = trainer_for(tiny_policy, tmp_path / "sharded", rows, max_steps=1, distill_epochs=0.5)
+    monkeypatch.setattr(type(trainer.accelerator), "distributed_type", property(lambda self: DistributedType.FSDP))
+    with pytest.raises(ValueError, match="distill needs whole weights"):
+        trainer.train()
+    assert trainer.state.global_step == 0, "before the first step, not after the last"
     with pytest.raises(ValueError, match="distill_epochs"):
         arguments(tmp_path, distill_epochs=-1)
 
@@ -518,6 +524,34 @@ def test_what_the_policy_writes_becomes_a_prompt(tiny_policy, rows, tmp_path):
         ("Ask first .", "Principle number 7.")
     ]
     assert asked[0][0]["content"].startswith("Task: retell")
+
+
+def test_an_evaluation_has_groups_of_its_own_size(tiny_policy, rows, tmp_path):
+    """Where the baseline is over all prompts of a problem, a group of training is larger than one of an evaluation."""
+    options = {"baseline": "marginalize", "per_device_eval_batch_size": 4}
+    trainer = trainer_for(tiny_policy, tmp_path, rows, **options)
+    trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
+    metrics = trainer.evaluate(rows.select(range(4)))
+    assert [name for name in metrics if "pass@" in name] == ["eval_pass@1", "eval_pass@2"]
+
+
+def test_a_batch_that_a_resumed_run_plays_again_is_rated_once(tiny_policy, rows, tmp_path):
+    """Training stops in the second batch of a step, and the step is played again: its first batch was rated before."""
+    reference, two = Reference(), {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 2}
+
+    def build():
+        trainer = trainer_for(tiny_policy, tmp_path, rows, reference, **two)
+        trainer.policy = BatchEngine(WritesBySeed(trainer), on_callers_thread=True)
+        return trainer
+
+    stopped, reasons = build(), iter(["", "down"])
+    stopped.observer.failures.why_stop = lambda *facts: next(reasons)
+    with pytest.raises(TrainingStopped, match="stopped at step 0: down"):
+        stopped.train()
+    assert stopped.generation.batches == 1
+    resumed = build()
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2 and resumed.generation.batches == 4
 
 
 def test_bad_arguments(tiny_policy, rows, tmp_path):

@@ -1,5 +1,6 @@
 """The log of groups in flight: which run it belongs to, and what damage does to it. Trainings are in test_ahead.py."""
 
+import asyncio
 import json
 import logging
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from agentic_prompting.trainers.in_flight import InFlightFile, policy_fingerprint
+from agentic_prompting.rollout import Observation, Rollout, Sample, SampleRequest, Turn
+from agentic_prompting.trainers.ahead import Ahead
+from agentic_prompting.trainers.in_flight import EpisodeLog, InFlightFile, policy_fingerprint
 
 IDENTITY = {"seed": 0, "num_generations": 2, "limits": {"max_turns": 5}}
 TURN = {"ids": [5, 6], "logprobs": [-0.5, -0.5], "finished": True, "drafted": 0, "updates": [0, 0], "seed": 3}
@@ -148,6 +151,66 @@ def test_no_damage_blocks_a_resume(tmp_path_factory, data):
             assert all(len(turn["ids"]) == len(turn["logprobs"]) for turn in episode["turns"])
     file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}]})
     file.forget_before(0)
+
+
+@pytest.mark.parametrize("lost", ["turn", "reply"])
+def test_what_came_after_a_lost_line_is_asked_for_again(tmp_path, lost):
+    """A reply to another turn, or a turn that has read another reply, is no part of this episode; after two kills."""
+    path = tmp_path / "0.jsonl"
+    file = InFlightFile(path, IDENTITY, 7, resumes=False)
+    file.write({"group": 0, "update": 0, "prompts": 11, "metadata": [{}]})
+    for at in (0, 1):
+        for kind, content in (("turn", {**TURN, "seed": at}), ("reply", {**REPLY, "text": "old"})):
+            if (kind, at) != (lost, 0):
+                file.write({"group": 0, "rollout": 0, "at": at, kind: content})
+    asked = []
+
+    async def policy(request):
+        asked.append(("turn", request.seed))
+        return Sample([request.seed, 3], [-1.0, -1.0])
+
+    async def environment(rollout):
+        asked.append(("reply", len(rollout.turns) - 1))
+        return Observation("new")
+
+    async def played(turns):
+        """What a resumed run asks for until it is killed, after so many turns."""
+        file, _ = resumed(path)
+        kept, rollout = file.groups[0]["episodes"].get(0, {}), Rollout([1])
+        log = EpisodeLog(policy, environment, int, lambda line: file.write({"group": 0, "rollout": 0, **line}), **kept)
+        asked.clear()
+        for number in range(turns):
+            rollout.add_turn(await log(SampleRequest(rollout.context, 4, number)), Turn("", "act", True))
+            assert (await log.step(rollout)).text == "new"
+        return asked
+
+    first = [("turn", 0), ("reply", 0)] if lost == "turn" else [("reply", 0)]
+    assert asyncio.run(played(1)) == first
+    assert asyncio.run(played(2)) == [("turn", 1), ("reply", 1)]
+    assert asyncio.run(played(2)) == []
+
+
+@pytest.mark.parametrize("rollout", [1, 7])
+def test_an_entry_of_no_rollout_does_not_block_a_resume(tmp_path, rollout):
+    path = tmp_path / "0.jsonl"
+    run = write(path, groups=1).run
+    path.write_bytes(path.read_bytes() + entry("turn", rollout=rollout, **TURN) + b"\n")
+    ahead = Ahead(None, None, None, resumed(path)[0], 1, 2)
+    episodes = [{"turns": [], "replies": []}] * 2
+    group = {"group": 0, "update": 0, "prompts": 11, "metadata": [{}, {}], "episodes": episodes}
+    ahead.load_state_dict({"run": run, "identity": IDENTITY, "started": 1, "groups": [group]})
+    assert [len(one["turns"]) for one in ahead.file.groups[0]["episodes"].values()] == [1, int(rollout == 1)]
+
+
+def test_a_full_disk_keeps_old_entries_and_costs_no_checkpoint(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device")
+
+    file = write(tmp_path / "0.jsonl")
+    before = (tmp_path / "0.jsonl").read_bytes()
+    monkeypatch.setattr("agentic_prompting.records.atomic_write", full)
+    file.forget_before(1)
+    assert (tmp_path / "0.jsonl").read_bytes() == before
 
 
 def test_other_weights_have_another_fingerprint():

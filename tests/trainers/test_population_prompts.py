@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,24 +18,26 @@ from agentic_prompting.evolution import (
     PromptResult,
 )
 from agentic_prompting.llm import Reply
+from agentic_prompting.trainers.policies import CollectivePolicy
 from agentic_prompting.trainers.population_prompts import PopulationPrompts
 from agentic_prompting.trainers.reflecting import PolicyReflector, ReferenceReflector
+from support.espl_training import arguments as espl_arguments
 
 ROW = {"question": "which city ?", "answers": ["Nairobi"]}
 EDIT = '[{"op": "add", "text": "Look twice."}]'
 
 
-def parts(members=1, best_alone=lambda: False, root="Answer .", **changes):
+def parts(members=1, root="Answer .", **changes):
     population = Population(SystemPrompt(root, ()), rule=lambda window, k, rng: list(range(len(window)))[-k:])
     for number in range(1, members):
         population.add(SystemPrompt(root, (f"Rule {number} .",), parents=(0,), operator="mutation"))
-    settings = ESPLSettings(**{"prompts_per_step": 2, "num_generations": 3, **changes})
-    return PopulationPrompts(Generation(population), settings, AgentSpec().messages, best_alone=best_alone)
+    settings = espl_arguments("unused", **{"num_generations": 3, "per_device_train_batch_size": 6, **changes})
+    return PopulationPrompts(Generation(population), settings, AgentSpec().messages)
 
 
 def test_each_slot_has_its_own_prompt():
     prompts = parts(members=4)
-    prompts.new_batch()
+    prompts.new_batch(0)
     assert prompts.rollouts_per_row == 6 and [prompt.id for prompt in prompts.playing] == [2, 3]
     names = [prompts.metadata(index, training=True)["system_prompt"] for index in range(12)]
     assert names == [2, 2, 2, 3, 3, 3] * 2, "N times each, for every row of the batch"
@@ -60,10 +62,12 @@ def test_in_evaluation_the_final_prompt_is_in_all_slots():
 
 
 def test_the_best_prompt_alone_takes_no_draw():
-    prompts = parts(members=3, best_alone=lambda: True)
+    prompts = parts(members=3, mode="alternating", phase_steps=1)
     before = prompts.generation.population.turns
-    prompts.new_batch()
+    prompts.new_batch(0)
     assert len({prompt.id for prompt in prompts.playing}) == 1 and prompts.generation.population.turns == before
+    prompts.new_batch(1)
+    assert len({prompt.id for prompt in prompts.playing}) == 2, "in the phase after it prompts evolve"
 
 
 @pytest.mark.parametrize("place", ["system", "user", "after"])
@@ -73,7 +77,7 @@ def test_one_unchanging_prompt_is_an_agent_with_that_system_prompt(place, own):
     prompts = parts(prompt_place=place)
     spec = AgentSpec(system_prompt=own)
     prompts.render = spec.messages
-    prompts.new_batch()
+    prompts.new_batch(0)
     seen = [prompts.messages(ROW, prompts.metadata(index, training=True)) for index in range(6)]
     assert all(messages == prompts.saved_spec(spec).messages(ROW) for messages in seen)
 
@@ -155,3 +159,43 @@ def test_the_policy_reflects_in_a_session_of_its_own(monkeypatch):
     reflector.begin(a_job())
     assert not opened
     assert reflector.finish(a_job())[0].child is not None and opened
+
+
+def test_where_sampling_is_a_collective_the_other_processes_take_part_in_it(monkeypatch):
+    """They wait for the outcomes afterwards; before, both would wait, each in another collective."""
+    done, words = [], [1, 1, 0]
+
+    def gather(own):
+        done.append("gather")
+        return [*own, words.pop(0)]  # the requests of the process that reflects
+
+    def broadcast(shared):
+        done.append("broadcast")
+        shared[:] = [["outcome"], None]
+
+    monkeypatch.setattr("agentic_prompting.trainers.policies.gather_object", gather)
+    monkeypatch.setattr("agentic_prompting.trainers.reflecting.broadcast_object_list", broadcast)
+    policy = CollectivePolicy(lambda requests: done.append("sample"), filler=[0])
+    reflector = PolicyReflector(lambda: policy, policy.session, None, None, settings(), asks=False)
+    assert reflector.finish(a_job()) == ["outcome"]
+    assert done == ["gather", "sample", "gather", "sample", "gather", "broadcast"]
+
+
+def test_a_failed_reflection_fails_on_every_process(monkeypatch):
+    told = []
+    monkeypatch.setattr("agentic_prompting.trainers.reflecting.broadcast_object_list", told.append)
+
+    def fails():
+        raise RuntimeError("out of memory")
+
+    left = []
+
+    @contextmanager
+    def session():
+        yield
+        left.append("whole")
+
+    reflector = PolicyReflector(fails, session, None, None, settings(), asks=True)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        reflector.finish(a_job())
+    assert left == ["whole"] and told == [[None, "RuntimeError: out of memory"]]

@@ -7,6 +7,7 @@ import logging
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -129,7 +130,10 @@ def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, ro
                 raise Misconfigured("gone")
             return await self.oracle.step(rollout)
 
-    options = {"gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 3, "save_strategy": "no"}
+    options = {
+        "gradient_accumulation_steps": 2, "steps_per_generation": 1, "max_steps": 3, "save_strategy": "no",
+        "entropy_coef": 0.1,
+    }  # fmt: skip
     whole = build(tiny_policy, tmp_path / "whole", rows, **options)
     asked = [0]
     step = whole.environment.step
@@ -143,6 +147,8 @@ def test_going_on_after_training_stopped_in_the_middle_of_a_step(tiny_policy, ro
     again.train(resume_from_checkpoint=True)
     for name in ("reward", "rollout/agent_tokens", "environment/calls"):
         assert [entry[name] for entry in log_of(again, 1)] == [entry[name] for entry in log_of(whole, 1)]
+    losses = [[entry["loss"] for entry in log_of(trainer, 1)] for trainer in (again, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and abs(losses[1][0]) > 1e-3
 
 
 def folders(path):
@@ -216,8 +222,9 @@ def test_overwrite_keeps_the_old_run_beside_the_new_one(tiny_policy, rows, tmp_p
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "replies.sqlite").write_text("paid for")
-    for seed in (1, 2, 3):
-        trainer = build(tiny_policy, folder, rows, max_steps=1, seed=seed, overwrite=True)
+    for seed, resume in ((1, None), (2, None), (3, "false")):  # as a command line gives it
+        options = {"max_steps": 1, "overwrite": True, "resume_from_checkpoint": resume}
+        trainer = build(tiny_policy, folder, rows, seed=seed, **options)
         trainer.train()
     for name, seed in (("run.previous", 1), ("run.previous-2", 2), ("run", 3)):
         assert folders(tmp_path / name) == ["checkpoint-1"]
@@ -352,3 +359,20 @@ def test_one_run_at_a_time_in_a_folder(tiny_policy, rows, tmp_path):
         second.train()
     second.train(resume_from_checkpoint=True)
     assert second.state.global_step == 1, "free again"
+
+
+def test_a_state_that_no_checkpoint_could_be_read_with_is_an_error_at_the_start(tiny_policy, rows, tmp_path):
+    """Every checkpoint would be written, and refused by each resume."""
+
+    class Keeps(Oracle):
+        def state_dict(self):
+            return {"seen": np.arange(3)}
+
+        def load_state_dict(self, state):
+            self.seen = state["seen"]
+
+    environment = Keeps()
+    environment.step = lambda rollout: Observation("Kenya")
+    with pytest.raises(ValueError, match=r"state_dict\(\) of environment must be plain data"):
+        build(tiny_policy, tmp_path, rows, environment).train()
+    assert not list(tmp_path.iterdir())

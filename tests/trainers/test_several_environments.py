@@ -10,7 +10,16 @@ from agentic_prompting.cli.loader import load_environment, load_rewards
 from agentic_prompting.evolution import SystemPrompt
 from agentic_prompting.llm import Budget
 from agentic_prompting.rewards import PromptR1Reward
-from agentic_prompting.rollout import AgentSpec, BatchEngine, Environments, FreeText, Limits, TagGrammar, read_rollouts
+from agentic_prompting.rollout import (
+    AgentSpec,
+    BatchEngine,
+    Environments,
+    FreeText,
+    Limits,
+    Sample,
+    TagGrammar,
+    read_rollouts,
+)
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
 from agentic_prompting.serve.answering import AgentAnswers
@@ -91,6 +100,15 @@ def test_each_row_is_played_in_its_environment(tiny_policy, both, tmp_path):
     assert [record["environment"] for record in records] == ["oracle", "oracle", "shop", "shop"]
 
 
+def test_the_warning_about_form_names_the_template_of_each(tiny_policy, both, tmp_path, caplog):
+    trainer = several_trainer(tiny_policy, tmp_path, both)
+    trainer.policy = BatchEngine(lambda requests: [Sample([5]) for _ in requests], on_callers_thread=True)
+    trainer.model.train()
+    trainer._generate_and_score_completions([trainer.train_dataset[i] for i in (0, 0, 1, 1)])
+    (said,) = [message for message in caplog.messages if "no answer in the form" in message]
+    assert f"oracle: {SANDBOX_TEMPLATE[:300]!r}" in said and "shop: 'shop {question}'" in said
+
+
 def test_limits_of_an_environment(tiny_policy, both, tmp_path):
     trainer = several_trainer(tiny_policy, tmp_path, both, changes={"environment_limits": {"shop": {"max_turns": 1}}})
     one_batch(trainer)
@@ -120,6 +138,15 @@ def test_training_saving_and_use(tiny_policy, both, tmp_path, changes):
         AgentAnswers(agent)
     card = (tmp_path / "README.md").read_text()
     assert "oracle (LLMEnvironment), shop (Shop)" in card
+
+
+def test_rows_to_evaluate_on_may_be_of_some_environments(tiny_policy, both, tmp_path):
+    """A reward of another environment has no rows among them, and needs no columns."""
+    environment = {name: LLMEnvironment(Oracle()) for name in NAMES}
+    oracle = both.select(range(0, 8, 2))
+    options = {"reward_funcs": {"oracle": right, "shop": lambda completions, answers, **columns: [1.0] * len(answers)}}
+    trainer = several_trainer(tiny_policy, tmp_path, both, environment=environment, eval_dataset=oracle, **options)
+    assert trainer.evaluate()["eval_environments/oracle/share"] == 1.0
 
 
 def test_a_checkpoint_keeps_the_states(tiny_policy, both, tmp_path):

@@ -8,6 +8,7 @@ from agentic_prompting import PromptR1Config
 from agentic_prompting.llm import ScriptedChat, ServerFailed, spans
 from agentic_prompting.rollout import BatchEngine
 from support import traced_step
+from support.asking import Asks
 from support.forked import forked
 from support.traces import Collector, traced
 from support.training import LEAD, Acts, trainer_for
@@ -96,6 +97,16 @@ def test_groups_that_are_played_ahead_are_below_the_step_in_which_they_began(tin
     rewarded = {one.parent.span_id for one in found.named("reward")}
     episodes = {one.context.span_id for one in found.named("invoke_agent agent")}
     assert len(found.named("reward")) == 8 and rewarded <= episodes
+
+
+def test_the_log_of_groups_in_flight_is_no_tool(tiny_policy, tmp_path, rows):
+    """It stands between an episode and its environment, whose call is the only one."""
+    with traced() as found:
+        trainer = trainer_for(tiny_policy, tmp_path, rows, traces=True, **LEAD)
+        trainer.policy = BatchEngine(Asks(trainer), on_callers_thread=True)
+        trainer.train()
+    tools = [one.name for one in found.all if one.name.startswith("execute_tool")]
+    assert tools == ["execute_tool LLMEnvironment"] * 8
 
 
 def test_without_traces_the_trainer_makes_none(tiny_policy, tmp_path, rows):

@@ -84,6 +84,12 @@ def test_it_stops_once_says_why_and_goes_on_where_it_was(tiny_policy, rows, tmp_
     assert resumed.state.global_step == 3 and resumed.state.log_history[-2]["rollout/failed"] == 0
 
 
+def test_an_environment_that_has_recovered_does_not_end_the_run(tiny_policy, rows, tmp_path):
+    """Down for two batches, and up again when the window of three is full."""
+    trainer, _ = watched_run(tiny_policy, tmp_path, rows, {0, 1}, max_steps=4, max_failed_share=0.5)
+    assert trainer.state.global_step == 4
+
+
 def test_evaluation_alone_promises_no_checkpoint(tiny_policy, rows, tmp_path):
     chat = Flaky()
     chat.down = True

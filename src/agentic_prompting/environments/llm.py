@@ -20,6 +20,7 @@ History = Literal["full", "last"] | int | Callable[[Sequence[Message]], Sequence
 
 # Appended to a reply that was cut, so that the agent can tell a short reply from a shortened one.
 CUT_MARK = " [...]"
+_BATCHES = 16  # whose replies are kept: with `async_lead` episodes of several steps are played at the same time
 
 
 class LLMEnvironment(Environment):
@@ -135,7 +136,7 @@ class LLMEnvironment(Environment):
 class SharedReplies:
     """Identical requests of a batch are sent once and share their reply, also while the call is in flight.
 
-    The replies of the last two batches are kept. For coroutines of one event loop.
+    The replies of the batches that were asked last are kept. For coroutines of one event loop.
     """
 
     def __init__(self) -> None:
@@ -151,7 +152,8 @@ class SharedReplies:
         that. After a second failure each makes its own call: otherwise many would wait for many outages in turn.
         """
         calls = self._batches.setdefault(batch, {})
-        while len(self._batches) > 2:
+        self._batches.move_to_end(batch)
+        while len(self._batches) > _BATCHES:
             self._batches.popitem(last=False)
         for _ in range(2):
             if request not in calls:

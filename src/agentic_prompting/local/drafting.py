@@ -23,13 +23,13 @@ class Draft:
     """The guesses for one output, and a count of the guesses that were right.
 
     Args:
-        ids (`Sequence[int]`): The draft; an empty one makes no guesses.
+        ids (`Sequence[int]`): The draft.
 
     Attributes:
         agreed (`int`): Tokens of the output that came from guesses.
     """
 
-    def __init__(self, ids: Sequence[int] = ()):
+    def __init__(self, ids: Sequence[int]):
         self.ids, self.agreed = list(ids), 0
         self._at = 0  # position in the draft at which the last guess began
         self._next = 0  # expected position of the next token
@@ -43,7 +43,7 @@ class Draft:
         Without such an occurrence it starts at the expected position. After each wrong guess in a row, the number of
         tokens without a guess doubles.
         """
-        if most <= 0 or not self.ids or len(written) < self._quiet_until:
+        if most <= 0 or len(written) < self._quiet_until:
             return []
         self._at = self._next
         for length in range(min(_LONGEST_MATCH, len(written)), _SHORTEST_MATCH - 1, -1):

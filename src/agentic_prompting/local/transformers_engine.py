@@ -47,7 +47,7 @@ class _Row:
     def __post_init__(self):
         self.limit = self.job.request.max_new_tokens
         self.uniform = np.random.default_rng(self.job.request.seed).random(self.limit)
-        self.draft = Draft(self.job.request.draft)
+        self.draft = Draft(self.job.request.draft) if self.job.request.draft else None
 
     @property
     def context(self) -> list[int]:
@@ -67,7 +67,7 @@ class _Row:
         return self.finished or len(self.ids) >= self.limit
 
     def guess(self, most: int) -> list[int]:
-        return self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1)) if self.draft.ids else []
+        return [] if self.draft is None else self.draft.guess(self.ids, min(most, self.limit - len(self.ids) - 1))
 
     def drawn(self, width: int) -> list[float]:
         """The random numbers of the next `width` tokens."""
@@ -83,12 +83,13 @@ class _Row:
             self.finished = end.reached(self.ids)
             agreed += taken < len(guesses) and tokens[taken] == guesses[taken]
             taken += 1
-        if self.draft.ids:
+        if self.draft is not None:
             self.draft.learn(len(guesses), agreed, self.ids)
         return taken
 
     def sample(self) -> Sample:
-        return Sample(self.ids, self.logprobs, self.finished, self.draft.agreed, self.updates)
+        drafted = 0 if self.draft is None else self.draft.agreed
+        return Sample(self.ids, self.logprobs, self.finished, drafted, self.updates)
 
 
 class TransformersEngine(Engine[SampleRequest, Sample]):
@@ -105,7 +106,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         max_batch_size (`int`, *optional*, defaults to `256`): Rows in the batch at most; further requests wait.
         max_batch_mb (`float`, *optional*): Memory for keys and values of the rows in the batch, in MB (10^6 bytes). A
             row that does not fit waits, or is put back to wait with the tokens it has sampled. Defaults to half of the
-            free memory on a GPU, and to no bound on a CPU.
+            memory of a GPU that is free when the engine begins to run, and to no bound on a CPU.
         prefix_cache_mb (`float`, *optional*, defaults to `1024.0`): Memory for keys and values cached between the
             turns of a conversation, in MB; the oldest are dropped first. 0 caches none. A caller that changes the
             weights must call `forget`.
@@ -175,6 +176,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
     def ready(self) -> Iterator[None]:
         with in_use(self._lent_model) as model, attention_with_masks(model):
             check_runs(model)
+            self._room = self.max_batch_bytes
             self.model, self._longest = model, context_length(model) or torch.iinfo(torch.long).max
             try:
                 yield
@@ -211,7 +213,7 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
         """Put the cached keys and values of each row in place, read the rest of its context but the last token, check
         the drafts."""
         self._since_join = 0
-        entering = [(row, self._take_kept(row), bool(row.draft.ids) and not row.ids) for row in joining]
+        entering = [(row, self._take_kept(row), row.draft is not None and not row.ids) for row in joining]
         for drafted in (False, True):
             for resumed in (True, False):  # two passes: else a short rest is padded to the width of a whole context
                 group = [(row, kept) for row, kept, d in entering if (kept is not None, d) == (resumed, drafted)]
@@ -280,11 +282,13 @@ class TransformersEngine(Engine[SampleRequest, Sample]):
             self._put_back.append(self.rows.pop())
 
     def _fits(self, rows: int, width: int) -> bool:
-        if self.max_batch_bytes is None:
-            if self.model.device.type != "cuda" or not self.slab.layers:
+        if self._room is None:
+            device = self.model.device
+            if device.type != "cuda" or not self.slab.layers:
                 return True
-            self.max_batch_bytes = torch.cuda.mem_get_info(self.model.device)[0] / 2
-        return self.slab.grown_bytes(rows, width) <= self.max_batch_bytes
+            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            self._room = (torch.cuda.mem_get_info(device)[0] + unused) / 2
+        return self.slab.grown_bytes(rows, width) <= self._room
 
     def _width(self) -> int:
         return max((row.length for row in self.rows), default=0) + 1

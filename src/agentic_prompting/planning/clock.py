@@ -160,14 +160,13 @@ def _played(
     )  # fmt: skip
     stream = RowStream([{"question": str(i)} for i in range(1024)], seed=0, shuffle=True, groups_per_batch=pace.groups)
     file = InFlightFile(folder / "00000.jsonl", {}, 0, resumes=False)
-    logged: list[Any] = []
-    prompts = RowPrompts(AgentSpec(), pace.rollouts)
-    ahead = Ahead(stream, prompts, player, file, lead, 2 * lead, updates_now=lambda: 0, log=logged.append)
+    ahead = Ahead(stream, RowPrompts(AgentSpec(), pace.rollouts), player, file, lead, 2 * lead)
     _working = loop.create_task(decoder.work())  # kept, or it may be collected
-    ends = []
+    ends, ages = [], []
     for step in range(steps):
         decoder.trainer_waits = True
-        ahead.take(pace.groups, Place(0, "train", step, number=step, last=10**6))
+        taken = ahead.take(pace.groups, Place(0, "train", step, number=step, last=10**6))
+        ages.append(ahead.metrics(taken)["async/token_age"])
         decoder.trainer_waits = False
         loop.run_until_complete(asyncio.sleep(pace.update / speed))
         ends.append(loop.now)
@@ -175,4 +174,4 @@ def _played(
         task.cancel()
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    return ends, [metrics["async/token_age"] for metrics in logged]
+    return ends, ages

@@ -260,11 +260,13 @@ async def reset_rows(environment: Environment | None, rows: Sequence[dict[str, A
     """
     if environment is None or not environment.has_reset:
         return list(rows)
-    begun = await asyncio.gather(*(_reset(environment, row) for row in rows))
-    if all(row.keys() == begun[0].keys() for row in begun):
-        return begun
-    columns = dict.fromkeys(name for row in begun for name in row)
-    return [{**columns, **row} for row in begun]
+    return same_columns(await asyncio.gather(*(_reset(environment, row) for row in rows)))
+
+
+def same_columns(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the rows, all with the same columns."""
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{**columns, **row} for row in rows]
 
 
 async def _reset(environment: Environment, row: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 Rows come from a stream of our own, in the order of TRL's sampler, so that more groups can be started than a step uses:
 `async_lead` steps ahead. Each step starts as many groups as it uses and trains on the oldest ones that are done; it
-waits for a group that has reached `max_staleness`. An episode is a coroutine (`play`), so it may last longer than the
-step in which it was started. Nothing that was sampled or paid for is dropped: after a kill it is in the
-[`InFlightFile`].
+waits for groups that later steps could not use within `max_staleness`. An episode is a coroutine (`play`), so it may
+last longer than the step in which it was started. Nothing that was sampled or paid for is dropped: after a kill it is
+in the [`InFlightFile`].
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import asyncio
 import json
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from accelerate.utils import gather_object
 from ..llm import run
 from ..llm.guard import contain
 from ..rollout import AgentSpec, Engine, Observation, Rollout, Sample, SampleRequest, observe, play, rollout_seed
+from ..rollout.environment import same_columns
 from .batch import Batch, Place
 from .config import MultiTurnGRPOConfig
 from .in_flight import EpisodeLog, InFlightFile, identity_of, length_of, policy_fingerprint
@@ -74,10 +75,9 @@ class Ahead:
         player ([`Player`]): Has the policy and the environment of the episodes.
         file ([`InFlightFile`]): Stores turns and replies.
         lead (`float`): Steps' worth of groups to play beyond the step's own.
-        max_staleness (`int`): The most updates between a group's start and its use; a step waits for a group at this
-            limit.
-        updates_now (`Callable`): Returns the number of updates of the weights so far, for checkpoints.
-        log (`Callable`, *optional*): Gets the metrics of each batch.
+        max_staleness (`int`): The most updates between a group's start and its use; a step waits for groups that
+            later steps could not use within this limit.
+        updates_per_batch (`int`, *optional*, defaults to `1`): Updates that learn from a batch.
 
     Attributes:
         updates (`int`): Updates of the weights before the current batch.
@@ -92,16 +92,15 @@ class Ahead:
         file: InFlightFile,
         lead: float,
         max_staleness: int,
-        updates_now: Callable[[], int],
-        log: Callable[[Mapping[str, float]], None] = lambda metrics: None,
+        updates_per_batch: int = 1,
     ):
         self.rows, self.prompts, self.player, self.file = rows, prompts, player, file
-        self.lead, self.max_staleness, self.updates_now, self.log = lead, max_staleness, updates_now, log
+        self.lead, self.max_staleness, self.updates_per_batch = lead, max_staleness, updates_per_batch
         self.updates = 0
         self.groups: list[Group] = []
         self._used: list[Group] = []  # by the current step, which is repeated after a checkpoint in the middle of it
         self._started: int | None = None  # groups of this process so far
-        self._saved: list[int] = []  # numbers of the groups that the checkpoint held
+        self._saved: dict[int, int] = {}  # numbers of the groups that the checkpoint held, and the steps that used them
         self._floor = 0  # the oldest group that the checkpoint before the last one may need
         self._trusts: bool | None = None  # whether the file's entries belong to this run; decided at the first batch
         self._anew = 0  # rollouts that an earlier process had begun, and that are played from the beginning
@@ -115,24 +114,23 @@ class Ahead:
         groups = self.take(len(rows) // self.prompts.rollouts_per_row, place)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         metadata = [one for group in groups for one in group.metadata]
-        return Batch(place, [dict(rollout.row) for rollout in rollouts], metadata, rollouts, off_policy=True)
+        rows_played = same_columns([rollout.row for rollout in rollouts])  # each group began by itself
+        return Batch(place, rows_played, metadata, rollouts, off_policy=True, metrics=self.metrics(groups))
 
     def take(self, wanted: int, place: Place) -> list[Group]:
-        """Start a step's worth of groups, wait until as many are done, those at the age limit among them, and return
-        the oldest ones that are done."""
+        """Start a step's worth of groups, wait until as many are done, and enough of the old ones among them, and
+        return the oldest ones that are done."""
         self.updates = place.step
         self._used = [group for group in self._used if group.used_at == self.updates]
         if self._trusts is None:
             self._trusts = self.file.trust(None)
         if self._started is None:
             self._started = place.number * wanted
-        self.groups += [self._group(number) for number in self._saved]
-        self._saved = []
-        while len(self.groups) < wanted + round(self.lead * wanted) and self._started < place.last * wanted:
-            self._start(wanted)
-        policy = self.player.policy
-        if hasattr(policy, "updates"):
-            policy.updates = self.updates
+        numbers, self._saved = sorted(n for n, used_at in self._saved.items() if used_at in (-1, self.updates)), {}
+        most = wanted + round(self.lead * wanted)
+        while len(self.groups) + len(numbers) < most and self._started < place.last * wanted:
+            numbers.append(self._next_number(wanted))
+        self.groups += self._begun(numbers)
         self._clock.tick(waits=True)
         self.player.run(self._enough(wanted), place.what)
         self._clock.tick(waits=False)
@@ -141,38 +139,42 @@ class Ahead:
         for group in taken:
             group.used_at = self.updates
         self._used += taken
-        self.log(self._metrics(taken))
         return taken
 
     # --- starting ------------------------------------------------------------------------------------------------
 
-    def _start(self, wanted: int) -> None:
-        """Start one more group: the next row of this process's share, in the order of TRL's sampler."""
+    def _next_number(self, wanted: int) -> int:
+        """The number of one more group: the next row of this process's share, in the order of TRL's sampler."""
         assert self._started is not None
         accelerator, (block, within) = self.player.accelerator, divmod(self._started, wanted)
         self._started += 1
-        self.groups.append(
-            self._group((block * accelerator.num_processes + accelerator.process_index) * wanted + within)
-        )
+        return (block * accelerator.num_processes + accelerator.process_index) * wanted + within
 
-    def _group(self, number: int) -> Group:
-        """A group that an earlier process has begun, or a new one."""
-        row = self.rows[number]
-        kept = self._kept(number, row)
-        indices = range(self.prompts.rollouts_per_row)
-        metadata = kept.get("metadata") or [self.prompts.metadata(i, training=True) for i in indices]
-        prompts = kept.get("rendered") or [self.prompts.messages(row, one) for one in metadata]
+    def _begun(self, numbers: Sequence[int]) -> list[Group]:
+        """Groups that an earlier process has begun, and new ones; the environment starts all episodes at once."""
+        kept, repeats = [self._kept(number) for number in numbers], self.prompts.rollouts_per_row
+        rows = [
+            {**self.rows[number], "prompt": self.player.chat_format.prompt(messages)}
+            for number, one in zip(numbers, kept, strict=True)
+            for messages in one["rendered"]
+        ]
+        rows = self.player.reset(rows)
+        return [
+            self._group(number, one, rows[i * repeats : (i + 1) * repeats])
+            for i, (number, one) in enumerate(zip(numbers, kept, strict=True))
+        ]
+
+    def _group(self, number: int, kept: Mapping[str, Any], rows: Sequence[dict[str, Any]]) -> Group:
         seed, batch = self.rows.seed, f"{self.rows.seed}.lead.{number // self.rows.groups_per_batch}"
         form = self.player.chat_format
-        rendered = self.player.reset([{**row, "prompt": form.prompt(messages)} for messages in prompts])
         rollouts = [
-            Rollout(form.of(one).prompt_ids(one["prompt"]), one, rollout_seed(seed, "group", number, i), batch, number)
-            for i, one in enumerate(rendered)
+            Rollout(form.of(row).prompt_ids(row["prompt"]), row, rollout_seed(seed, "group", number, i), batch, number)
+            for i, row in enumerate(rows)
         ]
-        episodes = [self._episode(number, i, kept.get("episodes", {}).get(i, {})) for i in indices]
+        episodes = [self._episode(number, i, kept["episodes"].get(i, {})) for i in range(len(rows))]
         update = min(kept.get("update", self.updates), self.updates)
-        group = Group(number, update, rollouts, metadata, episodes, _fingerprint(prompts))
-        if not kept:
+        group = Group(number, update, rollouts, kept["metadata"], episodes, _fingerprint(kept["rendered"]))
+        if "update" not in kept:
             self.file.write(group.start_record())
         return group
 
@@ -186,20 +188,22 @@ class Ahead:
             self._ask_policy, self._ask_environment, lambda: self.updates, keep, **kept, play_episode=plays
         )
 
-    def _kept(self, number: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of an earlier process about a group; empty if its data or prompts were others."""
-        kept = self.file.groups.pop(number, {})
+    def _kept(self, number: int) -> dict[str, Any]:
+        """The entries of an earlier process about a group, with its prompts as `rendered`; those of a new group if
+        there are none, or its data or prompts were others."""
+        row, kept, repeats = self.rows[number], self.file.groups.pop(number, {}), self.prompts.rollouts_per_row
         environment = self.player.environment
-        if environment is not None and (environment.has_reset or environment.play_episode is not None):
-            self._anew += self.prompts.rollouts_per_row if kept else 0
+        if kept and environment is not None and (environment.has_reset or environment.play_episode is not None):
+            self._anew += repeats
             if environment.has_reset:  # the log does not hold how an episode changed the environment
-                return {}
-        try:
+                kept = {}
+        with suppress(LookupError):
             rendered = [self.prompts.messages(row, one) for one in kept.get("metadata", ())]
-        except LookupError:
-            return {}
-        whole = len(rendered) == self.prompts.rollouts_per_row and kept["prompts"] == _fingerprint(rendered)
-        return {**kept, "rendered": rendered} if whole else {}
+            if len(rendered) == repeats and kept["prompts"] == _fingerprint(rendered):
+                return {**kept, "rendered": rendered}
+        metadata = [self.prompts.metadata(i, training=True) for i in range(repeats)]
+        rendered = [self.prompts.messages(row, one) for one in metadata]
+        return {"metadata": metadata, "rendered": rendered, "episodes": {}}
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
@@ -210,15 +214,24 @@ class Ahead:
                 asyncio.create_task(contain(play(rollout, log, log, player.chat_format, player.limits)))
                 for rollout, log in zip(group.rollouts, group.episodes, strict=True)
             ]
-        due = [group for group in self.groups if self.updates - group.update >= self.max_staleness]
         tasks = [task for group in self.groups for task in group.tasks]
         while True:
             for task in tasks:
                 if task.done():
                     task.result()  # raises if the engine has failed, which concerns all episodes
-            if all(group.done for group in due) and sum(group.done for group in self.groups) >= wanted:
+            if self._may_go_on(wanted):
                 return
             await asyncio.wait([task for task in tasks if not task.done()], return_when=asyncio.FIRST_COMPLETED)
+
+    def _may_go_on(self, wanted: int) -> bool:
+        """Whether enough groups are done, and so many of the old ones that later batches can use the others in time."""
+        done = 0
+        for place, group in enumerate(sorted(self.groups, key=lambda group: group.update), 1):
+            done += group.done
+            batches_left = max(self.max_staleness - self.updates + group.update, 0) // self.updates_per_batch
+            if done < min(wanted, place - batches_left * wanted):
+                return False
+        return done >= wanted
 
     async def _ask_policy(self, request: SampleRequest) -> Sample:
         if self._landing:
@@ -241,8 +254,8 @@ class Ahead:
         finally:
             self._asking.discard(task)
 
-    def _metrics(self, taken: list[Group]) -> dict[str, float]:
-        """Ages in updates, groups in flight, repeated rollouts, and idle shares, over all processes."""
+    def metrics(self, taken: list[Group]) -> dict[str, float]:
+        """Ages in updates, groups in flight, repeated rollouts, and idle shares, over all processes, once a batch."""
         episodes = [log for group in (*taken, *self.groups) for log in group.episodes]
         lasted = [updates for log in episodes for updates in log.lasted]
         for log in episodes:
@@ -268,9 +281,9 @@ class Ahead:
     # --- checkpoints, and the end of training --------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The groups in flight as plain data, without the turns and replies that have not arrived yet."""
-        again = [group for group in self._used if group.used_at == self.updates_now()]
-        groups = [*again, *self.groups]
+        """The groups in flight as plain data, without the turns and replies that have not arrived yet; and those that
+        the latest step has used, because a checkpoint in the middle of a step repeats it."""
+        groups = [*self._used, *self.groups]
         # The checkpoint before this one is whole and may be resumed from: delete only entries that it does not need.
         self.file.forget_before(self._floor)
         self._floor = min((group.number for group in groups), default=self._floor)
@@ -281,6 +294,7 @@ class Ahead:
             "groups": [
                 {
                     **group.start_record(),
+                    "used_at": group.used_at,
                     "episodes": [{"turns": list(log.turns), "replies": list(log.replies)} for log in group.episodes],
                 }
                 for group in groups
@@ -297,10 +311,11 @@ class Ahead:
             number = held["group"]
             episodes, written = dict(enumerate(held["episodes"])), self.file.groups.get(number, {})
             if written.get("prompts") == held["prompts"]:
-                longer = {i: one for i, one in written["episodes"].items() if length_of(one) > length_of(episodes[i])}
-                episodes |= longer
+                for i, one in written["episodes"].items():
+                    if i in episodes and length_of(one) > length_of(episodes[i]):
+                        episodes[i] = one
             self.file.groups[number] = {**held, "episodes": episodes}
-            self._saved.append(number)
+            self._saved[number] = held.get("used_at", -1)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -333,8 +348,6 @@ def ahead_of(
     spec: AgentSpec,
     model: torch.nn.Module,
     resumes: bool,
-    updates_now: Callable[[], int],
-    log: Callable[[Mapping[str, float]], None],
 ) -> Ahead:
     """An [`Ahead`] with the settings of a run. A resumed run goes on with the groups in flight, including entries that
     were written to `output_dir/in_flight` after the checkpoint.
@@ -354,7 +367,7 @@ def ahead_of(
     file = InFlightFile(path, identity, policy_fingerprint(model), resumes)
     stream = RowStream(rows, args.seed, args.shuffle_dataset, args.generation_batch_size // repeats)
     assert args.max_staleness is not None  # set where `async_lead` is
-    return Ahead(stream, prompts, player, file, args.async_lead, args.max_staleness, updates_now, log)
+    return Ahead(stream, prompts, player, file, args.async_lead, args.max_staleness, args.steps_per_batch)
 
 
 class _Clock:

@@ -76,6 +76,7 @@ class Batch:
         rollouts (`list[Rollout]`): Played to their ends.
         off_policy (`bool`, *optional*, defaults to `False`): Older weights sampled some of the tokens, so the loss
             needs the importance ratio.
+        metrics (`Mapping[str, float]`, *optional*): The source's own numbers about the batch, for the logs.
     """
 
     place: Place
@@ -83,6 +84,7 @@ class Batch:
     metadata: list[dict[str, Any]]
     rollouts: list[Rollout]
     off_policy: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
     scored: torch.Tensor | None = None  # these three are set by `for_trl`
     sequences: list[TokenSequence] = field(default_factory=list)  # of TRL's rows
     owners: list[int] = field(default_factory=list)  # for each row the number of its rollout, -1 for a filler

@@ -30,8 +30,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
         stop_at_tags (`bool`, *optional*, defaults to `True`): End a turn right after a closing request or answer tag,
             whatever the model would write next.
         max_failed_share (`float`, *optional*, defaults to `0.5`): If more than this share of the rollouts of the last
-            `failure_window` batches failed (the environment's fault, not the agent's), training saves a checkpoint and
-            stops with an error that names the cause.
+            `failure_window` batches failed (the environment's fault, not the agent's), some of the latest batch among
+            them, training saves a checkpoint and stops with an error that names the cause.
         failure_window (`int`, *optional*, defaults to `3`): Batches that `max_failed_share` looks at.
         budget_usd (`float`, *optional*): US dollars that the job may spend on large LLMs, all roles, processes and
             restarts together; the sum is kept in `output_dir/spending.sqlite`. When it is reached, calls in flight end,
@@ -51,7 +51,8 @@ class MultiTurnGRPOConfig(GRPOConfig):
             0 the loss is corrected by TRL's truncated importance ratio, with `vllm_importance_sampling_mode`
             (`token_truncate` unless another one is set) and `_clip_max`.
         max_staleness (`int`, *optional*): The most updates of the weights between a group's start and its use; a step
-            waits for a group at this limit. Defaults to the updates in twice `async_lead` steps.
+            waits for groups that later steps could not use in time. Defaults to the updates in twice `async_lead`
+            steps.
         environment_ratio (`dict`, *optional*): With several environments, the share of each in the training rows:
             `{"oracle": 0.7, "shop": 0.3}`. Rows are repeated to reach it; none is left out. By default each row is used
             once an epoch.

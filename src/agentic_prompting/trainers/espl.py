@@ -71,7 +71,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         generation ([`Generation`]): The evolution of that population.
 
     Raises:
-        `ValueError`: For arguments that cannot work together; the message names values that do.
+        `ValueError`: For arguments that cannot work together; the message names values that do. From `train`, also with
+            `distill_epochs` under DeepSpeed or FSDP.
     """
 
     method = "E-SPL"
@@ -106,6 +107,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         self.population = args.start_population(population or initial_prompt, args.seed, alone)
         self.generation = Generation(self.population, 0.0 if alone else args.p_crossover)
         self._journal = EvolutionJournal(journal_beside(Path(args.output_dir) / POPULATION_FILE))
+        self._rated = self._rated_before = (-1, -1)  # step and part of the latest rated batch; of the checkpoint's
         self._held_out: list[float] = []  # mean rewards of the questions of the current evaluation
         self._teacher: list[Rollout] | None = None  # this process's rollouts under the prompt that is being distilled
         super().__init__(model, reward_funcs, args, train_dataset, eval_dataset, environment=environment, **kwargs)
@@ -131,13 +133,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return prompts * self.args.num_generations
 
     def _prompts(self) -> PopulationPrompts:
-        best_alone = lambda: self.args.mode == "alternating" and self._mode() == "rl"  # noqa: E731
         has_texts = self.args.mode != "rl" or any(one.prompt.text for one in self.population.members)
         if self.args.prompt_place == "system" and has_texts:
             self.chat_format.check_system(
                 "set prompt_place='user', which puts the prompts in front of the user's message"
             )
-        return PopulationPrompts(self.generation, self.args, self.spec.messages, self.chat_format.trust, best_alone)
+        return PopulationPrompts(self.generation, self.args, self.spec.messages, self.chat_format.trust)
 
     def _before_batch(self) -> None:
         self._let_children_join()
@@ -162,7 +163,12 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
                 self._teacher += [rollout for rollout in batch.rollouts if rollout.status != "failed"]
 
     def _rate(self, rewards: Sequence[float | None], batch: Batch) -> None:
-        """Rate the prompts of the batch, and start the reflection on it."""
+        """Rate the prompts of the batch, and start the reflection on it; once, if a checkpoint in the middle of a step
+        makes a resumed run play the batch again."""
+        at = batch.place.step, batch.place.part
+        if at <= self._rated_before:
+            return
+        self._rated = at
         if self.generation.batches == 0 and self.accelerator.is_main_process:
             self._journal.keep_before(0)  # deletes the entries of another run in the same folder
         # Mode `rl` needs no texts, and those of a batch are megabytes.
@@ -211,6 +217,8 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As [`~trl.GRPOTrainer`]'s. With `eval_all` every rated prompt is evaluated after the last step; with
         `distill_epochs` the best one is then distilled."""
+        if self.args.distill_epochs:
+            self._check_whole()
         self.prompts.left_out = False
         output = super().train(*args, **kwargs)
         if self.args.eval_all:
@@ -261,8 +269,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         Raises:
             `ValueError`: The weights are cut into shards (DeepSpeed, FSDP), or no rollout could be played to its end.
         """
-        if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
-            raise ValueError("distill needs whole weights on every process, without DeepSpeed or FSDP")
+        self._check_whole()
         prompt, self._teacher, self.prompts.left_out = self.population.best(), [], False
         try:
             super().evaluate(self.train_dataset if rows is None else rows, metric_key_prefix="distill")
@@ -272,15 +279,20 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         imitate_without(prompt, rollouts, self.model, self.chat_format, self.args, **sft_arguments)
         self.prompts.left_out = True
 
+    def _check_whole(self) -> None:
+        if self.accelerator.distributed_type in (DistributedType.DEEPSPEED, DistributedType.FSDP):
+            raise ValueError("distill needs whole weights on every process, without DeepSpeed or FSDP")
+
     # --- saving and resuming -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """The evolution as plain JSON; see [`Generation.state_dict`]."""
-        return self.generation.state_dict()
+        return {**self.generation.state_dict(), "rated": list(self._rated)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`ESPLTrainer.state_dict`]. Reflections that had not finished are asked for again."""
         self.generation.load_state_dict(state)
+        self._rated = self._rated_before = tuple(state.get("rated", self._rated))
 
     def _save_beside(self, folder: Path) -> None:
         super()._save_beside(folder)
@@ -295,7 +307,7 @@ class ESPLTrainer(MultiTurnGRPOTrainer):
         return self.prompts.saved_spec(self.spec)
 
     def _load_beside(self, checkpoint: Path | None) -> None:
-        generation = self.generation
+        generation, self._rated_before = self.generation, (-1, -1)
         if checkpoint is not None and (path := checkpoint / POPULATION_FILE).exists():
             load_state(path, self.load_state_dict)
             if self.args.evolves and self.state.global_step < self.state.max_steps:

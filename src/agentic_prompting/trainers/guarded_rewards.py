@@ -102,8 +102,9 @@ def check_rows(dataset: Any, functions: Sequence[Any], template: Any) -> None:
     validate_dataset(dataset, columns=(first,))
     for function in functions:
         own = getattr(function, "own_rows", lambda rows: rows)(dataset)  # of a reward of one environment
-        check_columns(function, next(iter(own)))
-        validate_dataset(own, columns=needed_columns(function))
+        if (row := next(iter(own), None)) is not None:
+            check_columns(function, row)
+            validate_dataset(own, columns=needed_columns(function))
     if template is not None and first == "prompt":
         raise ValueError(
             "prompt_template would be ignored, as the dataset has a column `prompt`, which is used as it is: "

@@ -18,6 +18,7 @@ import threading
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,8 @@ class EpisodeLog(Environment):
         lasted (`list[int]`): For each turn sampled by this process: the updates while it was sampled.
     """
 
+    described_by = None  # it forwards to the environment, whose call is the tool in traces
+
     def __init__(
         self,
         policy: Callable[[SampleRequest], Awaitable[Sample]],
@@ -64,6 +67,9 @@ class EpisodeLog(Environment):
         self.play_episode = play_episode
         self.policy, self.environment, self.updates, self.keep = policy, environment, updates, keep
         self.turns, self.replies, self.lasted = list(turns), list(replies), list[int]()
+        if play_episode is None:  # where a line was lost, later ones belong to another reply or turn
+            self.turns = self.turns[: len(self.replies) + 1]
+            self.replies = self.replies[: len(self.turns)]
         self._played = 0  # turns since this process began
         self._unasked = {turn["seed"]: turn for turn in self.turns} if play_episode is not None else {}
 
@@ -177,7 +183,7 @@ class InFlightFile:
 
     def forget_before(self, number: int) -> None:
         """Delete the entries of groups that no checkpoint needs any more."""
-        with self._lock:
+        with self._lock, suppress(OSError):  # a full disk must cost no checkpoint: the next one tries again
             self.file.keep(lambda record: record.get("group", number) >= number)
 
     # --- reading -------------------------------------------------------------------------------------------------
@@ -290,9 +296,10 @@ def _aside(path: Path) -> Path:
 
 
 def _add(episodes: dict[int, dict[str, list]], record: Mapping[str, Any]) -> bool:
-    """Append a turn or reply to its episode and return whether it was whole and the next one."""
+    """Append a turn or reply to its episode and return whether it was whole and in order. It replaces what an earlier
+    process had written at its place and after it."""
     kind = "turn" if "turn" in record else "reply"
-    entry, place = record[kind], _whole_number(record["rollout"])
+    entry, place, at = record[kind], _whole_number(record["rollout"]), _whole_number(record["at"])
     if kind == "turn":
         _whole_number(entry["seed"])
         sample = _sample(entry)
@@ -304,10 +311,14 @@ def _add(episodes: dict[int, dict[str, list]], record: Mapping[str, Any]) -> boo
             return False
     elif (observation := _observation(entry)) is not None and not isinstance(observation.text, str):
         return False
-    entries = episodes.setdefault(place, {"turns": [], "replies": []})["turns" if kind == "turn" else "replies"]
-    if record["at"] != len(entries):
+    episode = episodes.setdefault(place, {"turns": [], "replies": []})
+    if at > len(entries := episode["turns" if kind == "turn" else "replies"]):
         return False
-    entries.append(entry)
+    entries[at:] = [entry]
+    if kind == "turn":
+        del episode["replies"][at:]
+    else:
+        del episode["turns"][at + 1 :]
     return True
 
 

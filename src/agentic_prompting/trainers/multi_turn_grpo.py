@@ -251,7 +251,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _before_batch(self) -> None:
         """Called before each training batch."""
-        self.prompts.new_batch()
+        self.prompts.new_batch(self.state.global_step)
 
     def _after_rewards(self, batch: Batch, totals: torch.Tensor) -> None:
         """Called when the rewards of a batch are known, for a method's own work.
@@ -272,12 +272,13 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
 
     def _place(self) -> Place:
         """The position of the next batch in the run."""
-        args, step, group = self.args, self.state.global_step, self.num_generations
+        args, step = self.args, self.state.global_step
         block = args.steps_per_generation * args.num_iterations
         number, last = self._step // block, -(-self.state.max_steps * args.gradient_accumulation_steps // block)
         if self.model.training:
-            return Place(args.seed, "train", step, self._step % args.gradient_accumulation_steps, number, last, group)
-        group = args.num_generations_eval or group
+            part = self._step % args.gradient_accumulation_steps
+            return Place(args.seed, "train", step, part, number, last, self.num_generations)
+        group = args.num_generations_eval or args.num_generations
         return Place(args.seed, "eval", step, self._eval_batches, number, last, group)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -286,7 +287,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             self._before_batch()
         try:
             self.player.reach()
-            if self.use_vllm and place.step != self._last_loaded_step:
+            if not self.use_vllm or place.step != self._last_loaded_step:
                 self.player.push_weights(place.step)
             self._last_loaded_step = place.step
             self._batch = (self.source if place.trains else self.on_policy).next(inputs, place)
@@ -295,7 +296,8 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         with self._corrected() if self._batch.off_policy else nullcontext():
             scored = super()._generate_and_score_completions(self._batch.rows)
         if self._batch.off_policy:
-            self.log_batch("train", {"async/clipped": clipped_share(scored, self.args, self.accelerator)})
+            clipped = {"async/clipped": clipped_share(scored, self.args, self.accelerator)}
+            self.log_batch("train", {**self._batch.metrics, **clipped})
         elif place.trains:
             scored |= self._batch.sampler_columns(scored["completion_ids"])
             if "importance_sampling_ratio" in scored:  # TRL has logged the difference
@@ -417,10 +419,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         if not self.args.async_lead:
             yield
             return
-        ahead = ahead_of(
-            self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes,
-            updates_now=lambda: self.state.global_step, log=partial(self.log_batch, "train"),
-        )  # fmt: skip
+        ahead = ahead_of(self.args, self.train_dataset, self.prompts, self.player, self.spec, self.model, resumes)
         self.source = self.keepers["ahead"] = ahead
         try:
             with ahead.running():

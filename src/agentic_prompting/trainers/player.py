@@ -111,8 +111,12 @@ class Player:
         raise_on_all(unreachable)
 
     def push_weights(self, updates: int) -> None:
-        """Push the weights, the result of so many updates, while turns may be in flight."""
-        if self.sync is not None:
+        """Push the weights, the result of so many updates, while turns may be in flight. A policy in this process has
+        them already, and is only told their number."""
+        if self.sync is None:
+            if hasattr(self.policy, "updates"):
+                self.policy.updates = updates
+        else:
             with self.backend.changing(updates, self.accelerator.wait_for_everyone):
                 self.sync()
 

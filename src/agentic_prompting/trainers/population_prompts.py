@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..evolution import Attempt, ESPLSettings, Generation, ProblemResult, PromptResult, SystemPrompt
+from ..evolution import Attempt, Generation, ProblemResult, PromptResult, SystemPrompt
 from ..rollout import AgentSpec
+from .config import ESPLConfig
 
 ReadRow = tuple[str, str, str]
 """A rollout as the reference LLM reads it: question, accepted answers, text of the attempt."""
@@ -22,12 +23,10 @@ class PopulationPrompts:
 
     Args:
         generation ([`Generation`]): Draws the prompts of a batch.
-        settings ([`ESPLSettings`]): M, N and the place of the prompt.
+        settings ([`ESPLConfig`]): M, N, the place of the prompt, and the mode.
         render (`Callable`): The conversation of a row without an evolved prompt, as [`AgentSpec.messages`].
         trust (`Callable[[str], None]`, *optional*): Gets the text of each prompt before it is rendered; see
             [`ChatFormat.trust`].
-        best_alone (`Callable[[], bool]`, *optional*): Whether the next batch is played under the best prompt in all
-            slots, as in the `rl` phases of mode `alternating`. Defaults to never.
 
     Attributes:
         playing (`list[SystemPrompt]`): The M prompts of the current batch.
@@ -38,13 +37,11 @@ class PopulationPrompts:
     def __init__(
         self,
         generation: Generation,
-        settings: ESPLSettings,
+        settings: ESPLConfig,
         render: Callable[[Mapping[str, Any]], Sequence[Any]],
         trust: Callable[[str], None] = lambda text: None,
-        best_alone: Callable[[], bool] = lambda: False,
     ):
-        self.generation, self.settings, self.render = generation, settings, render
-        self.trust, self.best_alone = trust, best_alone
+        self.generation, self.settings, self.render, self.trust = generation, settings, render, trust
         self.playing = [generation.population.best()]  # until the first batch draws its own
         self.trial: SystemPrompt | None = None
         self.left_out = False
@@ -58,11 +55,11 @@ class PopulationPrompts:
         """The prompt that the agent is evaluated and used under: the best one, or an empty one after distillation."""
         return SystemPrompt("") if self.left_out else self.generation.population.best()
 
-    def new_batch(self) -> None:
-        """Draw the prompts of the next training batch."""
-        size = self.settings.prompts_per_step
-        best = self.generation.population.best()
-        self.playing = [best] * size if self.best_alone() else self.generation.draw(size)
+    def new_batch(self, step: int) -> None:
+        """Draw the prompts of the next training batch; in an `rl` phase of mode `alternating` all are the best one."""
+        size, mode = self.settings.prompts_per_step, self.settings.mode
+        best_alone = mode == "alternating" and self.settings.mode_at(step) == "rl"
+        self.playing = [self.generation.population.best()] * size if best_alone else self.generation.draw(size)
 
     def metadata(self, index: int, training: bool) -> dict[str, Any]:
         """The id of the system prompt of a slot; `None` without one.

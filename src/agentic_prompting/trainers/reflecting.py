@@ -108,12 +108,16 @@ class PolicyReflector:
     def finish(self, job: Job) -> list[Outcome]:
         """The outcomes of a job. Called on every process, and the same on every process."""
 
-        def sample() -> list[Outcome]:
-            work = propose_children(self.write, job, self.settings, repeat=job.batch)
-            return run_with_engine(self.policy(), work)
-
+        outcomes: Future[list[Outcome]] = Future()
+        # The other processes leave at once or, where sampling is a collective, take part in that until this one leaves.
         with self.session():
-            return _on_every_process(sample if self.asks else None)
+            if self.asks:
+                try:
+                    policy, work = self.policy(), propose_children(self.write, job, self.settings, repeat=job.batch)
+                    outcomes.set_result(run_with_engine(policy, work))
+                except Exception as error:
+                    outcomes.set_exception(error)
+        return _on_every_process(outcomes.result if self.asks else None)
 
     async def write(
         self, messages: Sequence[Message], *, repeat: int | None = None, session: str | None = None, **sampling: Any

@@ -15,6 +15,7 @@ steps.
 from __future__ import annotations
 
 import copy
+import io
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -95,7 +96,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
         """Note whether the output folder holds another run, before this one writes anything there; with
         `args.overwrite` move that aside."""
         folder, state = Path(args.output_dir), PartialState()
-        if from_first(state, lambda: args.overwrite and not args.resume_from_checkpoint and holds_run(folder)):
+        if from_first(state, lambda: args.overwrite and not asked_to_resume(args) and holds_run(folder)):
             with alone_in(folder, state):
                 from_first(state, lambda: move_aside(folder, model))
         self._beside_another = from_first(state, lambda: holds_run(folder))
@@ -164,6 +165,20 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 "smaller (per_device_train_batch_size x processes x steps_per_generation)"
             )
 
+    def _check_states(self) -> None:
+        """A part whose state is no plain data would make every checkpoint unreadable."""
+        for name, keeper in self.keepers.items():
+            file = io.BytesIO()
+            try:
+                torch.save(keeper.state_dict(), file)
+                file.seek(0)
+                torch.load(file, weights_only=True)
+            except Exception as error:  # its type depends on what is in the state
+                raise ValueError(
+                    f"state_dict() of {name} must be plain data (numbers, texts, lists, dicts, tensors): no checkpoint "
+                    "with it could be read again"
+                ) from error
+
     # --- saving --------------------------------------------------------------------------------------------------
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -178,7 +193,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
                 torch.save(self._exact_state(), folder / STATE_FILE.format(self.accelerator.process_index))
 
     def _exact_state(self) -> dict[str, Any]:
-        step, metrics = self._clock.now()
+        step, metrics, loss = self._clock.now()
         block = self.args.steps_per_generation * self.args.num_iterations
         return {
             "world": self.accelerator.num_processes,
@@ -186,7 +201,7 @@ class ResumableGRPOTrainer(GRPOTrainer):
             # At the end of a block the next one is generated anyway.
             "buffered": self._buffered_inputs if step % block else None,
             "metrics": metrics,
-            "loss": float(self._tr_loss),
+            "loss": float(loss),
             "last_logged": self._globalstep_last_logged,
             "own": {name: keeper.state_dict() for name, keeper in self.keepers.items()},
         }
@@ -204,11 +219,13 @@ class ResumableGRPOTrainer(GRPOTrainer):
         Ctrl-C ends training after the current step, with a checkpoint: [`checkpoint_on_interrupt`].
 
         Raises:
-            `ValueError`: If there are too few rows for a single step; if another run trains in `output_dir`, or has
-                trained there and is not resumed; if the checkpoint that was asked for is damaged; if a DeepSpeed
-                checkpoint is of another number of processes. The message says what to do.
+            `ValueError`: If there are too few rows for a single step; if the state of a part, such as the environment,
+                is no plain data; if another run trains in `output_dir`, or has trained there and is not resumed; if the
+                checkpoint that was asked for is damaged; if a DeepSpeed checkpoint is of another number of processes.
+                The message says what to do.
         """
         self._check_rows()
+        self._check_states()
         if resume_from_checkpoint is None:
             resume_from_checkpoint = asked_to_resume(self.args)
         folder = Path(self.args.output_dir)
@@ -320,13 +337,15 @@ class _Clock(TrainerCallback):
 
     def __init__(self, trainer: ResumableGRPOTrainer):
         self.trainer = trainer
-        self.began: tuple[int, dict[str, dict[str, list[float]]]] | None = None
+        self.began: tuple[int, dict[str, dict[str, list[float]]], torch.Tensor] | None = None
 
-    def now(self) -> tuple[int, dict[str, dict[str, list[float]]]]:
-        """Micro-batches so far and means to be logged; within a step, those at its beginning."""
+    def now(self) -> tuple[int, dict[str, dict[str, list[float]]], torch.Tensor]:
+        """Micro-batches so far, means and the sum of losses to be logged; within a step, those at its beginning."""
         if self.began is not None:
             return self.began
-        return self.trainer._step, copy.deepcopy({mode: dict(means) for mode, means in self.trainer._metrics.items()})
+        trainer = self.trainer
+        metrics = copy.deepcopy({mode: dict(means) for mode, means in trainer._metrics.items()})
+        return trainer._step, metrics, trainer._tr_loss.clone()
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer._resume()

@@ -36,7 +36,7 @@ class Setup:
         train_dataset (`Dataset`): The rows.
         eval_dataset (`Dataset`, mapping or `None`): The rows of evaluations.
         spec ([`AgentSpec`]): The form of the agent.
-        asked (`str`): Its prompt template and the origin of that, for warnings.
+        asked (`str`): Its prompt template and the origin of that, or the template of each environment, for warnings.
     """
 
     args: MultiTurnGRPOConfig
@@ -113,7 +113,9 @@ def set_up(
     # Rows with prompts of their own and no environment: a turn is the answer, as in TRL, whatever form was saved.
     saved_in = None if environment is None and own_prompts(train_dataset) else model
     spec, origin = agent_spec(saved_in, environment, args, *form, *defaults)
-    asked = "the rows' own `prompt`" if own_prompts(train_dataset) else f"{spec.prompt_template[:300]!r} ({origin})"
+    each = [f"{name}: {one.prompt_template[:300]!r}" for name, one in zip(spec.environments, spec.each(), strict=True)]
+    asked = ", ".join(each) or f"{spec.prompt_template[:300]!r} ({origin})"
+    asked = "the rows' own `prompt`" if own_prompts(train_dataset) else asked
     if args.use_vllm and args.stop_at_tags:
         stops = {"stop": list(spec.stop_texts), "include_stop_str_in_output": True}
         args.generation_kwargs = {**stops, **(args.generation_kwargs or {})}

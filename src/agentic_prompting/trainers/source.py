@@ -21,8 +21,8 @@ class Prompts(Protocol):
     @property
     def rollouts_per_row(self) -> int: ...
 
-    def new_batch(self) -> None:
-        """Begin a training batch. Called on every process alike, before the batch's rows are rendered."""
+    def new_batch(self, step: int) -> None:
+        """Begin a training batch of this step. Called on every process alike, before the batch's rows are rendered."""
 
     def metadata(self, index: int, training: bool) -> dict[str, Any]:
         """The metadata of the rollout at this position of the global batch: plain JSON for its record, from which
@@ -47,7 +47,7 @@ class RowPrompts:
     def __init__(self, spec: AgentSpec, rollouts_per_row: int):
         self.spec, self.rollouts_per_row = spec, rollouts_per_row
 
-    def new_batch(self) -> None:
+    def new_batch(self, step: int) -> None:
         """Nothing changes between batches."""
 
     def metadata(self, index: int, training: bool) -> dict[str, Any]:

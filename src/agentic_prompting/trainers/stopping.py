@@ -85,7 +85,7 @@ class FailureWatch:
         share = sum(n for n, _ in self._recent) / sum(n for _, n in self._recent)
         fatal = next((fact for fact in failed if fact.fatal), None)
         full = len(self._recent) == self._recent.maxlen
-        if fatal is None and not (full and share > self.max_share):
+        if fatal is None and not (failed and full and share > self.max_share):  # else it has recovered
             return ""
         cause = fatal or failed[-1]
         return f"{share:.0%} of the recent rollouts failed, the last with {cause.error_kind}: {cause.error}"

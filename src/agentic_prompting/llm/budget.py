@@ -8,7 +8,6 @@ could not do this: it knows neither the calls in flight nor those of an earlier 
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -197,10 +196,14 @@ class Budget(SharedFile):
     def __reduce__(self) -> tuple[Any, ...]:  # a copy in another process opens the file itself
         return type(self), (self.limit.usd, self.limit.tokens, self.path)
 
+    def _begin_fork(self) -> None:
+        super()._begin_fork()
+        self._lock = threading.Lock()
+        if self.path is not None:
+            self._unwritten = []  # the parent writes its own entries
+
     def _write(self) -> None:
         assert self.path is not None
-        if self._pid != os.getpid():  # in a fork: the parent writes its own entries
-            self._unwritten = []
         owed = list(self._unwritten)
         if not owed and not self._book and not self.path.exists():
             return  # a run that has spent nothing leaves no file

@@ -41,8 +41,12 @@ Price = tuple[float, float]
 # against the provider's list before you rely on a budget, or pass `price=` yourself.
 PRICES: dict[str, Price] = {
     "gpt-3.5-turbo": (0.50, 1.50),
+    "gpt-3.5-turbo-0301": (1.50, 2.00),
+    "gpt-3.5-turbo-0613": (1.50, 2.00),
+    "gpt-3.5-turbo-1106": (1.00, 2.00),
     "gpt-4-turbo": (10.00, 30.00),
     "gpt-4o": (2.50, 10.00),
+    "gpt-4o-2024-05-13": (5.00, 15.00),
     "gpt-4o-mini": (0.15, 0.60),
     "gpt-4.1": (2.00, 8.00),
     "gpt-4.1-mini": (0.40, 1.60),
@@ -57,13 +61,14 @@ PRICES: dict[str, Price] = {
     "o4-mini": (1.10, 4.40),
 }
 
-# A dated snapshot costs the same as its model. Any other suffix ("-audio-preview", "-pro", ".5") is another model with
-# another price; a budget with the wrong price is worse than an error that asks for the right one.
+# A dated snapshot that is not in the table costs the same as its model. Any other suffix ("-audio-preview", "-pro",
+# ".5") is another model with another price; a budget with the wrong price is worse than an error that asks for the
+# right one.
 _SNAPSHOT = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{4}|latest)$")
 
 
 def find_price(model: str) -> Price | None:
-    """The price of `model`, or of the model of which it is a dated snapshot; `None` if the price is not known.
+    """The price of `model`, else that of the model of which it is a dated snapshot; `None` if the price is not known.
 
     Args:
         model (`str`): As sent to the endpoint; a leading `openai/`, which routers use, is ignored.

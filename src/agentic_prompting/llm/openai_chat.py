@@ -122,6 +122,8 @@ class OpenAIChat:
             raise ValueError("max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0")
         if requests_per_minute is not None and requests_per_minute <= 0:
             raise ValueError("requests_per_minute must be above 0")
+        if price is not None and (not isinstance(price, tuple | list) or len(price) != 2 or min(price) < 0):
+            raise ValueError(f"price must be two numbers from 0, dollars per 1M tokens read and written, not {price!r}")
         self._check_price(self.limit)
         self._begin(lambda: key)  # a function, because the key itself would show in dumps of this object
 

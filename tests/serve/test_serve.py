@@ -29,7 +29,7 @@ from agentic_prompting.llm import (
     as_chat,
     loop as loop_module,
 )
-from agentic_prompting.llm.loop import start
+from agentic_prompting.llm.loop import run, start
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, make_app
@@ -516,6 +516,23 @@ def test_a_refinement_that_costs_too_much():
         chat.script = ["Correct."]
         said = asking.chat.completions.create(model="prorefine", messages=QUESTION)
         assert said.choices[0].message.content == "Correct.", "the next request has a limit of its own"
+
+
+def test_an_answer_that_exists_when_the_money_is_spent_is_returned():
+    """As the page on serving says; it was paid for, and the client got a 402."""
+    chat = ScriptedChat([Reply("Correct.", usage=Usage(1, 1, 0.4)), Reply(NEW_PROMPT, usage=Usage(1, 1, 0.4))])
+    answer = run(ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)), 0.5)(QUESTION, 0, None))
+    assert (answer.text, answer.error, len(chat.calls)) == ("Correct.", None, 2), "the optimizer is not asked any more"
+
+
+@pytest.mark.parametrize("judge", [None, lambda query, answer: answer == "Correct."])
+def test_a_refiner_is_served_as_it_is_without_a_model_as_verifier(judge):
+    """Each request paid for a first answer that nothing judged, and a verifier that is a function was never asked."""
+    chat = ScriptedChat(["Correct."])
+    answer = run(ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat, judge)), 1.0)(QUESTION, 0, None))
+    served = len(chat.calls)
+    assert answer.text == "Correct." == run(RefinedChat(ProRefiner(chat, chat, chat, judge))(QUESTION)).text
+    assert served == len(chat.calls) - served == (1 if judge else 3), "a first answer; or task, critic, optimizer"
 
 
 NEW_PROMPT = "<IMPROVED_PROMPT>Think.</IMPROVED_PROMPT>"

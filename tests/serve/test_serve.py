@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import socket
 import threading
@@ -32,8 +33,9 @@ from agentic_prompting.llm import (
 from agentic_prompting.llm.loop import run, start
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rollout import AgentSpec, Limits
-from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, make_app
+from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, app, make_app, run_service
 from agentic_prompting.serve.answering import conversation
+from agentic_prompting.serve.app import server_of
 from support.base_exceptions import KINDS, raising
 from support.marks import LONG
 from support.servers import LoopbackServer
@@ -487,6 +489,29 @@ def test_a_body_too_large(serve):
         raw.sendall(b"".join(b"400\r\n" + b"x" * 1024 + b"\r\n" for _ in range(4)) + b"0\r\n\r\n")
         assert raw.recv(4096).startswith(b"HTTP/1.1 413")
     assert ask(address).choices[0].message.content == "Nairobi"
+
+
+def test_the_address_is_printed_once_it_is_listened_on(monkeypatch, capsys):
+    """It was printed before: also where the port was taken, and port 0 as 0."""
+    servers = []
+    monkeypatch.setattr(app, "server_of", lambda *given: servers.append(server_of(*given)) or servers[-1])
+    monkeypatch.setattr("agentic_prompting.serve.app.requests_log.handlers", [logging.NullHandler()])
+    answers = {"one": ChatAnswers(ScriptedChat(["yes"]))}
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
+        run_service(Service(answers, ServeConfig(port=taken.getsockname()[1])))
+    assert capsys.readouterr().out == ""
+    served, out = threading.Thread(target=run_service, args=[Service(answers, ServeConfig(port=0))]), ""
+    served.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not out and time.monotonic() < deadline:
+            time.sleep(0.01)
+            out = capsys.readouterr().out
+        port = re.fullmatch(r"http://127.0.0.1:(\d+)/v1  models: one  \(Ctrl-C stops\)\n", out)[1]
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status == 200
+    finally:
+        servers[-1].should_exit = True
+        served.join(15)
 
 
 def test_a_request_that_takes_too_long(serve):

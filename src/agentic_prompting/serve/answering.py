@@ -36,7 +36,7 @@ _FINISH = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_
 
 
 class CostLimit(BudgetExceeded):
-    """One request came to cost more than a request may. Not fatal: the answer that ProRefine has by then is returned."""
+    """One request came to cost more than a request may. Not fatal: an answer that ProRefine has by then is returned."""
 
     fatal = False
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -14,6 +15,7 @@ from hypothesis import given, settings, strategies as st
 from agentic_prompting.cli import main
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.lineage import lanes
+from agentic_prompting.records import RecordFile
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
 from agentic_prompting.report.page import pack, sample_evenly, word_diff
 from agentic_prompting.report.summary import current_records, reward_parts
@@ -439,6 +441,56 @@ def test_watch_begins_before_there_is_anything(tmp_path):
 
     watch_report(tmp_path, wait=wait)
     assert looks == [False, True]
+
+
+def test_watch_writes_again_when_the_run_is_evaluated(tmp_path):
+    """`evaluate --run RUN` writes into its folder `evaluation`, which was not looked at."""
+    from agentic_prompting.report import watch_report
+
+    run, shown = write_run(tmp_path, [one()]), []
+
+    def wait():
+        shown.append('id="data-evaluation"' in (run / "report" / "index.html").read_text())
+        if len(shown) == 1:
+            answered = {"system": "s", "task": "t", "run": 0, "place": 0, "question": "q", "answers": ["a"]}
+            RecordFile(run / "evaluation" / "t.jsonl").append([{**answered, "answer": "a"}])
+        if len(shown) == 2:
+            raise KeyboardInterrupt
+
+    watch_report(run, wait=wait)
+    assert shown == [False, True]
+
+
+def test_watch_does_not_answer_its_own_page(tmp_path):
+    """With the run's folder as that of the page it wrote the page again at every look."""
+    from agentic_prompting.report import watch_report
+
+    run, stamps = write_run(tmp_path, [one()]), []
+
+    def wait():
+        stamps.append((run / "index.html").stat().st_mtime_ns)
+        if len(stamps) == 3:
+            raise KeyboardInterrupt
+
+    watch_report(run, run, wait=wait)
+    assert len(set(stamps)) == 1
+
+
+def test_watch_names_a_problem_once_although_a_file_was_missing_meanwhile(tmp_path, caplog):
+    from agentic_prompting.report import watch_report
+
+    write_run(tmp_path, [one()])
+    population = tmp_path / "population.json"
+    steps = [lambda: population.write_text("{"), lambda: shutil.rmtree(tmp_path / "rollouts")]
+    steps += [population.unlink, lambda: population.write_text("{")]
+
+    def wait():
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    watch_report(tmp_path, wait=wait)
+    assert caplog.text.count("the page stays as it was") == 1
 
 
 def test_the_command_watches_one_run(tmp_path, capsys, monkeypatch):

@@ -18,7 +18,7 @@ from agentic_prompting.evolution.lineage import lanes
 from agentic_prompting.records import RecordFile
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
 from agentic_prompting.report.page import pack, sample_evenly, word_diff
-from agentic_prompting.report.summary import current_records, reward_parts
+from agentic_prompting.report.summary import current_records, groups_of, reward_parts
 from agentic_prompting.rollout import RolloutLog
 from support.browser import evolved, record, write_run
 from support.pages import block
@@ -425,6 +425,19 @@ def test_watch_writes_again_when_something_was_added(tmp_path):
     assert pages == [1, 1, 2, 2] and block(page.read_text(), "run")["watch"]
     stamp = page.stat().st_mtime_ns
     assert stamp == page.stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("column", ["environment", "id", "task"])
+def test_rows_with_the_same_question_are_groups_of_their_own(column):
+    """As in training. They were one group, with the other's mean in each advantage, and pass@4 of two rollouts each."""
+    records = [
+        one(mode="eval", question="q", **{column: name}, rewards={"a": reward})
+        for name, rewards in (("first", (1.0, 0.0)), ("second", (5.0, 4.0)))
+        for reward in rewards
+    ]
+    groups, advantages = groups_of(records)
+    assert groups == [0, 0, 1, 1] and advantages[0] == advantages[2] == -advantages[1] == -advantages[3]
+    assert [key for key in history_of(records, "eval")[0] if key.startswith("pass@")] == ["pass@1", "pass@2"]
 
 
 def test_watch_begins_before_there_is_anything(tmp_path):

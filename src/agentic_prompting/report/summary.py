@@ -261,13 +261,11 @@ def total_reward(record: Record) -> float | None:
 
 
 def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]:
-    """For each record the number of its group (the rollouts of one question in one step under one prompt), and its
+    """For each record the number of its group (the rollouts of one row in one step under one prompt), and its
     advantage by GRPO's default: the difference from the group's mean, divided by its deviation; `None` without a
     reward."""
-    keys = [
-        tuple(str(record.get(name)) for name in ("run", "mode", "step", "question", "system_prompt"))
-        for record in records
-    ]
+    names = ("run", "mode", "step", "id", "question", "task", "environment", "system_prompt")
+    keys = [tuple(str(record.get(name)) for name in names) for record in records]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     rewards: dict[Any, list[float]] = defaultdict(list)
     totals = [total_reward(record) for record in records]

@@ -533,6 +533,15 @@ def test_a_key_in_the_path_is_not_shown(serve, caplog):
     assert "planted" not in f"{chat!r} {error} {error!r} {caplog.text}"
 
 
+@pytest.mark.parametrize("address", ["{}?key=planted-key&v=2", "{}?key=planted%2Dkey", "{}/planted%2Dkey/v1"])
+def test_a_key_of_the_address_is_not_shown_as_a_server_quotes_it(serve, address):
+    """Only the text of the address itself was removed: `key=planted-key`, and `planted%2Dkey`."""
+    server, _ = serve(lambda request, n: Answer("API key not valid: planted-key", status=400))
+    with OpenAIChat("m", address.format(server.base_url)) as chat:
+        error = complete(chat, "x").error
+    assert "planted" not in f"{error} {error!r}"
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

@@ -22,6 +22,7 @@ from agentic_prompting.agent import PromptAgent
 from agentic_prompting.cli import main
 from agentic_prompting.llm import (
     BudgetExceeded,
+    OpenAIChat,
     RateLimited,
     Reply,
     ServerFailed,
@@ -36,6 +37,7 @@ from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, app, make_app, run_service
 from agentic_prompting.serve.answering import conversation
 from agentic_prompting.serve.app import server_of
+from support import servers
 from support.base_exceptions import KINDS, raising
 from support.marks import LONG
 from support.servers import LoopbackServer
@@ -249,6 +251,24 @@ def test_a_broken_sampler_is_an_error_and_the_next_request_works(serve):
     assert caught.value.status_code == 503 and "ZeroDivisionError" in str(caught.value.body)
     policy.sampler = real
     assert ask(address).choices[0].message.content == "Nairobi"
+
+
+@pytest.mark.parametrize("model", ["agent", "prorefine"])
+@pytest.mark.parametrize("endpoint", ["down", "failing"])
+def test_an_outage_does_not_say_where_the_large_llm_is(tiny_policy, endpoint, model):
+    """Its host and port were in the message that the client got."""
+    with LoopbackServer(lambda request, number: servers.Answer("it broke", status=500)) as server:
+        url = servers.unused_url() if endpoint == "down" else server.base_url
+        chat = OpenAIChat("m", url, max_retries=0, patience=0.1)
+        agent = AgentAnswers(scripted_agent(tiny_policy, chat))
+        refined = ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)))
+        with running(Service({"agent": agent, "prorefine": refined}, ServeConfig())) as address:
+            with client(address) as asking, pytest.raises(openai.APIStatusError) as caught:
+                asking.chat.completions.create(model=model, messages=QUESTION)
+    said = str(caught.value.body)
+    assert caught.value.status_code == (503 if endpoint == "down" else 502)
+    assert "127.0.0.1" not in said and url.split(":")[2].split("/")[0] not in said
+    assert ("no connection" if endpoint == "down" else "it broke") in said
 
 
 @pytest.mark.parametrize("kind", KINDS.values())

@@ -262,9 +262,9 @@ def test_an_outage_does_not_say_where_the_large_llm_is(tiny_policy, endpoint, mo
         chat = OpenAIChat("m", url, max_retries=0, patience=0.1)
         agent = AgentAnswers(scripted_agent(tiny_policy, chat))
         refined = ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)))
-        with running(Service({"agent": agent, "prorefine": refined}, ServeConfig())) as address:
-            with client(address) as asking, pytest.raises(openai.APIStatusError) as caught:
-                asking.chat.completions.create(model=model, messages=QUESTION)
+        service = Service({"agent": agent, "prorefine": refined}, ServeConfig())
+        with running(service) as address, client(address) as asking, pytest.raises(openai.APIStatusError) as caught:
+            asking.chat.completions.create(model=model, messages=QUESTION)
     said = str(caught.value.body)
     assert caught.value.status_code == (503 if endpoint == "down" else 502)
     assert "127.0.0.1" not in said and url.split(":")[2].split("/")[0] not in said

@@ -18,7 +18,14 @@ from agentic_prompting.evolution.lineage import lanes
 from agentic_prompting.records import RecordFile
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
 from agentic_prompting.report.page import pack, sample_evenly, word_diff
-from agentic_prompting.report.summary import current_records, groups_of, reward_parts
+from agentic_prompting.report.summary import (
+    RunSummary,
+    cost_points,
+    current_records,
+    groups_of,
+    read_evaluation,
+    reward_parts,
+)
 from agentic_prompting.rollout import RolloutLog
 from support.browser import evolved, record, write_run
 from support.pages import block
@@ -438,6 +445,29 @@ def test_rows_with_the_same_question_are_groups_of_their_own(column):
     groups, advantages = groups_of(records)
     assert groups == [0, 0, 1, 1] and advantages[0] == advantages[2] == -advantages[1] == -advantages[3]
     assert [key for key in history_of(records, "eval")[0] if key.startswith("pass@")] == ["pass@1", "pass@2"]
+
+
+def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path):
+    """Eight rollouts of a question that agree are one question: as eight they gave an interval a third as wide."""
+
+    def widths(rollouts):
+        found = [
+            one(question=str(i), answer="Nairobi" if i % 2 else "Lagos", cost_usd=1.0)
+            for i in range(20)
+            for _ in range(rollouts)
+        ]
+        answered = {"system": "s", "task": "t", "answers": ["a"], "cost_usd": 1.0}
+        records = [
+            {**answered, "run": run, "place": i, "question": str(i), "answer": "a" if i % 2 else "b"}
+            for i in range(20)
+            for run in range(rollouts)
+        ]
+        RecordFile(tmp_path / str(rollouts) / "s.jsonl").append(records)
+        runs = [RunSummary("t", "", found), RunSummary("e", "", evaluation=read_evaluation(tmp_path / str(rollouts)))]
+        return [(point.mean, point.low, point.high) for point in cost_points(runs, ["trained", "evaluated"])]
+
+    assert widths(8) == widths(1)
+    assert [mean for mean, *_ in widths(1)] == [0.5, 0.5]
 
 
 def test_watch_begins_before_there_is_anything(tmp_path):

@@ -166,32 +166,39 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
     """Each run, or each system of its evaluation, as a point of score against dollars, the cheapest first.
 
     For a run without an evaluation these are exact match and cost of the training rollouts of the last tenth of its
-    steps. A shared or recorded reply costs the price of the original one. Failed answers are left out of both.
+    steps. A shared or recorded reply costs the price of the original one. Failed answers are left out of both. The
+    interval is over questions: answers to the same one say little more than one of them.
 
     Args:
         runs (`Sequence[RunSummary]`): The runs.
         names (`Sequence[str]`): Their names on the page.
     """
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    found: dict[str, tuple[list[float], dict[Any, list[float]]]] = {}
     for run, name in zip(runs, names, strict=True):
         if run.evaluation:
             answers = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)
             before = f"{name}: " if len(runs) > 1 else ""
-            scored = [(before + str(record["system"]), record.get("cost_usd"), score) for record, score in answers]
+            scored = [
+                (before + str(record["system"]), (record["task"], record["place"]), record.get("cost_usd"), score)
+                for record, score in answers
+            ]
         else:
             trained = [one for one in run.rollouts if one.get("mode", "train") == "train"]
             steps = max((one["step"] for one in trained), default=0) + 1
             scored = [
-                (name, one.get("worth_usd", one.get("cost_usd")), exact_match_of_record(one))
-                for one in trained
+                (name, group, one.get("worth_usd", one.get("cost_usd")), exact_match_of_record(one))
+                for group, one in zip(groups_of(trained)[0], trained, strict=True)
                 if one["step"] >= steps - max(1, steps // 10)
             ]
-        for point, usd, score in scored:
+        for point, question, usd, score in scored:
             if score is not None:
-                dollars, scores = found.setdefault(point, ([], []))
+                dollars, scores = found.setdefault(point, ([], defaultdict(list)))
                 dollars.append(usd or 0.0)
-                scores.append(score)
-    points = [(name, fmean(usd), bootstrap_interval(scores)) for name, (usd, scores) in found.items()]
+                scores[question].append(score)
+    points = [
+        (name, fmean(usd), bootstrap_interval([fmean(of) for of in scores.values()]))
+        for name, (usd, scores) in found.items()
+    ]
     return [
         CostPoint(
             *(name, usd, score.mean, score.low, score.high),

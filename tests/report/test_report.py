@@ -470,6 +470,17 @@ def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path
     assert [mean for mean, *_ in widths(1)] == [0.5, 0.5]
 
 
+def test_an_evaluated_agent_costs_what_its_replies_are_worth(tmp_path):
+    """With a recording the second of two agents looked free: the first had paid for the same replies."""
+    answered = {"system": "s", "task": "t", "run": 0, "question": "q", "answers": ["a"], "answer": "a"}
+    trajectories = [{"trajectory": {"turns": [], "worth_usd": 0.75}}, {"trajectory": {"turns": []}}, {}]
+    RecordFile(tmp_path / "s.jsonl").append(
+        [{**answered, "place": i, "cost_usd": 0.25, **one} for i, one in enumerate(trajectories)]
+    )
+    (point,) = cost_points([RunSummary.read(tmp_path)], ["s"])
+    assert point.usd == pytest.approx((0.75 + 0.25 + 0.25) / 3)
+
+
 def test_watch_begins_before_there_is_anything(tmp_path):
     from agentic_prompting.report import watch_report
 

@@ -179,21 +179,21 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
             answers = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)
             before = f"{name}: " if len(runs) > 1 else ""
             scored = [
-                (before + str(record["system"]), (record["task"], record["place"]), record.get("cost_usd"), score)
+                (before + record["system"], (record["task"], record["place"]), _worth(record), score)
                 for record, score in answers
             ]
         else:
             trained = [one for one in run.rollouts if one.get("mode", "train") == "train"]
             steps = max((one["step"] for one in trained), default=0) + 1
             scored = [
-                (name, group, one.get("worth_usd", one.get("cost_usd")), exact_match_of_record(one))
+                (name, group, _worth(one), exact_match_of_record(one))
                 for group, one in zip(groups_of(trained)[0], trained, strict=True)
                 if one["step"] >= steps - max(1, steps // 10)
             ]
         for point, question, usd, score in scored:
             if score is not None:
                 dollars, scores = found.setdefault(point, ([], defaultdict(list)))
-                dollars.append(usd or 0.0)
+                dollars.append(usd)
                 scores[question].append(score)
     points = [
         (name, fmean(usd), bootstrap_interval([fmean(of) for of in scores.values()]))
@@ -209,6 +209,11 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
         )
         for name, usd, score in sorted(points, key=lambda point: (point[1], -point[2].mean))
     ]
+
+
+def _worth(record: Record) -> float:
+    """The dollars of a rollout, or of an answer, as if each of its replies had been paid for it."""
+    return (record.get("trajectory") or record).get("worth_usd", record.get("cost_usd")) or 0.0
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:

@@ -37,6 +37,7 @@ from agentic_prompting.rollout import AgentSpec, Limits
 from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, app, make_app, run_service
 from agentic_prompting.serve.answering import conversation
 from agentic_prompting.serve.app import server_of
+from agentic_prompting.serve.protocol import ChatMessage
 from support import servers
 from support.base_exceptions import KINDS, raising
 from support.marks import LONG
@@ -138,6 +139,17 @@ def test_an_agent_without_an_answer_refuses(serve):
     deltas = [chunk.choices[0].delta for chunk in ask(address, stream=True) if chunk.choices]
     assert any(delta.refusal for delta in deltas) and not any(delta.content for delta in deltas)
     assert metric(serve.service, "requests_total", model="agent", outcome="no_answer") == 2
+
+
+def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
+    """A client sends our own reply back, whose content is `null`: it got a 400, and so did every later question."""
+    address = serve(turns="no tags at all")
+    with client(address) as asking:
+        said = asking.chat.completions.create(model="agent", messages=QUESTION).choices[0].message
+        history = [*QUESTION, said.model_dump(), *QUESTION]
+        assert asking.chat.completions.create(model="agent", messages=history).choices[0].message.refusal
+    refused = ChatMessage(**said.model_dump()).as_message()
+    assert refused == {"role": "assistant", "content": said.refusal} and "malformed" in said.refusal
 
 
 def test_a_token_limit_ends_the_episode(serve):

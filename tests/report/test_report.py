@@ -92,6 +92,20 @@ def test_what_a_later_run_did_over_is_left_out():
     assert [kept["run"] for kept in current_records(anew)] == [30]
 
 
+def test_the_evaluation_before_a_checkpoint_stays_when_a_run_is_resumed_there():
+    """It is made at the step of which the resumed run's first batch is one, and was taken for replaced."""
+
+    def steps(*evaluated_after):
+        both = [*((10, s, "train") for s in range(6)), (10, 4, "eval"), (10, 6, "eval")]
+        both += [*((20, s, "train") for s in range(4, 8)), (20, 8, "eval")]
+        records = [one(step=step, run=run, mode=mode) for run, step, mode in [*both, *evaluated_after]]
+        return [(kept["run"], kept["step"]) for kept in current_records(records) if kept["mode"] == "eval"]
+
+    assert steps() == [(10, 4), (20, 8)], "that of step 6 is of weights that are gone"
+    assert steps((20, 4, "eval")) == [(20, 8), (20, 4)], "made again, at the resumed run's start"
+    assert steps((5, 0, "eval")) == [(10, 4), (20, 8)], "a run that began anew replaces all"
+
+
 def test_a_sample_is_spread_and_always_the_same():
     records = [one(step=step) for step in range(1000)]
     sample = [kept["step"] for kept in sample_evenly(records, 100)]

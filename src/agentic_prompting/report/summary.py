@@ -248,19 +248,28 @@ def current_records(records: Iterable[Record]) -> list[Record]:
     """The records without those that a later run in the same folder has replaced.
 
     A resumed run repeats the steps after its checkpoint, and a new run repeats all of them. So an earlier run's records
-    from the later run's first step on do not belong to the result.
+    from the later run's first step on do not belong to the result, but for the evaluation that was made at this step
+    before the checkpoint was written.
     """
     kept = list(records)
     first: dict[int, int] = {}
+    evaluated: dict[int, int] = {}  # by step: the last run that was evaluated there
     for record in kept:
-        run = record.get("run", 0)
-        first[run] = min(first.get(run, record["step"]), record["step"])
+        run, step = record.get("run", 0), record["step"]
+        first[run] = min(first.get(run, step), step)
+        if record.get("mode") == "eval":
+            evaluated[step] = max(evaluated.get(step, run), run)
     # For each run the step at which a later one takes over.
     ends, end = {}, float("inf")
     for run in sorted(first, reverse=True):
         ends[run] = end
         end = min(end, first[run])
-    return [record for record in kept if record["step"] < ends[record.get("run", 0)]]
+
+    def is_current(record: Record) -> bool:
+        run, step = record.get("run", 0), record["step"]
+        return step < ends[run] or (record.get("mode") == "eval" and 0 < step == ends[run] and evaluated[step] == run)
+
+    return list(filter(is_current, kept))
 
 
 def total_reward(record: Record) -> float | None:

@@ -64,7 +64,8 @@ class OpenAIChat:
             that is given by `base_url`.
         max_concurrency (`int`, *optional*, defaults to `64`): At most this many calls in flight; others wait for a
             slot. A call keeps its slot while it waits for a retry, so that an overloaded endpoint gets fewer requests.
-        requests_per_minute (`float`, *optional*): Requests are spaced to stay below this, retries included.
+        requests_per_minute (`float`, *optional*): Requests are spaced to stay below this, retries included. Like
+            `max_concurrency` for each process: divide a provider's limit by their number.
         timeout (`float`, *optional*, defaults to `60`): Seconds for each attempt. A call ends at the latest
             `timeout · (max_retries + 1)` seconds after it got its slot, plus the waits between attempts (0.5 to 8
             seconds each, or the endpoint's `Retry-After` up to two minutes), plus `patience`.

@@ -106,14 +106,15 @@ class _Adapted:
         error: LLMError
         try:
             returned = await call_guarded(self._model, messages, **keywords)
-            if isinstance(returned, Reply) and (returned.error is not None or returned.text.strip()):
-                return returned
+            if isinstance(returned, Reply):
+                if returned.error is not None or returned.text.strip():
+                    return returned
+                return replace(returned, text="", error=BadReply(f"the model {self._called} returned an empty text"))
             if isinstance(returned, str) and returned.strip():
                 return Reply(text=returned, seconds=time.perf_counter() - started)
-            shown = text_of(returned, 80, repr)
-            error = BadReply(f"the model {self._called} returned neither a text nor a Reply with one, but {shown}")
-            if isinstance(returned, Reply):
-                return replace(returned, text="", error=error)
+            error = BadReply(
+                f"the model {self._called} returned neither a text nor a Reply, but {text_of(returned, 80, repr)}"
+            )
         except LLMError as raised:
             error = raised.with_traceback(None)
         except Exception as raised:  # a bug in the model fails this call, as a broken server would

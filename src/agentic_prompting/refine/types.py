@@ -117,17 +117,19 @@ class RoleUsage(Usage):
         calls (`int`, *optional*, defaults to `0`): Replies received, failures and recorded ones included.
         failed (`int`, *optional*, defaults to `0`): Failed ones among them.
         cached (`int`, *optional*, defaults to `0`): Recorded ones among them, which cost nothing.
+        worth_usd (`float`, *optional*, defaults to `0.0`): `cost_usd`, and the cost of the calls that were recorded.
     """
 
     calls: int = 0
     failed: int = 0
     cached: int = 0
+    worth_usd: float = 0.0
 
     @classmethod
     def of(cls, reply: Reply) -> RoleUsage:
         """One reply's."""
         counts = {"calls": 1, "failed": int(reply.error is not None), "cached": int(reply.cached)}
-        return cls(**asdict(reply.usage), **counts)
+        return cls(**asdict(reply.usage), **counts, worth_usd=reply.worth.cost_usd)
 
     def __add__(self, other: RoleUsage) -> RoleUsage:  # type: ignore[override]  # of a kind
         return RoleUsage(*map(add, astuple(self), astuple(other)))

@@ -174,6 +174,7 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
         names (`Sequence[str]`): Their names on the page.
     """
     found: dict[str, tuple[list[float], dict[Any, list[float]]]] = {}
+    scored: list[tuple[str, Any, float, float | None]]
     for run, name in zip(runs, names, strict=True):
         if run.evaluation:
             answers = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)

@@ -129,7 +129,8 @@ class RoleUsage(Usage):
     def of(cls, reply: Reply) -> RoleUsage:
         """One reply's."""
         counts = {"calls": 1, "failed": int(reply.error is not None), "cached": int(reply.cached)}
-        return cls(**asdict(reply.usage), **counts, worth_usd=reply.worth.cost_usd)
+        worth = reply.usage.cost_usd + reply.saved.cost_usd
+        return cls(**asdict(reply.usage), **counts, worth_usd=worth)
 
     def __add__(self, other: RoleUsage) -> RoleUsage:  # type: ignore[override]  # of a kind
         return RoleUsage(*map(add, astuple(self), astuple(other)))

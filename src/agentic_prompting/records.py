@@ -183,7 +183,6 @@ class SharedFile:
         self._file_lock = threading.RLock()  # held while the disk is waited for
         self._fault: Exception | None = None
         self._failing_since = self._again_at = 0.0
-        self._pid = os.getpid()
         self._connection: sqlite3.Connection | None = None
         self._left_by_fork: list[sqlite3.Connection | None] = []
         _SHARED.add(self)
@@ -208,12 +207,14 @@ class SharedFile:
 
     def _connected(self) -> sqlite3.Connection:
         """The connection of this process. Call it, and use the connection, while holding `_file_lock`."""
-        if self._pid != os.getpid():  # SQLite forbids to use or close a connection after a fork: keep it
-            self._left_by_fork.append(self._connection)
-            self._connection, self._pid = None, os.getpid()
         if self._connection is None:
             self._connection = self._open()
         return self._connection
+
+    def _begin_fork(self) -> None:
+        """In a forked child: leave what is the parent's. SQLite forbids to use or close its connection: keep it."""
+        self._left_by_fork.append(self._connection)
+        self._connection, self._file_lock = None, threading.RLock()
 
     def _open(self) -> sqlite3.Connection:
         assert self.path is not None
@@ -231,7 +232,7 @@ class SharedFile:
 
     def _let_go(self) -> None:
         """Close the file. The next use opens it again."""
-        if self._connection is not None and self._pid == os.getpid():
+        if self._connection is not None:
             self._connection.close()
             self._connection = None
 
@@ -253,3 +254,12 @@ def _write_ahead(connection: sqlite3.Connection, deadline: float) -> None:
 def _settle_all() -> None:
     for file in list(_SHARED):
         file.settle(at_once=True)
+
+
+def _begin_forks() -> None:
+    for file in list(_SHARED):
+        file._begin_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_forks)

@@ -797,13 +797,16 @@ def test_check_env_with_a_model(run, sums, asking_policy):
     assert status == 0 and out.count("episode ") == 3 and "3 episodes: " in out
 
 
-def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy):
-    status, out, _ = run("ask", "what is 1 ?", "--run", asking_policy, "--environment", "own_sums:told")
+@pytest.mark.parametrize("option", ["--environment", "--program"])
+def test_an_agent_with_an_environment_of_ones_own(run, sums, asking_policy, option):
+    """`--program` is the word of `train` for an agent program."""
+    status, out, _ = run("ask", "what is 1 ?", "--run", asking_policy, option, "own_sums:told")
     assert status == 0 and "environment    the answer is Swahili ." in out and "large LLM      " not in out
-    for command in (["ask", "x", "--run", asking_policy], ["serve", asking_policy]):
-        status, _, err = run(*command, "--environment", "own_sums:Calculatr")
+    evaluate = ["evaluate", "--run", asking_policy, "--dataset", "rows.jsonl"]
+    for command in (["ask", "x", "--run", asking_policy], ["serve", asking_policy], evaluate):
+        status, _, err = run(*command, option, "own_sums:Calculatr")
         assert status == 2 and "did you mean Calculator?" in err
-        status, _, err = run(*command, "--environment", "own_sums:Calculator", "--sandbox")
+        status, _, err = run(*command, option, "own_sums:Calculator", "--sandbox")
         assert status == 2 and "or name an environment of your own with --environment MODULE:NAME" in err
     status, _, err = run("serve", asking_policy, "--environment", "own_sums:Calculator", "--refine")
     assert status == 2 and "--refine asks a large LLM" in err

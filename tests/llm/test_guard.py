@@ -314,3 +314,38 @@ def test_a_connection_that_is_cancelled_while_it_opens_is_an_outage(monkeypatch)
 
     with pytest.raises(Unreachable, match="CancelledError"):
         asyncio.run(drops())
+
+
+MANY_WAIT = """
+import os, sys, time
+from agentic_prompting.llm import OpenAIChat, ReplayCache, Reply, complete, start
+from agentic_prompting.llm.guard import call_guarded
+
+def plain(messages):
+    return f"heard {messages[-1]['content']}"
+
+cache = ReplayCache(sys.argv[1])
+for i in range(300):
+    cache.put(cache.key("m", [{"role": "user", "content": str(i)}], {}, 0), Reply(f"heard {i}"))
+model = plain if sys.argv[2] == "function" else OpenAIChat("m", base_url="http://127.0.0.1:9/v1", cache=cache)
+
+def tool(i):
+    time.sleep(0.3)  # until all threads are taken
+    return complete(model, str(i)).text
+
+waiting = [start(call_guarded(tool, i)) for i in range(300)]
+try:
+    heard = [one.result(timeout=15) for one in waiting]
+except TimeoutError:
+    heard = "nothing"
+os._exit(heard != [f"heard {i}" for i in range(300)])  # without a join of threads that wait for ever
+"""
+
+
+@pytest.mark.parametrize("model", ["endpoint", "function"])
+def test_more_plain_functions_than_threads_may_ask_a_model(model, tmp_path):
+    """Each held a thread while its call waited for one, to read the recording or to run the model's function: from 256
+    functions at once on, all of them waited for ever."""
+    command = [sys.executable, "-c", MANY_WAIT, str(tmp_path / "cache.sqlite"), model]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr[-2000:] or "they wait for ever"

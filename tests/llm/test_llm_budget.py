@@ -298,3 +298,27 @@ def test_processes_share_one_budget(server, tmp_path):
     answered = [int(process.communicate(timeout=60)[0]) for process in processes]
     assert 200 <= sum(answered) == len(server.requests) <= 200 + 3
     assert Budget(path=tmp_path / "spending.sqlite").spent().tokens == 15 * sum(answered)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_books_what_it_spends(tmp_path):
+    """Its entries were taken for the parent's and dropped until another process had made the file: no limit at all."""
+    budget = Budget(usd=2.0, path=tmp_path / "budget.sqlite")
+    budget.stop_when_spent()
+    if (child := os.fork()) == 0:
+        budget.note("environment", Usage(1, 1, 1.0))
+        budget.settle()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert budget.spent().cost_usd == 1.0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_what_the_parent_has_not_written_is_not_the_childs_to_write(tmp_path):
+    budget = Budget(path=tmp_path / "budget.sqlite")
+    budget.note("environment", Usage(1, 1, 1.0))
+    if (child := os.fork()) == 0:
+        budget.add("environment", Usage(1, 1, 0.25))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert budget.spent().cost_usd == 1.25

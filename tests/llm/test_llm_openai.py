@@ -463,8 +463,17 @@ def test_prices():
     assert find_price("gpt-4o") != find_price("gpt-4o-mini")
     assert find_price("gpt-4o-audio-preview") is None, "another model with another price"
     assert find_price("Qwen/Qwen3-4B") is None
+    assert find_price("gpt-4o-2024-05-13") == (5, 15), "twice its model's: half of a budget would have been twice spent"
+    assert find_price("gpt-3.5-turbo-1106") == (1, 2) and find_price("gpt-3.5-turbo-0125") == (0.5, 1.5)
     with pytest.raises(ValueError, match="price="):
         OpenAIChat("Qwen/Qwen3-4B", budget_usd=1)
+
+
+@pytest.mark.parametrize("price", [0.6, (0.6,), (-1, 2), "0.15,0.6"])
+def test_a_price_that_is_none_is_refused_before_anything_is_paid(price):
+    """Each call was sent, paid for, and then failed because its cost could not be computed."""
+    with pytest.raises(ValueError, match="price must be two numbers"):
+        OpenAIChat("m", unused_url(), price=price)
 
 
 # The key
@@ -522,6 +531,15 @@ def test_a_key_in_the_path_is_not_shown(serve, caplog):
     with OpenAIChat("m", server.base_url.replace("/v1", "/planted-in-path/v1")) as chat, caplog.at_level("DEBUG"):
         error = complete(chat, "x").error
     assert "planted" not in f"{chat!r} {error} {error!r} {caplog.text}"
+
+
+@pytest.mark.parametrize("address", ["{}?key=planted-key&v=2", "{}?key=planted%2Dkey", "{}/planted%2Dkey/v1"])
+def test_a_key_of_the_address_is_not_shown_as_a_server_quotes_it(serve, address):
+    """Only the text of the address itself was removed: `key=planted-key`, and `planted%2Dkey`."""
+    server, _ = serve(lambda request, n: Answer("API key not valid: planted-key", status=400))
+    with OpenAIChat("m", address.format(server.base_url)) as chat:
+        error = complete(chat, "x").error
+    assert "planted" not in f"{error} {error!r}"
 
 
 @pytest.mark.parametrize(

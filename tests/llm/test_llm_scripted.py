@@ -213,6 +213,12 @@ def test_what_a_function_does_wrong_is_a_failed_call(model, kind):
         assert model.__name__ in str(reply.error), "the error names the function"
 
 
+def test_a_functions_reply_without_a_text_is_a_failure_and_no_answer():
+    """As from a server; the agent read an empty answer and learned from it. What it cost stays."""
+    reply = complete(lambda messages: Reply("\n", usage=Usage(3, 0, 0.5)), "q")
+    assert isinstance(reply.error, BadReply) and reply.text == "" and reply.usage == Usage(3, 0, 0.5)
+
+
 def test_a_function_is_a_chat_model_whatever_its_parameter_is_called():
     for model in (lambda conversation: "x", lambda m, temperature=1.0: "x", lambda x, repeat, session: "x"):
         assert isinstance(model, ChatModel)

@@ -18,6 +18,7 @@ from agentic_prompting.llm import (
     Reply,
     ScriptedChat,
     ServerFailed,
+    Usage,
     complete,
 )
 from agentic_prompting.llm.loop import in_parallel
@@ -442,3 +443,14 @@ def test_an_optimizer_that_writes_no_tag_is_warned_about(caplog):
     (record,) = caplog.records
     assert "4 of 4 replies of the optimizer had no new prompt between <IMPROVED_PROMPT> tags" in record.message
     assert "4 no tag" in record.message
+
+
+def test_a_refined_reply_is_worth_its_recorded_calls():
+    """A resumed run finds them recorded: with a `CostReward` its rollouts got other rewards than before."""
+    paid, saved = Usage(1, 1, 0.25), {"cached": True, "saved": Usage(1, 1, 0.25)}
+    first, again = (
+        complete(RefinedChat(ProRefiner(*[lambda messages, made=made: Reply("Fine.", **made)] * 3)), "q")
+        for made in ({"usage": paid}, saved)
+    )
+    assert (first.usage.cost_usd, again.usage.cost_usd) == (0.75, 0.0), "task, critic and optimizer"
+    assert first.worth.cost_usd == again.worth.cost_usd == 0.75

@@ -7,6 +7,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -14,9 +15,17 @@ from hypothesis import given, settings, strategies as st
 from agentic_prompting.cli import main
 from agentic_prompting.evolution import Population, SystemPrompt
 from agentic_prompting.evolution.lineage import lanes
+from agentic_prompting.records import RecordFile
 from agentic_prompting.report import history_of, plot_lineage, read_lineage, write_report
 from agentic_prompting.report.page import pack, sample_evenly, word_diff
-from agentic_prompting.report.summary import current_records, reward_parts
+from agentic_prompting.report.summary import (
+    RunSummary,
+    cost_points,
+    current_records,
+    groups_of,
+    read_evaluation,
+    reward_parts,
+)
 from agentic_prompting.rollout import RolloutLog
 from support.browser import evolved, record, write_run
 from support.pages import block
@@ -81,6 +90,20 @@ def test_what_a_later_run_did_over_is_left_out():
     ]
     anew = [*steps, one(step=0, run=30)]
     assert [kept["run"] for kept in current_records(anew)] == [30]
+
+
+def test_the_evaluation_before_a_checkpoint_stays_when_a_run_is_resumed_there():
+    """It is made at the step of which the resumed run's first batch is one, and was taken for replaced."""
+
+    def steps(*evaluated_after):
+        both = [*((10, s, "train") for s in range(6)), (10, 4, "eval"), (10, 6, "eval")]
+        both += [*((20, s, "train") for s in range(4, 8)), (20, 8, "eval")]
+        records = [one(step=step, run=run, mode=mode) for run, step, mode in [*both, *evaluated_after]]
+        return [(kept["run"], kept["step"]) for kept in current_records(records) if kept["mode"] == "eval"]
+
+    assert steps() == [(10, 4), (20, 8)], "that of step 6 is of weights that are gone"
+    assert steps((20, 4, "eval")) == [(20, 8), (20, 4)], "made again, at the resumed run's start"
+    assert steps((5, 0, "eval")) == [(10, 4), (20, 8)], "a run that began anew replaces all"
 
 
 def test_a_sample_is_spread_and_always_the_same():
@@ -425,6 +448,53 @@ def test_watch_writes_again_when_something_was_added(tmp_path):
     assert stamp == page.stat().st_mtime_ns
 
 
+@pytest.mark.parametrize("column", ["environment", "id", "task"])
+def test_rows_with_the_same_question_are_groups_of_their_own(column):
+    """As in training. They were one group, with the other's mean in each advantage, and pass@4 of two rollouts each."""
+    records = [
+        one(mode="eval", question="q", **{column: name}, rewards={"a": reward})
+        for name, rewards in (("first", (1.0, 0.0)), ("second", (5.0, 4.0)))
+        for reward in rewards
+    ]
+    groups, advantages = groups_of(records)
+    assert groups == [0, 0, 1, 1] and advantages[0] == advantages[2] == -advantages[1] == -advantages[3]
+    assert [key for key in history_of(records, "eval")[0] if key.startswith("pass@")] == ["pass@1", "pass@2"]
+
+
+def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path):
+    """Eight rollouts of a question that agree are one question: as eight they gave an interval a third as wide."""
+
+    def widths(rollouts):
+        found = [
+            one(question=str(i), answer="Nairobi" if i % 2 else "Lagos", cost_usd=1.0)
+            for i in range(20)
+            for _ in range(rollouts)
+        ]
+        answered = {"system": "s", "task": "t", "answers": ["a"], "cost_usd": 1.0}
+        records = [
+            {**answered, "run": run, "place": i, "question": str(i), "answer": "a" if i % 2 else "b"}
+            for i in range(20)
+            for run in range(rollouts)
+        ]
+        RecordFile(tmp_path / str(rollouts) / "s.jsonl").append(records)
+        runs = [RunSummary("t", "", found), RunSummary("e", "", evaluation=read_evaluation(tmp_path / str(rollouts)))]
+        return [(point.mean, point.low, point.high) for point in cost_points(runs, ["trained", "evaluated"])]
+
+    assert widths(8) == widths(1)
+    assert [mean for mean, *_ in widths(1)] == [0.5, 0.5]
+
+
+def test_an_evaluated_agent_costs_what_its_replies_are_worth(tmp_path):
+    """With a recording the second of two agents looked free: the first had paid for the same replies."""
+    answered = {"system": "s", "task": "t", "run": 0, "question": "q", "answers": ["a"], "answer": "a"}
+    trajectories = [{"trajectory": {"turns": [], "worth_usd": 0.75}}, {"trajectory": {"turns": []}}, {}]
+    RecordFile(tmp_path / "s.jsonl").append(
+        [{**answered, "place": i, "cost_usd": 0.25, **one} for i, one in enumerate(trajectories)]
+    )
+    (point,) = cost_points([RunSummary.read(tmp_path)], ["s"])
+    assert point.usd == pytest.approx((0.75 + 0.25 + 0.25) / 3)
+
+
 def test_watch_begins_before_there_is_anything(tmp_path):
     from agentic_prompting.report import watch_report
 
@@ -439,6 +509,56 @@ def test_watch_begins_before_there_is_anything(tmp_path):
 
     watch_report(tmp_path, wait=wait)
     assert looks == [False, True]
+
+
+def test_watch_writes_again_when_the_run_is_evaluated(tmp_path):
+    """`evaluate --run RUN` writes into its folder `evaluation`, which was not looked at."""
+    from agentic_prompting.report import watch_report
+
+    run, shown = write_run(tmp_path, [one()]), []
+
+    def wait():
+        shown.append('id="data-evaluation"' in (run / "report" / "index.html").read_text())
+        if len(shown) == 1:
+            answered = {"system": "s", "task": "t", "run": 0, "place": 0, "question": "q", "answers": ["a"]}
+            RecordFile(run / "evaluation" / "t.jsonl").append([{**answered, "answer": "a"}])
+        if len(shown) == 2:
+            raise KeyboardInterrupt
+
+    watch_report(run, wait=wait)
+    assert shown == [False, True]
+
+
+def test_watch_does_not_answer_its_own_page(tmp_path):
+    """With the run's folder as that of the page it wrote the page again at every look."""
+    from agentic_prompting.report import watch_report
+
+    run, stamps = write_run(tmp_path, [one()]), []
+
+    def wait():
+        stamps.append((run / "index.html").stat().st_mtime_ns)
+        if len(stamps) == 3:
+            raise KeyboardInterrupt
+
+    watch_report(run, run, wait=wait)
+    assert len(set(stamps)) == 1
+
+
+def test_watch_names_a_problem_once_although_a_file_was_missing_meanwhile(tmp_path, caplog):
+    from agentic_prompting.report import watch_report
+
+    write_run(tmp_path, [one()])
+    population = tmp_path / "population.json"
+    steps = [lambda: population.write_text("{"), lambda: shutil.rmtree(tmp_path / "rollouts")]
+    steps += [population.unlink, lambda: population.write_text("{")]
+
+    def wait():
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    watch_report(tmp_path, wait=wait)
+    assert caplog.text.count("the page stays as it was") == 1
 
 
 def test_the_command_watches_one_run(tmp_path, capsys, monkeypatch):

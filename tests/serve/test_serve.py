@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import socket
 import threading
@@ -21,6 +22,7 @@ from agentic_prompting.agent import PromptAgent
 from agentic_prompting.cli import main
 from agentic_prompting.llm import (
     BudgetExceeded,
+    OpenAIChat,
     RateLimited,
     Reply,
     ServerFailed,
@@ -29,11 +31,14 @@ from agentic_prompting.llm import (
     as_chat,
     loop as loop_module,
 )
-from agentic_prompting.llm.loop import start
+from agentic_prompting.llm.loop import run, start
 from agentic_prompting.refine import ProRefiner, RefinedChat
 from agentic_prompting.rollout import AgentSpec, Limits
-from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, make_app
+from agentic_prompting.serve import AgentAnswers, ChatAnswers, ServeConfig, Service, app, make_app, run_service
 from agentic_prompting.serve.answering import conversation
+from agentic_prompting.serve.app import server_of
+from agentic_prompting.serve.protocol import ChatMessage
+from support import servers
 from support.base_exceptions import KINDS, raising
 from support.marks import LONG
 from support.servers import LoopbackServer
@@ -134,6 +139,17 @@ def test_an_agent_without_an_answer_refuses(serve):
     deltas = [chunk.choices[0].delta for chunk in ask(address, stream=True) if chunk.choices]
     assert any(delta.refusal for delta in deltas) and not any(delta.content for delta in deltas)
     assert metric(serve.service, "requests_total", model="agent", outcome="no_answer") == 2
+
+
+def test_a_conversation_goes_on_after_a_reply_without_an_answer(serve):
+    """A client sends our own reply back, whose content is `null`: it got a 400, and so did every later question."""
+    address = serve(turns="no tags at all")
+    with client(address) as asking:
+        said = asking.chat.completions.create(model="agent", messages=QUESTION).choices[0].message
+        history = [*QUESTION, said.model_dump(), *QUESTION]
+        assert asking.chat.completions.create(model="agent", messages=history).choices[0].message.refusal
+    refused = ChatMessage(**said.model_dump()).as_message()
+    assert refused == {"role": "assistant", "content": said.refusal} and "malformed" in said.refusal
 
 
 def test_a_token_limit_ends_the_episode(serve):
@@ -247,6 +263,24 @@ def test_a_broken_sampler_is_an_error_and_the_next_request_works(serve):
     assert caught.value.status_code == 503 and "ZeroDivisionError" in str(caught.value.body)
     policy.sampler = real
     assert ask(address).choices[0].message.content == "Nairobi"
+
+
+@pytest.mark.parametrize("model", ["agent", "prorefine"])
+@pytest.mark.parametrize("endpoint", ["down", "failing"])
+def test_an_outage_does_not_say_where_the_large_llm_is(tiny_policy, endpoint, model):
+    """Its host and port were in the message that the client got."""
+    with LoopbackServer(lambda request, number: servers.Answer("it broke", status=500)) as server:
+        url = servers.unused_url() if endpoint == "down" else server.base_url
+        chat = OpenAIChat("m", url, max_retries=0, patience=0.1)
+        agent = AgentAnswers(scripted_agent(tiny_policy, chat))
+        refined = ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)))
+        service = Service({"agent": agent, "prorefine": refined}, ServeConfig())
+        with running(service) as address, client(address) as asking, pytest.raises(openai.APIStatusError) as caught:
+            asking.chat.completions.create(model=model, messages=QUESTION)
+    said = str(caught.value.body)
+    assert caught.value.status_code == (503 if endpoint == "down" else 502)
+    assert "127.0.0.1" not in said and url.split(":")[2].split("/")[0] not in said
+    assert ("no connection" if endpoint == "down" else "it broke") in said
 
 
 @pytest.mark.parametrize("kind", KINDS.values())
@@ -489,6 +523,29 @@ def test_a_body_too_large(serve):
     assert ask(address).choices[0].message.content == "Nairobi"
 
 
+def test_the_address_is_printed_once_it_is_listened_on(monkeypatch, capsys):
+    """It was printed before: also where the port was taken, and port 0 as 0."""
+    servers = []
+    monkeypatch.setattr(app, "server_of", lambda *given: servers.append(server_of(*given)) or servers[-1])
+    monkeypatch.setattr("agentic_prompting.serve.app.requests_log.handlers", [logging.NullHandler()])
+    answers = {"one": ChatAnswers(ScriptedChat(["yes"]))}
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit):
+        run_service(Service(answers, ServeConfig(port=taken.getsockname()[1])))
+    assert capsys.readouterr().out == ""
+    served, out = threading.Thread(target=run_service, args=[Service(answers, ServeConfig(port=0))]), ""
+    served.start()
+    try:
+        deadline = time.monotonic() + 30
+        while not out and time.monotonic() < deadline:
+            time.sleep(0.01)
+            out = capsys.readouterr().out
+        port = re.fullmatch(r"http://127.0.0.1:(\d+)/v1  models: one  \(Ctrl-C stops\)\n", out)[1]
+        assert urllib.request.urlopen(f"http://127.0.0.1:{port}/health").status == 200
+    finally:
+        servers[-1].should_exit = True
+        served.join(15)
+
+
 def test_a_request_that_takes_too_long(serve):
     address = serve(ScriptedChat([reply()], latency=600), timeout=0.3)
     with pytest.raises(openai.APIStatusError) as caught:
@@ -516,6 +573,23 @@ def test_a_refinement_that_costs_too_much():
         chat.script = ["Correct."]
         said = asking.chat.completions.create(model="prorefine", messages=QUESTION)
         assert said.choices[0].message.content == "Correct.", "the next request has a limit of its own"
+
+
+def test_an_answer_that_exists_when_the_money_is_spent_is_returned():
+    """As the page on serving says; it was paid for, and the client got a 402."""
+    chat = ScriptedChat([Reply("Correct.", usage=Usage(1, 1, 0.4)), Reply(NEW_PROMPT, usage=Usage(1, 1, 0.4))])
+    answer = run(ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat)), 0.5)(QUESTION, 0, None))
+    assert (answer.text, answer.error, len(chat.calls)) == ("Correct.", None, 2), "the optimizer is not asked any more"
+
+
+@pytest.mark.parametrize("judge", [None, lambda query, answer: answer == "Correct."])
+def test_a_refiner_is_served_as_it_is_without_a_model_as_verifier(judge):
+    """Each request paid for a first answer that nothing judged, and a verifier that is a function was never asked."""
+    chat = ScriptedChat(["Correct."])
+    answer = run(ChatAnswers(RefinedChat(ProRefiner(chat, chat, chat, judge)), 1.0)(QUESTION, 0, None))
+    served = len(chat.calls)
+    assert answer.text == "Correct." == run(RefinedChat(ProRefiner(chat, chat, chat, judge))(QUESTION)).text
+    assert served == len(chat.calls) - served == (1 if judge else 3), "a first answer; or task, critic, optimizer"
 
 
 NEW_PROMPT = "<IMPROVED_PROMPT>Think.</IMPROVED_PROMPT>"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
     root_wins, root_loses = [1.0, 0.5, 0.0, 0.0] * 2, [0.0, 0.0, 1.0, 0.5] * 2
     trainer._rate(root_wins, played)
     trainer.load_state_dict(json.loads(json.dumps(trainer.state_dict())))  # it outlives a checkpoint
-    trainer._rate(root_loses, played)
+    trainer._rate(root_loses, replace(played, place=Place(0, "train", 1)))
     assert trainer.population.rating(0).mu == pytest.approx(23.34, abs=0.01)
     trainer._let_children_join()
     child = trainer.population.members[2]
@@ -134,14 +135,14 @@ def test_a_child_inherits_the_rating_of_the_batch_it_was_made_from(tiny_policy, 
 
 def test_a_population_of_ones_own(tiny_policy, rows, tmp_path):
     """With a selection rule that is a function; what would be ignored beside it is an error."""
-    oldest = Population(SystemPrompt("Answer .", ()), rule=lambda members, k, rng: [0] * k)
+    oldest = Population(SystemPrompt("Answer .", ()), rule=lambda members, k, rng: list(range(k)))
     settings = {"args": arguments(tmp_path, evolution_lag=0), "train_dataset": rows, "reference": Reference()}
     settings["grammar"] = FreeText()
     trainer = ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, **settings)
     trainer.policy = BatchEngine(Writes(trainer), on_callers_thread=True)
     trainer.train()
     assert trainer.population is oldest and len(oldest.members) > 1
-    assert [prompt.id for prompt in trainer.prompts.playing] == [0, 0]
+    assert [prompt.id for prompt in trainer.prompts.playing] == [0, 1]
     with pytest.raises(ValueError, match="initial_prompt would be ignored"):
         ESPLTrainer(str(tiny_policy), reward_by_word, population=oldest, initial_prompt="x", **settings)
     with pytest.raises(ValueError, match="window=3 would be ignored: a Population brings its own"):

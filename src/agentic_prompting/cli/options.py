@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ..rollout import Environment
 
 
-def setting(help: str, default: Any = None) -> Any:
-    """An option of a program or of the command: a dataclass's field with its help."""
-    return field(default=default, metadata={"help": help})
+def setting(help: str, default: Any = None, *names: str) -> Any:
+    """An option of a program or of the command: a dataclass's field with its help, and its names where it has two."""
+    return field(default=default, metadata={"help": help, "names": names})
 
 
 def option(help: str, *names: str) -> Any:
@@ -134,14 +134,18 @@ class LargeLLM(EnvironmentModel, Spending):
     """The large LLM that a trained agent asks, or your own environment."""
 
     sandbox: bool = setting("The sandbox's oracle is the large LLM: no key, no network.", False)
-    environment: str | None = setting("Instead of a large LLM your own environment: module:name, or file.py:name.")
+    environment: str | None = setting(
+        "Instead of a large LLM your own environment or agent program: module:name, or file.py:name.",
+        None,
+        *("--environment", "--program"),
+    )
 
     def check(self) -> None:
         """Raises `ValueError` unless exactly one is named."""
         if [self.sandbox, self.environment_model is not None, self.environment is not None].count(True) != 1:
             raise ValueError(
                 "name the large LLM with --environment-model NAME, or say --sandbox, or name an environment of your "
-                "own with --environment MODULE:NAME"
+                "own with --environment MODULE:NAME, an agent program with --program MODULE:NAME"
             )
 
     def opened(self, stack: ExitStack, budget: Budget) -> Environment:
@@ -339,8 +343,8 @@ def options_of(settings: type) -> list[Parameter]:
 
 def _option(one: Field[Any], kind: Any, help: str) -> Parameter:
     # A switch has no --no-...: what it is without is the default.
-    names = [f"--{one.name.replace('_', '-')}"] if kind is bool else []
-    default = f" Default: {one.default}." if one.default or (one.default == 0 and not names) else ""
+    names = one.metadata.get("names") or ([f"--{one.name.replace('_', '-')}"] if kind is bool else [])
+    default = f" Default: {one.default}." if one.default or (one.default == 0 and kind is not bool) else ""
     annotated: Any = Annotated  # of a type that is known only now
     declared = annotated[kind, option(help + default, *names)]
     return Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=declared)

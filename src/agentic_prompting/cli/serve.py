@@ -55,11 +55,8 @@ def serve(
             endpoint = llm.endpoint(stack)
             refined = RefinedChat(ProRefiner(*(llm.connect(stack, *endpoint) for _ in range(4))))  # an account for each
         cache_mb = free_for_cache_mb(folder) if prefix_cache_mb is None else prefix_cache_mb
-        served = agent_service(
-            PromptAgent.from_pretrained(folder, environment, prefix_cache_mb=cache_mb), config, name, refined, budget
-        )
-        print(f"http://{config.host}:{config.port}/v1  models: {', '.join(served.models)}  (Ctrl-C stops)", flush=True)
-        run_service(served)
+        trained = PromptAgent.from_pretrained(folder, environment, prefix_cache_mb=cache_mb)
+        run_service(agent_service(trained, config, name, refined, budget))
     return 0
 
 

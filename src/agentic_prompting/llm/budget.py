@@ -8,7 +8,6 @@ could not do this: it knows neither the calls in flight nor those of an earlier 
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import time
@@ -42,8 +41,12 @@ Price = tuple[float, float]
 # against the provider's list before you rely on a budget, or pass `price=` yourself.
 PRICES: dict[str, Price] = {
     "gpt-3.5-turbo": (0.50, 1.50),
+    "gpt-3.5-turbo-0301": (1.50, 2.00),
+    "gpt-3.5-turbo-0613": (1.50, 2.00),
+    "gpt-3.5-turbo-1106": (1.00, 2.00),
     "gpt-4-turbo": (10.00, 30.00),
     "gpt-4o": (2.50, 10.00),
+    "gpt-4o-2024-05-13": (5.00, 15.00),
     "gpt-4o-mini": (0.15, 0.60),
     "gpt-4.1": (2.00, 8.00),
     "gpt-4.1-mini": (0.40, 1.60),
@@ -58,13 +61,14 @@ PRICES: dict[str, Price] = {
     "o4-mini": (1.10, 4.40),
 }
 
-# A dated snapshot costs the same as its model. Any other suffix ("-audio-preview", "-pro", ".5") is another model with
-# another price; a budget with the wrong price is worse than an error that asks for the right one.
+# A dated snapshot that is not in the table costs the same as its model. Any other suffix ("-audio-preview", "-pro",
+# ".5") is another model with another price; a budget with the wrong price is worse than an error that asks for the
+# right one.
 _SNAPSHOT = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{4}|latest)$")
 
 
 def find_price(model: str) -> Price | None:
-    """The price of `model`, or of the model of which it is a dated snapshot; `None` if the price is not known.
+    """The price of `model`, else that of the model of which it is a dated snapshot; `None` if the price is not known.
 
     Args:
         model (`str`): As sent to the endpoint; a leading `openai/`, which routers use, is ignored.
@@ -197,10 +201,14 @@ class Budget(SharedFile):
     def __reduce__(self) -> tuple[Any, ...]:  # a copy in another process opens the file itself
         return type(self), (self.limit.usd, self.limit.tokens, self.path)
 
+    def _begin_fork(self) -> None:
+        super()._begin_fork()
+        self._lock = threading.Lock()
+        if self.path is not None:
+            self._unwritten = []  # the parent writes its own entries
+
     def _write(self) -> None:
         assert self.path is not None
-        if self._pid != os.getpid():  # in a fork: the parent writes its own entries
-            self._unwritten = []
         owed = list(self._unwritten)
         if not owed and not self._book and not self.path.exists():
             return  # a run that has spent nothing leaves no file

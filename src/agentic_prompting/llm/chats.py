@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -106,7 +107,9 @@ class _Adapted:
         try:
             returned = await call_guarded(self._model, messages, **keywords)
             if isinstance(returned, Reply):
-                return returned
+                if returned.error is not None or returned.text.strip():
+                    return returned
+                return replace(returned, text="", error=BadReply(f"the model {self._called} returned an empty text"))
             if isinstance(returned, str) and returned.strip():
                 return Reply(text=returned, seconds=time.perf_counter() - started)
             error = BadReply(

@@ -13,11 +13,12 @@ import asyncio
 import contextvars
 import functools
 import inspect
+import os
 import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,8 @@ from .masking import mask_secrets
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 _OURS = str(Path(__file__).parents[1])
+_THREADS = 256  # for plain functions (environments above all); started as they are needed
+_depth = contextvars.ContextVar("depth", default=0)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -131,7 +134,7 @@ async def call_guarded(function: Callable[..., Any], /, *args: Any, **kwargs: An
 
 
 async def call_guarded_on(executor: Executor | None, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """As [`call_guarded`]; a plain function runs on a thread of `executor` (`None`: on one of the event loop's)."""
+    """As [`call_guarded`]; a plain function runs on a thread of `executor` (`None`: on one for plain functions)."""
     # `_awaited` and `_outcome` return what was raised instead of raising it: neither a thread's future nor a coroutine
     # then holds an exception that asyncio treats in a way of its own. When this coroutine is closed in the middle,
     # `GeneratorExit` is raised at the caller's `await` all the same.
@@ -139,8 +142,10 @@ async def call_guarded_on(executor: Executor | None, function: Callable[..., Any
     if is_async(function):
         value, error = await _awaited(call)
     else:
-        work = functools.partial(contextvars.copy_context().run, _outcome, call)
-        value, error = await asyncio.get_running_loop().run_in_executor(executor, work)
+        context, depth = contextvars.copy_context(), _depth.get()
+        context.run(_depth.set, depth + 1)
+        work = functools.partial(context.run, _outcome, call)
+        value, error = await asyncio.get_running_loop().run_in_executor(executor or _threads(os.getpid(), depth), work)
         if error is None and inspect.isawaitable(value):
             value, error = await _awaited(functools.partial(_itself, value))
     try:
@@ -229,6 +234,13 @@ async def contain(coroutine: Coroutine[Any, Any, T]) -> T:
     except (SystemExit, KeyboardInterrupt) as error:
         _raise_interrupt(error)
         raise Escaped(error) from None
+
+
+@functools.cache
+def _threads(process: int, depth: int) -> ThreadPoolExecutor:
+    """The threads of plain functions: not the event loop's, which its calls need for disks and names, and for each
+    depth others: a function may wait for a call that runs one of the user's functions again."""
+    return ThreadPoolExecutor(_THREADS, f"agentic-prompting-{depth}")
 
 
 def _itself(value: T) -> T:

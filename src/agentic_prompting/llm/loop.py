@@ -29,7 +29,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _END_SECONDS = 2.0
-_THREADS = 256  # for plain functions (environments above all) and disks; started as they are needed
+_THREADS = 256  # for disks and names of hosts; started as they are needed
 
 
 class LoopEnded(RuntimeError):

@@ -64,7 +64,8 @@ class OpenAIChat:
             that is given by `base_url`.
         max_concurrency (`int`, *optional*, defaults to `64`): At most this many calls in flight; others wait for a
             slot. A call keeps its slot while it waits for a retry, so that an overloaded endpoint gets fewer requests.
-        requests_per_minute (`float`, *optional*): Requests are spaced to stay below this, retries included.
+        requests_per_minute (`float`, *optional*): Requests are spaced to stay below this, retries included. Like
+            `max_concurrency` for each process: divide a provider's limit by their number.
         timeout (`float`, *optional*, defaults to `60`): Seconds for each attempt. A call ends at the latest
             `timeout · (max_retries + 1)` seconds after it got its slot, plus the waits between attempts (0.5 to 8
             seconds each, or the endpoint's `Retry-After` up to two minutes), plus `patience`.
@@ -122,6 +123,8 @@ class OpenAIChat:
             raise ValueError("max_concurrency must be at least 1, max_retries at least 0, timeout and patience above 0")
         if requests_per_minute is not None and requests_per_minute <= 0:
             raise ValueError("requests_per_minute must be above 0")
+        if price is not None and (not isinstance(price, tuple | list) or len(price) != 2 or min(price) < 0):
+            raise ValueError(f"price must be two numbers from 0, dollars per 1M tokens read and written, not {price!r}")
         self._check_price(self.limit)
         self._begin(lambda: key)  # a function, because the key itself would show in dumps of this object
 

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import random
+import re
 import ssl
 import time
 import zlib
@@ -51,6 +52,9 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a retry, if the server s
 _LONGEST_ASKED = 120.0  # seconds at most of a server's `Retry-After`
 _FAILURES = 5  # in a row, after which an endpoint is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before an attempt at an endpoint that is down
+
+
+_CONNECTED_TO = re.compile(r"^Cannot connect to host .*? \[|\]$| \('[^()]*\)")  # what aiohttp and asyncio say of it
 
 
 class Breaker:
@@ -233,9 +237,9 @@ class Http:
             if isinstance(error, aiohttp.InvalidURL):
                 what = "base_url, or the proxy that the environment names, is not an address"
                 raise BadRequest(f"the request could not be sent: {what}") from None
-            # The text of a timeout shows the address; a `message` is a text without it.
+            # The text of a timeout is the address; a `message` is a text without it. Whose server it is, is in `where`.
             shown = "" if isinstance(error, aiohttp.ServerTimeoutError) else getattr(error, "message", error)
-            reason = str(shown) or type(error).__name__
+            reason = _CONNECTED_TO.sub("", str(shown)) or type(error).__name__
             found = Unreachable(f"no connection ({reason}): is the server running, and is base_url right?")
             found.__cause__ = error
             return found

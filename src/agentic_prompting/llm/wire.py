@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from .budget import Price
 from .cache import CacheKey
@@ -159,13 +159,15 @@ def shown_url(url: str) -> str:
 
 
 def secrets_in(url: str) -> list[str]:
-    """The parts of `url` that [`shown_url`] omits: a server may quote them."""
+    """The parts of `url` that [`shown_url`] omits, as they are and decoded: a server may quote them."""
     try:
         parts = urlsplit(url)
     except ValueError:
         return []
-    pieces = [*parts.path.split("/"), parts.username, parts.password, *parts.query.split("&")]
-    return [piece for piece in pieces if piece and piece not in _KNOWN]
+    fields = parts.query.split("&")
+    pieces = [*parts.path.split("/"), parts.username, parts.password, *fields]
+    pieces += [one.partition("=")[2] for one in fields]
+    return [shown for piece in pieces if piece and piece not in _KNOWN for shown in (piece, unquote(piece))]
 
 
 def is_loopback(host: str) -> bool:

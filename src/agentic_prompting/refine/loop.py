@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args
 
-from ..llm import ChatModel, Message, Reply, as_chat, fill, spans
+from ..llm import ChatModel, LLMError, Message, Reply, as_chat, fill, spans
 from ..llm.guard import Escaped, call_guarded_on, text_of
 from ..rewards import read_verdict
 from .templates import RolePrompts, Unit, first_units, read_improved_prompt
@@ -313,7 +313,8 @@ class _Roles:
         usage = self.result.usage
         usage[role] = usage.get(role, RoleUsage()) + RoleUsage.of(reply)
         if (error := reply.error) is not None:
-            self._failed(Failure(role, self.number, error.kind, str(error), error.fatal))
+            what = str(LLMError(error.what, "", error.attempts, error.status))
+            self._failed(Failure(role, self.number, error.kind, what, error.fatal, error.where))
             raise _NoReply(role)
         if role in self.past and self.number > 0:
             self.past[role] += [messages[-1], {"role": "assistant", "content": reply.text}]

@@ -346,7 +346,8 @@ def as_reply(result: RefinementResult) -> Reply:
     roles = result.usage.values()
     usage = Usage(*(sum(getattr(role, one.name) for role in roles) for one in fields(Usage)))
     cached = 0 < sum(role.calls for role in roles) == sum(role.cached for role in roles)
-    reply = Reply(usage=usage, cached=cached, attempts=0 if cached else 1, seconds=result.seconds)
+    saved = Usage(cost_usd=sum(role.worth_usd for role in roles) - usage.cost_usd)
+    reply = Reply(usage=usage, saved=saved, cached=cached, attempts=0 if cached else 1, seconds=result.seconds)
     if result.error is not None and (result.error.fatal or not result.finish_reason):
         return replace(reply, error=result.error.as_error())
     if not result.answer.strip():

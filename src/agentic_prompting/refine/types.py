@@ -8,7 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from operator import add
 from typing import Any, Literal
 
@@ -88,6 +88,7 @@ class Failure:
         kind (`str`): The error's class name, `RateLimited` for example.
         message (`str`): What went wrong, without secrets.
         fatal (`bool`, *optional*, defaults to `False`): Whether no later call can go better.
+        where (`str`, *optional*, defaults to `""`): The model and its address.
     """
 
     role: Role
@@ -95,16 +96,17 @@ class Failure:
     kind: str
     message: str
     fatal: bool = False
+    where: str = ""
 
     def __str__(self) -> str:
         when = {0: "before the first step", -1: "at the final answer"}.get(self.step, f"in step {self.step}")
-        return f"{self.role} model {when}: {self.kind}: {self.message}"
+        return f"{self.role} model {when}: {self.kind}: {self.message}" + (f" ({self.where})" if self.where else "")
 
     def as_error(self) -> LLMError:
         """The same as an [`LLMError`], for a [`Reply`]."""
         known = getattr(llm_errors, self.kind, None)
         kind = known if isinstance(known, type) and issubclass(known, LLMError) else llm_errors.ServerFailed
-        return kind(str(self))
+        return kind(str(replace(self, where="")), self.where)
 
 
 @dataclass(frozen=True)
@@ -115,17 +117,20 @@ class RoleUsage(Usage):
         calls (`int`, *optional*, defaults to `0`): Replies received, failures and recorded ones included.
         failed (`int`, *optional*, defaults to `0`): Failed ones among them.
         cached (`int`, *optional*, defaults to `0`): Recorded ones among them, which cost nothing.
+        worth_usd (`float`, *optional*, defaults to `0.0`): `cost_usd`, and the cost of the calls that were recorded.
     """
 
     calls: int = 0
     failed: int = 0
     cached: int = 0
+    worth_usd: float = 0.0
 
     @classmethod
     def of(cls, reply: Reply) -> RoleUsage:
         """One reply's."""
         counts = {"calls": 1, "failed": int(reply.error is not None), "cached": int(reply.cached)}
-        return cls(**asdict(reply.usage), **counts)
+        worth = reply.usage.cost_usd + reply.saved.cost_usd
+        return cls(**asdict(reply.usage), **counts, worth_usd=worth)
 
     def __add__(self, other: RoleUsage) -> RoleUsage:  # type: ignore[override]  # of a kind
         return RoleUsage(*map(add, astuple(self), astuple(other)))

@@ -124,23 +124,23 @@ def watch_report(
     problem = ""
     with suppress(KeyboardInterrupt):
         while True:
-            looked = [folder, folder / "rollouts", *folder.glob("checkpoint-*")]
-            files = [path for place in looked for path in place.glob("*") if path.is_file()]
+            looked = [folder, folder / "rollouts", folder / "evaluation", *folder.glob("checkpoint-*")]
+            files = [path for place in looked for path in place.glob("*") if path.is_file() and path != page]
             there = {(str(path), *_state(path)) for path in files}
             if there != seen:
-                seen, before, problem = there, problem, _problem_of(write)
+                seen, before, problem = there, problem, _problem_of(write, problem)
                 if problem not in ("", before):
                     logger.warning("the page stays as it was: %s", problem)
             wait()
     return page
 
 
-def _problem_of(write: Callable[[], Any]) -> str:
-    """Call `write` and return its error in words; an empty text if there is none that has to be reported."""
+def _problem_of(write: Callable[[], Any], before: str) -> str:
+    """Call `write` and return its error in words; an empty text if there is none, `before` if a file is missing."""
     try:
         write()
     except FileNotFoundError:  # the run has written nothing yet, or has just removed a file
-        return ""
+        return before
     except (ValueError, OSError) as error:  # a damaged file, a full disk: the next attempt may succeed
         return str(error)
     return ""

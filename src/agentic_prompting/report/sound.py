@@ -85,7 +85,9 @@ ANSWER: dict[str, Check] = {
     **{"system": is_text, "task": is_text, "run": is_step, "place": is_step, "question": is_text},
     "answers": lambda value: value != [] and _list_of(is_text)(value),
     **{"answer": _maybe(is_text), "whole": _maybe(is_text), "error": _maybe(is_text)},
-    "trajectory": _maybe(_object({"turns": _maybe(_list_of(_TURN)), "steps": _maybe(is_number)})),
+    "trajectory": _maybe(
+        _object({"turns": _maybe(_list_of(_TURN)), **dict.fromkeys(("steps", "worth_usd"), _maybe(is_number))})
+    ),
     **_USED,
 }
 """The fields of an evaluation's record."""

@@ -166,32 +166,40 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
     """Each run, or each system of its evaluation, as a point of score against dollars, the cheapest first.
 
     For a run without an evaluation these are exact match and cost of the training rollouts of the last tenth of its
-    steps. A shared or recorded reply costs the price of the original one. Failed answers are left out of both.
+    steps. A shared or recorded reply costs the price of the original one. Failed answers are left out of both. The
+    interval is over questions: answers to the same one say little more than one of them.
 
     Args:
         runs (`Sequence[RunSummary]`): The runs.
         names (`Sequence[str]`): Their names on the page.
     """
-    found: dict[str, tuple[list[float], list[float]]] = {}
+    found: dict[str, tuple[list[float], dict[Any, list[float]]]] = {}
+    scored: list[tuple[str, Any, float, float | None]]
     for run, name in zip(runs, names, strict=True):
         if run.evaluation:
             answers = zip(run.evaluation.records, first_scores(run.evaluation), strict=True)
             before = f"{name}: " if len(runs) > 1 else ""
-            scored = [(before + str(record["system"]), record.get("cost_usd"), score) for record, score in answers]
+            scored = [
+                (before + record["system"], (record["task"], record["place"]), _worth(record), score)
+                for record, score in answers
+            ]
         else:
             trained = [one for one in run.rollouts if one.get("mode", "train") == "train"]
             steps = max((one["step"] for one in trained), default=0) + 1
             scored = [
-                (name, one.get("worth_usd", one.get("cost_usd")), exact_match_of_record(one))
-                for one in trained
+                (name, group, _worth(one), exact_match_of_record(one))
+                for group, one in zip(groups_of(trained)[0], trained, strict=True)
                 if one["step"] >= steps - max(1, steps // 10)
             ]
-        for point, usd, score in scored:
+        for point, question, usd, score in scored:
             if score is not None:
-                dollars, scores = found.setdefault(point, ([], []))
-                dollars.append(usd or 0.0)
-                scores.append(score)
-    points = [(name, fmean(usd), bootstrap_interval(scores)) for name, (usd, scores) in found.items()]
+                dollars, scores = found.setdefault(point, ([], defaultdict(list)))
+                dollars.append(usd)
+                scores[question].append(score)
+    points = [
+        (name, fmean(usd), bootstrap_interval([fmean(of) for of in scores.values()]))
+        for name, (usd, scores) in found.items()
+    ]
     return [
         CostPoint(
             *(name, usd, score.mean, score.low, score.high),
@@ -202,6 +210,11 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
         )
         for name, usd, score in sorted(points, key=lambda point: (point[1], -point[2].mean))
     ]
+
+
+def _worth(record: Record) -> float:
+    """The dollars of a rollout, or of an answer, as if each of its replies had been paid for it."""
+    return (record.get("trajectory") or record).get("worth_usd", record.get("cost_usd")) or 0.0
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:
@@ -236,19 +249,28 @@ def current_records(records: Iterable[Record]) -> list[Record]:
     """The records without those that a later run in the same folder has replaced.
 
     A resumed run repeats the steps after its checkpoint, and a new run repeats all of them. So an earlier run's records
-    from the later run's first step on do not belong to the result.
+    from the later run's first step on do not belong to the result, but for the evaluation that was made at this step
+    before the checkpoint was written.
     """
     kept = list(records)
     first: dict[int, int] = {}
+    evaluated: dict[int, int] = {}  # by step: the last run that was evaluated there
     for record in kept:
-        run = record.get("run", 0)
-        first[run] = min(first.get(run, record["step"]), record["step"])
+        run, step = record.get("run", 0), record["step"]
+        first[run] = min(first.get(run, step), step)
+        if record.get("mode") == "eval":
+            evaluated[step] = max(evaluated.get(step, run), run)
     # For each run the step at which a later one takes over.
     ends, end = {}, float("inf")
     for run in sorted(first, reverse=True):
         ends[run] = end
         end = min(end, first[run])
-    return [record for record in kept if record["step"] < ends[record.get("run", 0)]]
+
+    def is_current(record: Record) -> bool:
+        run, step = record.get("run", 0), record["step"]
+        return step < ends[run] or (record.get("mode") == "eval" and 0 < step == ends[run] and evaluated[step] == run)
+
+    return list(filter(is_current, kept))
 
 
 def total_reward(record: Record) -> float | None:
@@ -261,13 +283,11 @@ def total_reward(record: Record) -> float | None:
 
 
 def groups_of(records: Sequence[Record]) -> tuple[list[int], list[float | None]]:
-    """For each record the number of its group (the rollouts of one question in one step under one prompt), and its
+    """For each record the number of its group (the rollouts of one row in one step under one prompt), and its
     advantage by GRPO's default: the difference from the group's mean, divided by its deviation; `None` without a
     reward."""
-    keys = [
-        tuple(str(record.get(name)) for name in ("run", "mode", "step", "question", "system_prompt"))
-        for record in records
-    ]
+    names = ("run", "mode", "step", "id", "question", "task", "environment", "system_prompt")
+    keys = [tuple(str(record.get(name)) for name in names) for record in records]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     rewards: dict[Any, list[float]] = defaultdict(list)
     totals = [total_reward(record) for record in records]

@@ -36,7 +36,9 @@ _FINISH = {"answered": "stop", "malformed": "stop", "truncated": "length", "out_
 
 
 class CostLimit(BudgetExceeded):
-    """One request came to cost more than a request may."""
+    """One request came to cost more than a request may. Not fatal: an answer that ProRefine has by then is returned."""
+
+    fatal = False
 
 
 class PromptTooLong(BadRequest):
@@ -156,7 +158,10 @@ class ChatAnswers:
         sampling: dict[str, Any] = {**limit, "temperature": 0.0} if greedy else limit
         chat, spent = self.chat, _Spent(self.max_cost_usd)
         if isinstance(chat, RefinedChat):
-            roles: dict[str, Any] = {role: _MeteredChat(one, spent) for role, one in chat.refiner.models.items()}
+            models = chat.refiner.models
+            if not isinstance(chat.refiner.verifier, ChatModel):  # a function, which costs nothing, or none
+                del models["verifier"]
+            roles: dict[str, Any] = {role: _MeteredChat(one, spent) for role, one in models.items()}
             chat = RefinedChat(replace(chat.refiner, **roles), chat.prompt)
         reply = await as_chat(chat)(messages, repeat=seed, **sampling)
         if reply.error is not None:

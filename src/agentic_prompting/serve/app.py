@@ -192,18 +192,24 @@ def agent_service(
 
 
 def run_service(service: Service) -> None:
-    """Serve until interrupted, with a line per request on standard error. Open requests have ten seconds to end, and
-    then get a 503.
+    """Serve until interrupted, with a line per request on standard error; prints the address once it listens. Open
+    requests have ten seconds to end, and then get a 503.
 
     Raises:
         `ValueError`: If the address needs a key and there is none.
+        `SystemExit`: If the address cannot be listened on, with the reason on standard error.
     """
     if not requests_log.handlers:
         lines = logging.StreamHandler()
         lines.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         requests_log.addHandler(lines)
         requests_log.setLevel(logging.INFO)
-    server_of(service).run()
+    server = server_of(service)
+    listener = server.config.bind_socket()
+    listener.listen(_BACKLOG)
+    address = f"{service.config.host}:{listener.getsockname()[1]}"
+    print(f"http://{address}/v1  models: {', '.join(service.models)}  (Ctrl-C stops)", flush=True)
+    server.run([listener])
 
 
 def server_of(service: Service) -> uvicorn.Server:

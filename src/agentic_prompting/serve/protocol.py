@@ -236,13 +236,15 @@ class TextPart(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One message of a conversation. Text only."""
+    """One message of a conversation. Text only; of a reply without an answer it is the refusal."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
+    refusal: str | None = None
 
     def as_message(self) -> Message:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content or self.refusal or ""
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 

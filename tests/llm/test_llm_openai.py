@@ -275,6 +275,20 @@ def test_failures_that_no_retry_helps_are_not_retried(serve, answer, kind, part)
     assert reply.error.fatal == (kind is Misconfigured)
 
 
+def test_a_model_that_knows_max_tokens_by_another_name_is_asked_by_that(serve):
+    """As OpenAI's reasoning models: they refuse a request with `max_tokens`, which costs neither money nor a retry."""
+
+    def answer(request, n):
+        if "max_tokens" not in request:
+            return "ok" if request["max_completion_tokens"] == 7 else "no limit"
+        what = "Unsupported parameter: 'max_tokens' is not supported here. Use 'max_completion_tokens' instead."
+        return Answer(what, status=400)
+
+    server, chat = serve(answer, max_retries=0)
+    assert [complete(chat, text, max_tokens=7).text for text in "ab"] == ["ok", "ok"]
+    assert len(server.requests) == 3, "the second call knows the name"
+
+
 @pytest.mark.parametrize("asked", ["3600", "1e9", "120.5", "a date"])
 def test_a_long_retry_after_is_waited_for_at_most_two_minutes_and_the_retry_made(serve, asked, monkeypatch):
     monkeypatch.setattr("agentic_prompting.llm.openai_http._LONGEST_ASKED", 0.05, raising=False)

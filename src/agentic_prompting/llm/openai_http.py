@@ -172,6 +172,7 @@ class Http:
         )
         self._interval = 60 / chat.requests_per_minute if chat.requests_per_minute else 0.0
         self._next_start = 0.0
+        self._renames_limit = False  # whether the model takes `max_completion_tokens` in the place of `max_tokens`
 
     async def ask(self, call: Call) -> Reply:
         """Send a call, with retries. An error is in the reply, its secrets not yet removed."""
@@ -190,6 +191,8 @@ class Http:
     async def _attempt(self, body: dict[str, Any], call: Call) -> tuple[Reply, float | None]:
         """One attempt: its reply, and the seconds to wait before a retry; `None` if a retry cannot help."""
         began = time.monotonic()
+        if self._renames_limit and "max_tokens" in body:
+            body["max_completion_tokens"] = body.pop("max_tokens")
         try:
             async with self.breaker.attempt(call.patience) as probing:
                 call.patience = max(0.0, call.patience - (time.monotonic() - began))
@@ -208,6 +211,10 @@ class Http:
             return Reply(error=error), None
         if isinstance(answer, LLMError):
             return Reply(error=answer), _backoff(call.attempts)
+        if answer.status == 400 and "max_tokens" in body and b"max_completion_tokens" in answer.body:
+            self._renames_limit = True  # OpenAI's reasoning models: the same limit by another name
+            call.max_retries += 1
+            return Reply(error=_from_status(answer, self.model)), 0.0
         if not 200 <= answer.status < 300:
             passes = answer.status in (408, 409, 429) or answer.status >= 500
             final = not passes or b"insufficient_quota" in answer.body  # waiting does not fill an account

@@ -318,9 +318,10 @@ def test_the_same_is_asked_once_among_those_who_share(share, texts):
 def test_what_was_said_is_kept_for_the_step_and_forgotten_after():
     chat = numbered()
     environment = LLMEnvironment(chat, share_replies="step")
-    texts = [steps(environment, rollouts_of(batch, [0]))[0].text for batch in ("1", "1", "2", "1", "3", "1")]
-    assert texts == ["said 0", "said 0", "said 1", "said 0", "said 2", "said 3"]
-    assert len({repeat for repeat, _ in chat.identities}) == 3, "a recording finds the reply of a batch again"
+    batches = ["1", "1", "2", "1", *map(str, range(3, 19)), "1"]  # 16 others after the first one was last asked
+    texts = [steps(environment, rollouts_of(batch, [0]))[0].text for batch in batches]
+    assert texts == [f"said {n}" for n in (0, 0, 1, 0, *range(2, 19))]
+    assert len({repeat for repeat, _ in chat.identities}) == 18, "a recording finds the reply of a batch again"
 
 
 def test_another_conversation_or_model_or_a_batch_unknown_is_asked_itself():

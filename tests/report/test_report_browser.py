@@ -244,7 +244,7 @@ def test_text_that_hides_and_text_without_end(browser, tmp_path):
 
 def test_a_group_is_shown_with_its_advantages(browser, tmp_path):
     records = [
-        record(n, random.Random(0), 3, question=f"q{n // 4}", reward=float(n % 4), rewards={"a": float(n % 4)})
+        record(n, random.Random(0), 3, task="t", question=f"q{n // 4}", reward=n % 4 + 0.0, rewards={"a": n % 4 + 0.0})
         for n in range(16)
     ]
     page = opened(browser, write_report(write_run(tmp_path, records), pictures=False))

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from ..rollout import Environment
 
 
-def setting(help: str, default: Any = None, *names: str) -> Any:
-    """An option of a program or of the command: a dataclass's field with its help, and its names where it has two."""
-    return field(default=default, metadata={"help": help, "names": names})
+def setting(help: str, default: Any = None, *aliases: str) -> Any:
+    """An option of a program or of the command: a dataclass's field with its help, and other names of the option."""
+    return field(default=default, metadata={"help": help, "aliases": list(aliases)})
 
 
 def option(help: str, *names: str) -> Any:
@@ -137,7 +137,7 @@ class LargeLLM(EnvironmentModel, Spending):
     environment: str | None = setting(
         "Instead of a large LLM your own environment or agent program: module:name, or file.py:name.",
         None,
-        *("--environment", "--program"),
+        "--program",
     )
 
     def check(self) -> None:
@@ -343,7 +343,8 @@ def options_of(settings: type) -> list[Parameter]:
 
 def _option(one: Field[Any], kind: Any, help: str) -> Parameter:
     # A switch has no --no-...: what it is without is the default.
-    names = one.metadata.get("names") or ([f"--{one.name.replace('_', '-')}"] if kind is bool else [])
+    aliases = one.metadata.get("aliases", [])
+    names = [f"--{one.name.replace('_', '-')}", *aliases] if aliases or kind is bool else []
     default = f" Default: {one.default}." if one.default or (one.default == 0 and kind is not bool) else ""
     annotated: Any = Annotated  # of a type that is known only now
     declared = annotated[kind, option(help + default, *names)]

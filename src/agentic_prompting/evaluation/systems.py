@@ -172,7 +172,7 @@ class PromptedSystem(System):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        own = getattr(self.chat, "sampling", None)  # of each call to the model, whoever makes it
+        own = getattr(self.chat, "sampling", None)  # the defaults of every call to the model
         system_prompt = getattr(self.chat, "system_prompt", None)
         return {
             "class": type(self).__name__,

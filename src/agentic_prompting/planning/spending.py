@@ -59,8 +59,9 @@ class Spending:
         hours (`float`): Duration of the run.
         hours_ahead (`float`, *optional*): With `async_lead: 1`, on the virtual clock; `None` where the run has a lead
             or cannot have one.
-        intervals (`dict`): 95 % intervals of a pilot run's means, by name, over its questions: rollouts of one question
-            are alike. Of a single question there are none; of fewer than about 30 they are somewhat too narrow.
+        intervals (`dict`): 95 % intervals of a pilot run's means, by name, over its questions, because rollouts of one
+            question are alike. A pilot of a single question has none; with fewer than about 30 questions they are
+            somewhat too narrow.
         notes (`list[str]`): Where the figures are from, and warnings.
     """
 

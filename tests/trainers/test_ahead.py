@@ -510,6 +510,7 @@ def test_a_refused_second_start_changes_no_file(tiny_policy, rows, tmp_path, res
         ({"max_turns": 2}, "limits"),
         ({"max_turn_tokens": 23}, "limits"),
         ({"temperature": 0.5}, "sampling"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
         ({"per_device_train_batch_size": 8}, "generation_batch_size"),
     ],
 )

@@ -230,6 +230,22 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     return markdown(titles.split(","), rows)
 
 
+def each_setting(records: Sequence[Mapping[str, Any]]) -> str:
+    """The differences in each setting as a Markdown table."""
+    told = outcomes(records)["each"]
+    titles = {
+        "one_call_minus_joint": "one call minus joint [95 %]",
+        "one_call_minus_gepa": "one call minus GEPA, then GRPO [95 %]",
+        "paired_minus_one_call": "paired ratings minus one call [95 %]",
+    }
+    rows = [
+        [setting, *(shown(row.get(name), "+") for name in titles), max(one["n"] for one in row.values())]
+        for setting, row in told.items()
+        if row
+    ]
+    return markdown(["world and reflector", *titles.values(), "seeds"], rows)
+
+
 def protocol_first(commits: Iterable[str]) -> bool:
     """Whether the protocol was committed before all of these commits, from which the records come."""
     added = git("log", "--format=%H", f"-S{HEADING}", "--", "docs/evidence.md").split()

@@ -211,6 +211,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "league": lambda records: table(summarise(records)),
     "league.verdicts": lambda records: verdicts(summarise(records)),
     "league_two": league.table,
+    "league_two.each": league.each_setting,
     "league_two.verdicts": league.verdicts,
     "ratings": espl_sandbox.table,
     "simulated": ratings.table,

@@ -238,12 +238,12 @@ def each_setting(records: Sequence[Mapping[str, Any]]) -> str:
         "one_call_minus_gepa": "one call minus GEPA, then GRPO [95 %]",
         "paired_minus_one_call": "paired ratings minus one call [95 %]",
     }
-    rows = [
-        [setting, *(shown(row.get(name), "+") for name in titles), max(one["n"] for one in row.values())]
-        for setting, row in told.items()
-        if row
-    ]
-    return markdown(["world and reflector", *titles.values(), "seeds"], rows)
+    rows = []
+    for setting, row in told.items():
+        if row:
+            seeds = " / ".join(str(row[name]["n"]) for name in titles if name in row)
+            rows.append([setting, *(shown(row.get(name), "+") for name in titles), seeds])
+    return markdown(["world and reflector", *titles.values(), "seeds of each"], rows)
 
 
 def protocol_first(commits: Iterable[str]) -> bool:

@@ -265,7 +265,7 @@ def identity_of(
         "limits": asdict(limits),
         "grammar": ", ".join(f"{type(one).__name__} {one}" for one in grammars),
         "sampling": dict(spec.sampling),
-        "chat_template_kwargs": dict(spec.chat_template_kwargs),
+        "chat_template_kwargs": json.dumps(spec.chat_template_kwargs, sort_keys=True, default=str),
         "environment": ", ".join(one.described_by.__qualname__ for one in parts),
         "model": ", ".join(str(getattr(one, "model", type(one).__qualname__)) for one in chats if one is not None),
     }

@@ -186,10 +186,9 @@ def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"- Not decided yet ({row['n']} of {len(SEEDS)} seeds): {what}.")
             continue
         said = "Not so" if row[bound] > least else "**Against us**"
-        about = f"Difference {shown(row, '+')}, over {len(row['settings'])} of {len(SETTINGS)} settings."
-        if bound == "low_one_sided":
-            about = f"{about[:-1]}; one-sided lower bound {row[bound]:+.3f}."
-        lines.append(f"- {said}: {what}. {about}")
+        about = f"Difference {shown(row, '+')}, over {len(row['settings'])} of {len(SETTINGS)} settings"
+        about += f"; one-sided lower bound {row[bound]:+.3f}" if bound == "low_one_sided" else ""
+        lines.append(f"- {said}: {what}. {about}.")
     lines.sort(key=lambda line: "Against" not in line)
     for name, what in STUDENTS.items():
         if told[name]["n"]:

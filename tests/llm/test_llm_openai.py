@@ -419,7 +419,7 @@ def test_many_threads_share_a_client(serve):
 
 
 def test_a_cancelled_future_cancels_its_request(serve):
-    server, chat = serve(always(Answer(delay=0.5)), max_concurrency=1)
+    server, chat = serve(in_turn(Answer(delay=5), "ok"), max_concurrency=1)
     running, waiting, last = (start(chat(user(text))) for text in ("running", "waiting", "last"))
     until(lambda: server.requests)
     assert running.cancel()

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from ..evaluation import Comparison
 
 POPULATION = "population.json"
-_OF_AN_AGENT = ("*.safetensors", "*.bin", "agentic_prompting.json")
 _NOTHING = {"0", "0.0", "0.00000", "–", ""}
 """A column with nothing else in it is not shown."""
 
@@ -203,7 +202,10 @@ def _evaluated(
 
 def _own_name(llm: LargeLLM, *folders: str | Path) -> str:
     """What tells an agent's answers from others': its folders, when they were written, and whom it asks."""
-    files = [file for folder in folders for kind in _OF_AN_AGENT for file in sorted(Path(folder).glob(kind))]
+    from ..rollout import SPEC_FILE
+
+    kinds = ("*.safetensors", "*.bin", SPEC_FILE)
+    files = [file for folder in folders for kind in kinds for file in sorted(Path(folder).glob(kind))]
     written = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     asked = [llm.sandbox, llm.environment, llm.environment_model, llm.environment_max_tokens]
     return f"{', '.join(map(str, folders))} {digest([written, asked])}"

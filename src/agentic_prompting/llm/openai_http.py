@@ -52,8 +52,6 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a retry, if the server s
 _LONGEST_ASKED = 120.0  # seconds at most of a server's `Retry-After`
 _FAILURES = 5  # in a row, after which an endpoint is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before an attempt at an endpoint that is down
-
-
 _CONNECTED_TO = re.compile(r"^Cannot connect to host .*? \[|\]$| \('[^()]*\)")  # what aiohttp and asyncio say of it
 
 

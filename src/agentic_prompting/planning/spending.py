@@ -131,13 +131,12 @@ def spending(
     # A block of rollouts is played at once, for one step or several.
     block = int(of.get("generation_batch_size") or found.rollouts)
     updates = max(1, block * int(of.get("num_iterations", 1)) // found.rollouts)
-    usd: float | None = None
     measured: dict[str, Any] = {}
     if pilot is not None:
         measured, found.intervals, over = _piloted(Path(pilot))
         notes.append(f"{', '.join(measured)} of a rollout are those of {pilot}: {over}")
-        usd = measured.pop("usd", None)
-        assumed = replace(assumed, **measured)
+    usd: float | None = measured.pop("usd", None)
+    assumed = replace(assumed, **measured)
     rest = {name: value for name, value in asdict(assumed).items() if name not in measured}
     notes.append("assumed: " + ", ".join(f"{name} {value:g}" for name, value in rest.items()))
     if usd is None and price is not None:
@@ -163,8 +162,7 @@ def spending(
         found.hours_ahead = found.steps * (found.sampling * (1 - hidden) + found.training) / 3600
     if "prompts_per_step" in of and of.get("mode") != "rl":
         notes.append("the calls of the reference LLM come on top")
-    notes += _budget(of, found)
-    found.notes = notes
+    found.notes = [*notes, *_budget(of, found)]
     return found
 
 

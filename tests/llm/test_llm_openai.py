@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from concurrent.futures import wait
+from types import SimpleNamespace
 
 import pytest
 
@@ -287,6 +288,21 @@ def test_a_model_that_knows_max_tokens_by_another_name_is_asked_by_that(serve):
     server, chat = serve(answer, max_retries=0)
     assert [complete(chat, text, max_tokens=7).text for text in "ab"] == ["ok", "ok"]
     assert len(server.requests) == 3, "the second call knows the name"
+
+
+@pytest.mark.parametrize(("status", "longest", "shortest"), [(429, 80, 50), (500, 16, 11)])
+def test_retries_after_a_429_without_a_time_last_about_a_minute(serve, status, longest, shortest, monkeypatch):
+    """Limits of requests and tokens are by the minute: retries that all end within it lose the call."""
+    waits: list[float] = []
+
+    async def kept(seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.5)
+    _server, chat = serve(always(Answer("slow", status=status)))
+    monkeypatch.setattr("agentic_prompting.llm.openai_http.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": kept}))
+    assert complete(chat, "x").attempts == 6
+    assert shortest < sum(waits) < longest
 
 
 @pytest.mark.parametrize("asked", ["3600", "1e9", "120.5", "a date"])

@@ -523,6 +523,16 @@ def test_a_body_too_large(serve):
     assert ask(address).choices[0].message.content == "Nairobi"
 
 
+def test_a_taken_port_is_found_before_the_model_is_loaded(tiny_policy, monkeypatch, capsys):
+    monkeypatch.setattr("agentic_prompting.PromptAgent.from_pretrained", lambda *_, **__: pytest.fail("it was loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
+        port = str(taken.getsockname()[1])
+        main(["serve", str(tiny_policy), "--sandbox", "--port", port])
+    err = capsys.readouterr().err
+    assert (ended.value.code, err.count("\n")) == (2, 1)
+    assert f"cannot listen on 127.0.0.1, port {port} (Address already in use)" in err
+
+
 def test_the_address_is_printed_once_it_is_listened_on(monkeypatch, capsys):
     """It was printed before: also where the port was taken, and port 0 as 0."""
     servers = []

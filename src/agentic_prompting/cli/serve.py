@@ -41,8 +41,9 @@ def serve(
     llm.check()
     if refine and llm.environment is not None:
         raise ValueError("--refine asks a large LLM: name it with --environment-model, without --environment")
-    config.find_key()  # a missing key is found before the model is loaded, not after
+    config.find_key()  # a missing key and a taken port are found before the model is loaded, not after
     check_agent(folder)
+    config.check_address()
     tracing.start()
     from ..agent import PromptAgent
     from ..refine import ProRefiner, RefinedChat

@@ -68,7 +68,7 @@ class OpenAIChat:
             `max_concurrency` for each process: divide a provider's limit by their number.
         timeout (`float`, *optional*, defaults to `60`): Seconds for each attempt. A call ends at the latest
             `timeout · (max_retries + 1)` seconds after it got its slot, plus the waits between attempts (0.5 to 8
-            seconds each, or the endpoint's `Retry-After` up to two minutes), plus `patience`.
+            seconds each, 2.5 to 40 after a 429, or the endpoint's `Retry-After` up to two minutes), plus `patience`.
         max_retries (`int`, *optional*, defaults to `5`): Further attempts after a failed one.
         patience (`float`, *optional*, defaults to `120`): Seconds that a call waits in total while the endpoint is
             down. This wait uses up no retries.

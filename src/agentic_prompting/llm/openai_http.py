@@ -49,6 +49,7 @@ _MOST_BYTES = 32 << 20  # of a reply, unpacked
 _MOST_ERROR_BYTES = 64 << 10  # of an error, of which only the beginning is shown
 _MOST_BYTES_AT_ONCE = 1 << 20  # of a request; aiohttp warns of more
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 8.0  # seconds before a retry, if the server sends no `Retry-After`
+_RATE_LIMITED = 5  # times as long after a 429: limits are by the minute, and five retries then last about one
 _LONGEST_ASKED = 120.0  # seconds at most of a server's `Retry-After`
 _FAILURES = 5  # in a row, after which an endpoint is down
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0  # seconds before an attempt at an endpoint that is down
@@ -297,7 +298,8 @@ def _backoff(attempts: int) -> float:
 
 
 def _wait(attempts: int, answer: _Answer) -> float:
-    """Seconds before the next attempt: the server's `Retry-After`, two minutes at most, or else the backoff.
+    """Seconds before the next attempt: the server's `Retry-After`, two minutes at most, or else the backoff, which is
+    longer after a 429.
 
     `x-should-retry` is ignored, because `max_retries` is a promise to the user.
     """
@@ -309,7 +311,9 @@ def _wait(attempts: int, answer: _Answer) -> float:
     except (KeyError, ValueError):
         if date := email.utils.parsedate_tz(headers.get("retry-after", "")):
             asked = email.utils.mktime_tz(date) - time.time()
-    return min(asked, _LONGEST_ASKED) if asked > 0 else _backoff(attempts)
+    if asked > 0:
+        return min(asked, _LONGEST_ASKED)
+    return _backoff(attempts) * (_RATE_LIMITED if answer.status == 429 else 1)
 
 
 def _from_status(answer: _Answer, model: str) -> LLMError:

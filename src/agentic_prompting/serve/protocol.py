@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import os
 import re
+import socket
 from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -83,6 +84,21 @@ class ServeConfig:
                 "listen on 127.0.0.1"
             )
         return key or None
+
+    def check_address(self) -> None:
+        """Find out whether the address can be listened on, before a model is loaded.
+
+        Raises:
+            `ValueError`: If it cannot: the port is taken, or the host is not this machine.
+        """
+        try:
+            family, *_, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family) as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                one.bind(address)
+        except OSError as error:
+            why = error.strerror or error
+            raise ValueError(f"cannot listen on {self.host}, port {self.port} ({why}): choose another one") from None
 
 
 class Guards:

@@ -300,7 +300,8 @@ def test_retries_after_a_429_without_a_time_last_about_a_minute(serve, status, l
 
     monkeypatch.setattr("agentic_prompting.llm.openai_http._FIRST_WAIT", 0.5)
     _server, chat = serve(always(Answer("slow", status=status)))
-    monkeypatch.setattr("agentic_prompting.llm.openai_http.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": kept}))
+    without_waits = SimpleNamespace(**{**vars(asyncio), "sleep": kept})
+    monkeypatch.setattr("agentic_prompting.llm.openai_http.asyncio", without_waits)
     assert complete(chat, "x").attempts == 6
     assert shortest < sum(waits) < longest
 

@@ -50,7 +50,8 @@ AGAINST = (  # what would count against us, the outcome that decides it, its low
     ("one call is not above GEPA and then GRPO", "one_call_minus_gepa", "low", 0.0),
     ("paired ratings with top-two do not gain over one call alone", "paired_minus_one_call", "low", 0.0),
 )  # fmt: skip
-STUDENTS = {
+FURTHER = {  # outcomes without a verdict; the first one is not in the protocol
+    "joint_minus_gepa": "Not asked by the protocol: joint training minus GEPA, then GRPO",
     "imitation_minus_joint": "Imitation minus its teacher",
     "on_policy_minus_joint": "On-policy distillation minus its teacher",
     "on_policy_minus_imitation": "On-policy distillation minus imitation",
@@ -155,6 +156,7 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "one_call_minus_joint": ("one call", "joint"),
         "one_call_minus_gepa": ("one call", "GEPA, then GRPO"),
         "paired_minus_one_call": ("one call, paired", "one call"),
+        "joint_minus_gepa": ("joint", "GEPA, then GRPO"),
         "imitation_minus_joint": ("joint, then imitation", "joint"),
         "on_policy_minus_joint": ("joint, then on-policy", "joint"),
         "on_policy_minus_imitation": ("joint, then on-policy", "joint, then imitation"),
@@ -177,7 +179,7 @@ def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
-    """The outcomes that the protocol counts against us, first; then the distillations and what was not run."""
+    """The outcomes that the protocol counts against us, first; then the other ones and what was not run."""
     told = outcomes(records)
     lines = []
     for what, name, bound, least in AGAINST:
@@ -190,9 +192,11 @@ def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
         about += f"; one-sided lower bound {row[bound]:+.3f}" if bound == "low_one_sided" else ""
         lines.append(f"- {said}: {what}. {about}.")
     lines.sort(key=lambda line: "Against" not in line)
-    for name, what in STUDENTS.items():
+    for name, what in FURTHER.items():
         if told[name]["n"]:
-            lines.append(f"- {what}: {shown(told[name], '+')}, on {told[name]['n']} seeds.")
+            settings = len(told[name]["settings"])
+            about = f"on {told[name]['n']} seeds, over {settings} of {len(SETTINGS)} settings"
+            lines.append(f"- {what}: {shown(told[name], '+')}, {about}.")
     every = list(cells())
     planned, absent = (
         Counter(", ".join(one[:2]) for one in some) for some in (every, set(every) - by_cell(records).keys())
@@ -235,6 +239,7 @@ def each_setting(records: Sequence[Mapping[str, Any]]) -> str:
     titles = {
         "one_call_minus_joint": "one call minus joint [95 %]",
         "one_call_minus_gepa": "one call minus GEPA, then GRPO [95 %]",
+        "joint_minus_gepa": "joint minus GEPA, then GRPO [95 %]",
         "paired_minus_one_call": "paired ratings minus one call [95 %]",
     }
     rows = []

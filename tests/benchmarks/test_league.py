@@ -77,9 +77,11 @@ def test_paired_ratings_and_distillations_have_their_lines():
     ]
     told = league.verdicts(records)
     assert "**Against us**: paired ratings with top-two do not gain" in told.splitlines()[0], "no better than one call"
-    assert "On-policy distillation minus imitation: +0.250 [+0.250, +0.250], on 16 seeds." in told
+    assert "On-policy distillation minus imitation: +0.250 [+0.250, +0.250], on 16 seeds, over 1 of" in told
+    assert "Not asked by the protocol: joint training minus GEPA, then GRPO: +0.500 [+0.500, +0.500]" in told
     assert "Imitation minus its teacher: -0.500" in told
-    row = "| rules, easy | +0.250 [+0.250, +0.250] | +0.750 [+0.750, +0.750] | +0.000 [+0.000, +0.000] | 16 / 16 / 16 |"
+    shown = " | ".join(f"{x:+.3f} [{x:+.3f}, {x:+.3f}]" for x in (0.25, 0.75, 0.5, 0.0))
+    row = f"| rules, easy | {shown} | 16 / 16 / 16 / 16 |"
     assert league.each_setting(records).splitlines()[2:] == [row], "settings without a pair have no row"
 
 

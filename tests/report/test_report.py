@@ -426,6 +426,29 @@ def test_score_against_dollars(tmp_path):
     assert 'id="data-front"' not in write_report(free, tmp_path / "out", pictures=False).read_text()
 
 
+def test_a_recording_makes_no_system_free(tmp_path):
+    """Answers that come out of a recording cost nothing, and are worth on the front what they cost before."""
+    from agentic_prompting.evaluation import PromptedSystem, evaluate_agent, save_run
+    from agentic_prompting.llm import OpenAIChat, ReplayCache
+    from support.servers import LoopbackServer
+
+    cache = ReplayCache(tmp_path / "replies.sqlite")
+
+    def asked(name, url):
+        chats = {kind: OpenAIChat(kind, url, cache=cache, price=(usd, 0)) for kind, usd in (("dear", 10), ("cheap", 1))}
+        systems = {kind: PromptedSystem(chat) for kind, chat in chats.items()}
+        found = evaluate_agent(systems, {"sums": ROWS}, runs=1, output=tmp_path / name, progress=False)
+        save_run(tmp_path / name, found)
+        points = block(write_report(tmp_path / name, tmp_path / f"of-{name}", pictures=False).read_text(), "front")
+        return sum(one["cost_usd"] for one in found.records), [(one["name"], one["usd"]) for one in points]
+
+    with LoopbackServer(lambda request, number: "1") as server:
+        paid, points = asked("first", server.base_url)
+        assert paid == pytest.approx(sum(8 * usd for _, usd in points))
+        assert [name for name, _ in points] == ["cheap", "dear"] and points[1][1] == pytest.approx(10 * points[0][1])
+        assert asked("again", server.base_url) == (0, points)
+
+
 # --- live ------------------------------------------------------------------------------------------------------------
 
 
@@ -487,9 +510,9 @@ def test_rollouts_of_one_question_do_not_narrow_the_interval_of_a_score(tmp_path
 def test_an_evaluated_agent_costs_what_its_replies_are_worth(tmp_path):
     """With a recording the second of two agents looked free: the first had paid for the same replies."""
     answered = {"system": "s", "task": "t", "run": 0, "question": "q", "answers": ["a"], "answer": "a"}
-    trajectories = [{"trajectory": {"turns": [], "worth_usd": 0.75}}, {"trajectory": {"turns": []}}, {}]
+    others = [{"worth_usd": 0.75}, {"worth_usd": None}, {}]
     RecordFile(tmp_path / "s.jsonl").append(
-        [{**answered, "place": i, "cost_usd": 0.25, **one} for i, one in enumerate(trajectories)]
+        [{**answered, "place": i, "cost_usd": 0.25, **one} for i, one in enumerate(others)]
     )
     (point,) = cost_points([RunSummary.read(tmp_path)], ["s"])
     assert point.usd == pytest.approx((0.75 + 0.25 + 0.25) / 3)

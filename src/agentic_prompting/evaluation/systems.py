@@ -35,6 +35,7 @@ class Answer:
         fatal (`bool`, *optional*, defaults to `False`): Whether no later question can go better.
         calls (`int`), cached (`int`): Model calls, and those of them that were replayed, unpaid.
         tokens (`int`), cost_usd (`float`): Read and written, and what they cost.
+        worth_usd (`float`, *optional*): What they would have cost without a recording. Defaults to `cost_usd`.
         seconds (`float`): From question to answer.
         trajectory (*optional*): JSON-able; how it came about.
     """
@@ -48,6 +49,7 @@ class Answer:
     cached: int = 0
     tokens: int = 0
     cost_usd: float = 0.0
+    worth_usd: float | None = None
     seconds: float = 0.0
     trajectory: Any = None
 
@@ -305,6 +307,7 @@ def answer_of_refinement(result: RefinementResult) -> Answer:
         cached=sum(role.cached for role in usage),
         tokens=sum(role.tokens for role in usage),
         cost_usd=sum(role.cost_usd for role in usage),
+        worth_usd=sum(role.worth_usd for role in usage),
         seconds=result.seconds,
         trajectory={name: getattr(result, name) for name in ("prompt", "stop_reason", "verdict")}
         | {"steps": len(result.steps)},
@@ -317,4 +320,5 @@ def _used(replies: Sequence[Reply]) -> dict[str, Any]:
         "cached": sum(reply.cached for reply in replies),
         "tokens": sum(reply.usage.tokens for reply in replies),
         "cost_usd": sum(reply.usage.cost_usd for reply in replies),
+        "worth_usd": sum(reply.worth.cost_usd for reply in replies),
     }

@@ -79,15 +79,13 @@ ROLLOUT: dict[str, Check] = {
 LOG_ENTRY: dict[str, Check] = {"step": is_step, "run": _maybe(is_number)}
 """The fields of an entry of the trainer's log that it is sorted by."""
 
-_USED = dict.fromkeys(("calls", "tokens", "cost_usd", "seconds"), _maybe(is_number))
+_USED = dict.fromkeys(("calls", "tokens", "cost_usd", "worth_usd", "seconds"), _maybe(is_number))
 _HAVE_DEFAULTS = {"run", "mode", "format", *_USED}  # where they are missing: `null` is as good
 ANSWER: dict[str, Check] = {
     **{"system": is_text, "task": is_text, "run": is_step, "place": is_step, "question": is_text},
     "answers": lambda value: value != [] and _list_of(is_text)(value),
     **{"answer": _maybe(is_text), "whole": _maybe(is_text), "error": _maybe(is_text)},
-    "trajectory": _maybe(
-        _object({"turns": _maybe(_list_of(_TURN)), **dict.fromkeys(("steps", "worth_usd"), _maybe(is_number))})
-    ),
+    "trajectory": _maybe(_object({"turns": _maybe(_list_of(_TURN)), "steps": _maybe(is_number)})),
     **_USED,
 }
 """The fields of an evaluation's record."""

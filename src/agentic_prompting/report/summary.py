@@ -214,7 +214,7 @@ def cost_points(runs: Sequence[RunSummary], names: Sequence[str]) -> list[CostPo
 
 def _worth(record: Record) -> float:
     """The dollars of a rollout, or of an answer, as if each of its replies had been paid for it."""
-    return (record.get("trajectory") or record).get("worth_usd", record.get("cost_usd")) or 0.0
+    return record.get("worth_usd", record.get("cost_usd")) or 0.0
 
 
 def _optimisation(run: Path) -> list[dict[str, float]]:

@@ -267,6 +267,30 @@ def test_ctrl_c_ends_a_batch_whose_environment_never_returns():
     assert "KeyboardInterrupt" in done.stderr and done.returncode != 0
 
 
+def test_a_program_that_ends_waits_for_the_engines_step():
+    """A thread in torch's code while the interpreter is torn down aborted the process, after its last line."""
+    script = """
+        import threading, time
+        from agentic_prompting.llm import start
+        from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
+
+        began = threading.Event()
+
+        def sampler(requests):
+            began.set()
+            time.sleep(0.5)
+            print("the step has ended", flush=True)
+            return [Sample([1], [0.0]) for _ in requests]
+
+        start(BatchEngine(sampler)(SampleRequest([1], 1, 0)))
+        began.wait()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, env=os.environ
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the step has ended\n", "")
+
+
 def test_one_exiting_environment_leaves_the_rollouts_beside_it_alone():
     class ExitsOnce:
         def __init__(self):

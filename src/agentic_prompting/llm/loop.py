@@ -237,6 +237,12 @@ def background_loop(user: Any = None) -> asyncio.AbstractEventLoop:
         return _current.loop
 
 
+def end() -> None:
+    """End the background loop of this process, as interpreter exit does; only what runs then may call it."""
+    if _current is not None:
+        _current.stop()
+
+
 def loop_error() -> LoopEnded | None:
     """The error with which the background loop of this process has ended; `None` while it runs or has not started."""
     return None if _current is None or _current.pid != os.getpid() else _current.ended

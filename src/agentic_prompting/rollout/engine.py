@@ -8,6 +8,7 @@ arrives meanwhile joins at the next step. Policies that run elsewhere (on a serv
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -16,9 +17,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from ..llm.guard import contained
-from ..llm.loop import gather, start
+from ..llm.loop import end, gather, start
 from .chat_format import TextFormat
 from .environment import Environment, as_environment
 from .play import play
@@ -29,6 +31,19 @@ Result = TypeVar("Result")
 T = TypeVar("T")
 
 _LISTEN_SECONDS = 0.5  # seconds between two checks of a waiting thread for failures elsewhere
+_END_SECONDS = 10.0
+
+_workers: WeakSet[threading.Thread] = WeakSet()
+
+
+@atexit.register
+def _wait_for_workers() -> None:
+    """At interpreter exit: cancel all requests, and wait for the engines' threads, which see it at their next step. A
+    thread that is in torch's code while the interpreter is torn down aborts the process, with status 134 and
+    "terminate called without an active exception"."""
+    end()
+    for worker in list(_workers):
+        worker.join(_END_SECONDS)
 
 
 @dataclass(eq=False)
@@ -71,6 +86,7 @@ class Engine(ABC, Generic[Request, Result]):
             with self._starting:
                 if self._worker is None:
                     self._worker = threading.Thread(target=self._run_own_thread, name=type(self).__name__, daemon=True)
+                    _workers.add(self._worker)
                     self._worker.start()
         return await job.future
 

@@ -28,7 +28,7 @@ from agentic_prompting.evolution import (
     PromptResult,
     Rating,
     SystemPrompt,
-    TrueSkillRatings,
+    best_result,
     common_means,
     crossover,
     mutate,
@@ -188,7 +188,8 @@ def selection() -> Iterator[Row]:
     yield Row(
         "eq 1", "... and of a batch the mean over its problems", values, common_means([result.row for result in batch])
     )
-    yield Row("eq 4", "the prompt with the highest V mutates", 1, TrueSkillRatings().parent(dict(enumerate(values))))
+    best = best_result(batch, values)
+    yield Row("eq 4", "the prompt with the highest V mutates", 1, best and best.prompt.id)
     beliefs = [(25.0, 1.0), (24.0, 2.0), (23.5, 1.5), (26.0, 0.2)]
     scores = [mu + 2 * sigma for mu, sigma in beliefs]
     for temperature in (1.0, 2.0):

@@ -31,7 +31,7 @@ from typing import Any
 import espl_sandbox
 from filelock import FileLock, Timeout
 from lab import RECORDS as RECORDED, REPOSITORY, Records, git, interval, log, markdown, share, shown
-from league_cell import METHODS, run
+from league_cell import run
 
 from agentic_prompting.records import atomic_write
 from paper_tables.estimates import seed_interval
@@ -42,6 +42,7 @@ SEEDS, TUNING_SEEDS = tuple(range(521, 537)), (1, 2, 3, 42)  # 42's warm start c
 PRIMARY = ("joint", "one call", "GEPA, then GRPO")
 SECONDARY = ("one call, paired", "rl")
 DISTILLED = ("joint, then imitation", "joint, then on-policy")
+ORDER = (*PRIMARY, *SECONDARY, *DISTILLED)
 HEADING = "## The second league of E-SPL"  # of the protocol
 MARGIN, GOOD, BATCHES = 0.05, 0.8, 3  # not worse by more; calls until this exact match, on the mean of so many batches
 AGAINST = (  # what would count against us, the outcome that decides it, its lower bound, and what that must be above
@@ -220,7 +221,7 @@ def table(records: Iterable[Mapping[str, Any]]) -> str:
     """The summary as a Markdown table."""
     rows = []
     for setting, methods in summarise(records).items():
-        for method in sorted(methods, key=list(METHODS).index):
+        for method in sorted(methods, key=ORDER.index):
             row = methods[method]
             shares = [f"{row[name]:.3f}" for name in OTHERS]
             good = f"{row['calls_until_good']} ({row['good']} of {row['n']})" if row["good"] else f"0 of {row['n']}"
@@ -329,7 +330,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
     def place(one: Mapping[str, Any]) -> tuple[int, int, int]:
         setting = SETTINGS.index((one["world"], one["reflector"]))
-        return setting, one["seed"], list(METHODS).index(one["method"])
+        return setting, one["seed"], ORDER.index(one["method"])
 
     return sorted(found, key=place)
 

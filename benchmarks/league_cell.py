@@ -30,12 +30,13 @@ ONE_CALL = {"reflection": "one_call", "p_crossover": 0.0}
 METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "joint": [("joint", 1.0, {})],
     "one call": [("joint", 1.0, ONE_CALL)],
-    "one call, paired": [("joint", 1.0, {**ONE_CALL, "rating": "paired", "selection": "top_two"})],
     "GEPA, then GRPO": [("gepa", 0.5, {}), ("rl", 0.5, {})],
     "rl": [("rl", 1.0, {})],
     "joint, then imitation": [("joint", 1.0, {}), ("imitate", 0.5, {})],
     "joint, then on-policy": [("joint", 1.0, {}), ("distil", 0.5, {})],
 }
+# What gained nothing left the library; the cells are in records/, and the last commit that runs them is this one.
+GONE = {"one call, paired": "67bdbf9"}
 
 
 class Counted:
@@ -93,6 +94,8 @@ def run(world: str, reflector: str, seed: int, method: str, folder: Path, steps:
             rated), the final `prompt`, `others` (exact match of the warm start and the trained weights under the first
             and the final prompt, where `correct` is not that); `leaks` in the cells of `joint`.
     """
+    if method in GONE:
+        raise ValueError(f"{method!r} is not in the library any more: commit {GONE[method]} runs it")
     started, sandbox = time.perf_counter(), prepare(world, seed)
     counted = Counted(reflector_of(sandbox, reflector, seed), MAX_CALLS)
     agent = Agent(sandbox, seed, Path(sandbox.model), sandbox.root, counted)

@@ -4,11 +4,12 @@
     python benchmarks/ratings.py --json --quick     # few replications
     python benchmarks/ratings.py --json --record    # also replaces records/simulated.jsonl.gz
 
-The population, its ratings and rules are the library's; simulated are the rewards and the reflector. A prompt has some
-of five principles that help and any number that harm; how many of its attempts at a problem succeed follows from them,
-from the problem, and from weights that get better. Every batch the prompt that the rating calls the parent has a child,
-which is better, worse or unchanged, as often as the reflector is right, wrong or idle. A replication is a seed, the
-same for every rating and rule.
+The population is the library's, and so are its ratings and rules, except for paired ratings and `top_two`
+(`paired_ratings.py`), which left it because they gained nothing in training. Simulated are the rewards and the
+reflector. A prompt has some of five principles that help and any number that harm; how many of its attempts at a
+problem succeed follows from them, from the problem, and from weights that get better. Every batch the best prompt by
+its scores, or by what is believed of it under paired ratings, has a child, which is better, worse or unchanged, as
+often as the reflector is right, wrong or idle. A replication is a seed, the same for every rating and rule.
 
 `chosen` is the true quality of the prompt that the run ends with, `spearman` the rank correlation of rating and true
 quality among the candidates at the end, `played` the mean quality of what was played. Quality is the expected share of
@@ -24,11 +25,13 @@ import random
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from espl_sandbox import spearman
 from lab import RECORDS as RECORDED, Records, interval, log, markdown, shown
+from paired_ratings import PairedPopulation, top_two
 
 from agentic_prompting.evolution import (
     Attempt,
@@ -106,21 +109,33 @@ def reflect(prompt: SystemPrompt, right: float, wrong: float, rng: random.Random
     return Outcome("mutation").finish("child", child)
 
 
+def population_of(rating: str, rule: str, seed: int) -> Population:
+    """A new population by the names of the tables."""
+    kind = PairedPopulation if rating == "paired" else Population
+    options = {"temperature": RATINGS[rating], "seed": seed}
+    population = kind(SystemPrompt("Solve.", ()), rule=top_two if rule == "top_two" else rule, **options)
+    if rule == "top_two" and isinstance(population, PairedPopulation):
+        population.rule = partial(top_two, draw=population.ratings.draw)
+    return population
+
+
 def replicate(reflector: str, rating: str, rule: str, seed: int) -> dict[str, float]:
     """One run of 30 batches."""
     right, wrong = REFLECTORS[reflector]
     world, rng = World(random.Random(f"{reflector} {seed}")), random.Random(f"reflector {seed}")
-    population = Population(
-        SystemPrompt("Solve.", ()), rule=rule, rating=rating, temperature=RATINGS[rating], seed=seed
-    )
+    population = population_of(rating, rule, seed)
     generation, played = Generation(population, 0.0), []
     for _ in range(STEPS):
         prompts = list({prompt.id: prompt for prompt in generation.draw(PROMPTS)}.values())
         job = generation.record([world.play(prompts)])
         played.append(statistics.fmean(map(world.quality, prompts)))
-        for child in generation.join(job, [reflect(job.best.prompt, right, wrong, rng)]) if job else ():
+        if job is not None:
+            parent = population.parent(prompts) if isinstance(population, PairedPopulation) else job.best.prompt
+            (child,) = generation.join(job, [reflect(parent, right, wrong, rng)])
             if child is not None:
                 world.drifted[child.id or 0] = world.drifted[child.parents[0]]
+            elif isinstance(population, PairedPopulation):
+                population.ratings.unchanged()
         world.learn()
     candidates = population.candidates()
     truth = [world.quality(member.prompt) for member in candidates]

@@ -13,7 +13,6 @@ from agentic_prompting.evolution import (
     EvolveConfig,
     Population,
     SystemPrompt,
-    TrueSkillRatings,
     evolve,
     mutation_rating,
 )
@@ -221,23 +220,7 @@ def test_a_reward_that_gives_none_is_left_out(none):
     assert 0 < result.steps[0].failed < 1
 
 
-def test_a_failed_step_leaves_ratings_of_ones_own_as_they_were():
-    """Of ratings that hand out the list that they go on with. The evaluation behind the reflection fails."""
-
-    class Counting(TrueSkillRatings):
-        def __init__(self):
-            super().__init__()
-            self.count = [0]
-
-        def unchanged(self):
-            self.count[0] += 1
-
-        def state_dict(self):
-            return {"count": self.count}
-
-        def load_state_dict(self, state):
-            self.count = state["count"]
-
+def test_a_step_that_fails_behind_the_reflection_leaves_the_population_as_it_was():
     played = []
 
     def policy(messages):
@@ -248,10 +231,11 @@ def test_a_failed_step_leaves_ratings_of_ones_own_as_they_were():
         return [float(place % 2) for place in range(len(rollout))]
 
     config = EvolveConfig(**{**vars(SETTINGS), "steps": 1, "p_crossover": 0.0, "eval_every": 1})
-    population = Population(ROOT, rating=Counting())
+    population = Population(ROOT)
+    before = population.state_dict()
     reflects = ScriptedChat(lambda messages: "[]" if "Task: draw" in messages[0]["content"] else "said")
     stopped = evolve(policy, reflects, ROWS, reward, population, config, eval_rows=HELD_OUT)
-    assert "wrong key" in stopped.stopped and reflects.calls and population.ratings.count == [0]
+    assert "wrong key" in stopped.stopped and reflects.calls and population.state_dict() == before
 
 
 def test_a_column_that_only_some_rows_have_reaches_the_reward():

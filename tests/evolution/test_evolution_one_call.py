@@ -154,9 +154,8 @@ def learn(messages):
     return object_of(*({"op": "add", "text": f"Always mention {word}."} for word in found[:1]))
 
 
-@pytest.mark.parametrize("rating", ["trueskill", "paired"])
-def test_evolve_with_one_call_learns_and_resumes_bit_for_bit(tmp_path, rating):
-    options = {"reflection": "one_call", "p_crossover": 0.0, "rating": rating, "selection": "top_two"}
+def test_evolve_with_one_call_learns_and_resumes_bit_for_bit(tmp_path):
+    options = {"reflection": "one_call", "p_crossover": 0.0}
     config = EvolveConfig(**{**vars(SETTINGS), **options, "best_rule": "mean"})
 
     def run(steps, checkpoint):

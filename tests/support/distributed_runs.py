@@ -79,7 +79,7 @@ def trainer_for(settings, name, method, lora=False, rows=8, **changes):
         "peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"]) if lora else None,
     }
     if method == "espl":
-        ours = {"reflection": "one_call", "rating": "paired", "selection": "top_two"} if lora else {}
+        ours = {"reflection": "one_call"} if lora else {}
         args = espl_arguments(folder, evolution_lag=0, p_crossover=0.5, **{"beta": 0.01, **ours, **changes})
         trainer = ESPLTrainer(
             args=args, reward_funcs=PromptR1Reward(), reference=Replays(), initial_prompt="Answer .\n[G0]. Ask .",

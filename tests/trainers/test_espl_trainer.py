@@ -264,11 +264,10 @@ def test_training_can_end_with_distillation(tiny_policy, rows, tmp_path, monkeyp
         arguments(tmp_path, distill_epochs=-1)
 
 
-@pytest.mark.parametrize("rating", ["trueskill", "paired"])
 @pytest.mark.parametrize("reflection", ["paper", "one_call"])
-def test_a_run_resumes_bit_for_bit_whatever_rates_and_reflects(tiny_policy, rows, tmp_path, rating, reflection):
-    """Population, belief and losses; with a job that is still pending at the checkpoint."""
-    ours = {"rating": rating, "reflection": reflection, "selection": "top_two", "reflect_on": "imperfect"}
+def test_a_run_resumes_bit_for_bit_whatever_reflects(tiny_policy, rows, tmp_path, reflection):
+    """Population and losses; with a job that is still pending at the checkpoint."""
+    ours = {"reflection": reflection, "reflect_on": "imperfect"}
 
     def run(folder, checkpoint=None, **changes):
         trainer = trainer_for(tiny_policy, folder, rows, Numbered(), evolution_lag=1, **ours, max_steps=6, **changes)
@@ -278,7 +277,7 @@ def test_a_run_resumes_bit_for_bit_whatever_rates_and_reflects(tiny_policy, rows
 
     whole = run(tmp_path / "whole", save_strategy="steps", save_steps=3)
     assert run(tmp_path / "resumed", str(tmp_path / "whole" / "checkpoint-3")) == whole
-    assert len(whole[0]["population"]["members"]) > 3 and whole[0]["population"]["rating"] == rating
+    assert len(whole[0]["population"]["members"]) > 3
 
 
 def test_a_one_call_reflection_that_goes_wrong_is_counted_and_training_goes_on(tiny_policy, rows, tmp_path):

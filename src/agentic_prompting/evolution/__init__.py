@@ -17,22 +17,14 @@ from .lineage import (
 )
 from .one_call import revise
 from .operators import Outcome, correct, crossover, mutate
-from .paired import PairedRatings
 from .parsing import parse_edits
 from .population import Member, Population, load_state
-from .ratings import (
-    Rating,
-    Ratings,
-    TrueSkillRatings,
-    crossover_rating,
-    mutation_rating,
-    ranks,
-    rate,
-)
+from .ratings import Rating, crossover_rating, mutation_rating, ranks, rate
 from .results import (
     Attempt,
     ProblemResult,
     PromptResult,
+    best_result,
     common_means,
     question_of,
     scores_of,
@@ -60,16 +52,14 @@ __all__ = [
     "Lineage",
     "Member",
     "Outcome",
-    "PairedRatings",
     "Population",
     "ProblemResult",
     "PromptResult",
     "Rating",
-    "Ratings",
     "StepLog",
     "SystemPrompt",
-    "TrueSkillRatings",
     "attempt_records",
+    "best_result",
     "common_means",
     "correct",
     "crossover",

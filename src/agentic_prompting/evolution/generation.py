@@ -17,7 +17,7 @@ from .one_call import revise
 from .operators import Outcome, crossover, mutate
 from .population import Population
 from .ratings import Rating
-from .results import PromptResult, Row, scores_of
+from .results import PromptResult, Row, best_result, scores_of
 from .settings import ESPLSettings
 from .system_prompt import SystemPrompt
 
@@ -31,7 +31,7 @@ class Job:
 
     Args:
         batch (`int`): The number of the batch, from 0.
-        best ([`PromptResult`]): The prompt that mutates: the best one of the batch (eq 4), or by [`Ratings.parent`].
+        best ([`PromptResult`]): The best prompt of the batch, which mutates (eq 4).
         crossing (`tuple[PromptResult, ...]`, *optional*): The prompts that cross, if there is a crossover.
         scores (`dict[int, list[float | None]]`): By prompt id its mean reward on each problem, for the journal.
         ratings (`dict[int, Rating]`): By prompt id its rating after the batch. The children inherit it, although the
@@ -122,12 +122,9 @@ class Generation:
         if not reflect or largest is None:
             return None
         match = matches[largest]
-        values = zip(match, self.values[largest], strict=True)
-        scored = {result.prompt.id or 0: value for result, value in values if value is not None}
-        if not scored:
+        best = best_result(match, self.values[largest])
+        if best is None:
             return None
-        parent = self.population.ratings.parent(scored)
-        best = next(result for result in match if result.prompt.id == parent)
         crosses = self.population.rng.random() < self.p_crossover
         ratings = {result.prompt.id or 0: self.population.rating(result.prompt) for result in match}
         job = Job(batch, best, tuple(match) if crosses else None, scores_of(match), ratings)
@@ -160,8 +157,6 @@ class Generation:
     def _joined(self, outcome: Outcome, job: Job) -> SystemPrompt | None:
         if outcome.child is not None and self.population.knows(outcome.child):
             outcome.finish("known")
-        if outcome.reason in ("known", "unchanged"):
-            self.population.ratings.unchanged()
         if (child := outcome.child) is None:
             return None
         # A population of the user's own may have been drawn from before this run: its later children are no older.

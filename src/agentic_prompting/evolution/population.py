@@ -11,18 +11,15 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .paired import PairedRatings
-from .ratings import EXPLORATION, Rating, Ratings, TrueSkillRatings
+from .ratings import EXPLORATION, Rating, child_rating, rate
 from .results import Row, cell_means, common_means
-from .selection import SelectionRule, select, selection_rule, top_two
+from .selection import SelectionRule, select, selection_rule
 from .system_prompt import SystemPrompt
 
 BEST_RULES = ("conservative", "mean", "newest")
-RATINGS = ("trueskill", "paired")
 
 
 @dataclass
@@ -70,8 +67,6 @@ class Population:
             Algorithm 1 reads, so that one may be drawn twice. By default they are different prompts.
         delta_sigma (`float`, *optional*, defaults to `1.0`): Δσ: uncertainty added to the rating of a child (A.5).
         tie_tolerance (`float`, *optional*, defaults to `0.01`): Scores this close to the best of a group are equal.
-        rating (`str` or [`Ratings`], *optional*, defaults to `"trueskill"`): How prompts are rated: `trueskill` (the
-            paper), `paired` ([`PairedRatings`]), or an object of your own.
         best_rule (`str`, *optional*, defaults to `"conservative"`): See [`Population.best`]. With a window of one it is
             always `newest`, because prompts that are played alone are never rated.
         seed (`int`, *optional*, defaults to `0`): Seed of the random generator.
@@ -96,7 +91,6 @@ class Population:
         independent_draws: bool = False,
         delta_sigma: float = 1.0,
         tie_tolerance: float = 0.01,
-        rating: str | Ratings = "trueskill",
         best_rule: str = "conservative",
         seed: int = 0,
     ):
@@ -107,13 +101,10 @@ class Population:
         one_of("best_rule", best_rule, BEST_RULES)
         self.window, self.independent_draws = window, independent_draws
         self.best_rule = best_rule if window > 1 else "newest"
-        self.exploration = exploration
-        self.ratings = _ratings(rating, delta_sigma, tie_tolerance)
+        self.exploration, self.delta_sigma, self.tie_tolerance = exploration, delta_sigma, tie_tolerance
         self.rule = selection_rule(rule, exploration, temperature, independent_draws)
-        if rule == "top_two":
-            self.rule = partial(top_two, draw=self.ratings.draw)
         self.rng = random.Random(seed)
-        self.members = [Member(replace(root, id=0), self.ratings.believe(0, {}))]
+        self.members = [Member(replace(root, id=0), Rating())]
         self.turns = 0
 
     def select(self, k: int) -> list[SystemPrompt]:
@@ -142,15 +133,12 @@ class Population:
         ids = [_id(prompt) for prompt in prompts]
         for name, row in zip(ids, scores, strict=True):
             played.setdefault(name, []).append(row)
-        means = {name: cell_means(rows) for name, rows in played.items()}
-        values = dict(zip(means, common_means(list(means.values())), strict=True))
-        rated = {name: means[name] for name, value in values.items() if value is not None}
+        values = dict(zip(played, common_means([cell_means(rows) for rows in played.values()]), strict=True))
+        rated = {name: value for name, value in values.items() if value is not None}
         if len(rated) > 1:
-            present = {name: self.members[name].rating for name in rated}
-            new = self.ratings.rate(present, rated, {name: len(played[name]) for name in rated})
-            for name, rating in new.items():
+            new = rate([self.members[name].rating for name in rated], list(rated.values()), self.tie_tolerance)
+            for name, rating in zip(rated, new, strict=True):
                 self.members[name].rating = rating
-            for name in rated:
                 self.members[name].matches += 1
         return [values[name] for name in ids]
 
@@ -176,8 +164,8 @@ class Population:
         if any(not 0 <= parent < len(self.members) for parent in child.parents):
             raise ValueError(f"parents {child.parents} of the child are unknown: ids go to {len(self.members) - 1}")
         born = replace(child, id=len(self.members), born_at=child.born_at or self.turns)
-        known = {name: (parents or {}).get(name, self.members[name].rating) for name in child.parents}
-        self.members.append(Member(born, self.ratings.believe(len(self.members), known)))
+        known = [(parents or {}).get(name, self.members[name].rating) for name in child.parents]
+        self.members.append(Member(born, child_rating(known, self.delta_sigma)))
         return born
 
     def knows(self, prompt: SystemPrompt) -> bool:
@@ -218,20 +206,16 @@ class Population:
         candidates and which is the best, for readers of the file."""
         settings = {name: getattr(self, name) for name in ("window", "exploration", "best_rule")}
         members = [member.to_json() for member in self.members]
-        belief = {"rating": self.ratings.name, "belief": self.ratings.state_dict()}
-        return {**settings, **belief, "members": members, "turns": self.turns, "rng": rng_state(self.rng)}
+        return {**settings, "members": members, "turns": self.turns, "rng": rng_state(self.rng)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`Population.state_dict`]. The settings stay those of the constructor.
 
         Raises:
-            `ValueError`: It is damaged, or was rated by other means. Nothing has changed then.
+            `ValueError`: It is damaged. Nothing has changed then.
         """
-        if (rating := state.get("rating", self.ratings.name)) != self.ratings.name:
-            raise ValueError(f"the saved population has rating={rating!r}, this one rating={self.ratings.name!r}")
         try:
             members, turns, rng = read_members(state["members"]), state["turns"], rng_of(state["rng"])
-            self.ratings.load_state_dict(state.get("belief", {}))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"the saved population is damaged: {_describe(error)}") from None
         self.members, self.turns, self.rng = members, turns, rng
@@ -300,13 +284,6 @@ def _id(prompt: SystemPrompt | int) -> int:
     if name is None:
         raise ValueError("this prompt does not belong to a population: it has no id")
     return name
-
-
-def _ratings(rating: str | Ratings, delta_sigma: float, tie_tolerance: float) -> Ratings:
-    if not isinstance(rating, str):
-        return rating
-    one_of("rating", rating, RATINGS)
-    return PairedRatings() if rating == "paired" else TrueSkillRatings(delta_sigma, tie_tolerance)
 
 
 def one_of(name: str, value: str, allowed: Iterable[str]) -> None:

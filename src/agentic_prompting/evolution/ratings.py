@@ -1,4 +1,4 @@
-"""How good each prompt is believed to be: [`Ratings`], and TrueSkill, the paper's (3.2, Appendix B).
+"""How good each prompt is believed to be: TrueSkill (3.2, Appendix B).
 
 A rating changes only by comparisons within a batch, never by the reward itself, because rewards under different weights
 cannot be compared. The update is that of the `trueskill` package; the ties and the ratings of children are ours.
@@ -7,15 +7,13 @@ cannot be compared. The update is that of the `trueskill` package; the ties and 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any, Protocol
+from typing import Any
 
-from .results import ROUNDING, Row, common_means
-from .system_prompt import SystemPrompt
+from .results import ROUNDING
 
 MU, SIGMA = 25.0, 25.0 / 3
 BETA, TAU, DRAW_PROBABILITY = 25.0 / 6, 25.0 / 300, 0.10
@@ -93,6 +91,13 @@ def ranks(scores: Sequence[float], tie_tolerance: float = 0.01) -> list[int]:
     return places
 
 
+def child_rating(parents: Sequence[Rating], delta_sigma: float = 1.0) -> Rating:
+    """[`mutation_rating`] of one parent, [`crossover_rating`] of several; a fresh rating without parents."""
+    if len(parents) == 1:
+        return mutation_rating(parents[0], delta_sigma)
+    return crossover_rating(parents, delta_sigma) if parents else Rating()
+
+
 def mutation_rating(parent: Rating, delta_sigma: float = 1.0) -> Rating:
     """The first rating of a mutated child: its parent's mean, less certain, sqrt(sigma² + delta_sigma²) (Appendix B).
 
@@ -127,98 +132,3 @@ def _environment() -> Any:
 
 def _cdf(x: float) -> float:
     return math.erfc(-x / math.sqrt(2)) / 2  # exact in the lower tail, where NormalDist's `1 + erf` is not
-
-
-class Rated(Protocol):
-    """The part of a [`Member`] that a rule may read: the prompt and its current rating."""
-
-    @property
-    def prompt(self) -> SystemPrompt: ...
-    @property
-    def rating(self) -> Rating: ...
-
-
-class Ratings(Protocol):
-    """How the prompts of a population are rated. A prompt is named by its id."""
-
-    name: str
-
-    def believe(self, prompt: int, parents: Mapping[int, Rating]) -> Rating:
-        """The first rating of a new prompt, given those that its parents had when it was made."""
-
-    def rate(
-        self, ratings: Mapping[int, Rating], rows: Mapping[int, Row], slots: Mapping[int, int]
-    ) -> Mapping[int, Rating]:
-        """The ratings that change by a batch: those of the prompts in it, `ratings` being their present ones.
-
-        Args:
-            rows: By prompt its mean reward on each problem, `None` where there is none; some of each.
-            slots: By prompt how often it was drawn.
-        """
-
-    def parent(self, values: Mapping[int, float]) -> int:
-        """The prompt of a batch that mutates, given the V_i of those that have one."""
-
-    def draw(self, members: Sequence[Rated], rng: random.Random) -> list[float]:
-        """A skill for each, drawn from the belief about all of them."""
-
-    def unchanged(self) -> None:
-        """Called when a reflection had no new prompt to offer."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state beside the ratings, as plain JSON."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
-
-
-class TrueSkillRatings:
-    """[`Ratings`] of the paper: each prompt's skill on its own, by the order of the V_i alone.
-
-    Args:
-        delta_sigma (`float`, *optional*, defaults to `1.0`): See [`mutation_rating`].
-        tie_tolerance (`float`, *optional*, defaults to `0.01`): See [`ranks`].
-    """
-
-    name = "trueskill"
-
-    def __init__(self, delta_sigma: float = 1.0, tie_tolerance: float = 0.01):
-        self.delta_sigma, self.tie_tolerance = delta_sigma, tie_tolerance
-
-    def believe(self, prompt: int, parents: Mapping[int, Rating]) -> Rating:
-        """[`mutation_rating`] of one parent, [`crossover_rating`] of several; a fresh rating without parents."""
-        known = list(parents.values())
-        if len(known) == 1:
-            return mutation_rating(known[0], self.delta_sigma)
-        return crossover_rating(known, self.delta_sigma) if known else Rating()
-
-    def rate(
-        self, ratings: Mapping[int, Rating], rows: Mapping[int, Row], slots: Mapping[int, int]
-    ) -> dict[int, Rating]:
-        """[`rate`]. Nothing changes where no problem has a reward under every prompt."""
-        values = [value for value in common_means(list(rows.values())) if value is not None]
-        if len(values) < len(rows):
-            return {}
-        return dict(zip(rows, rate([ratings[one] for one in rows], values, self.tie_tolerance), strict=True))
-
-    def parent(self, values: Mapping[int, float]) -> int:
-        """The one with the highest V_i, of equal ones the first (eq 4)."""
-        return max(values, key=lambda prompt: values[prompt])
-
-    def draw(self, members: Sequence[Rated], rng: random.Random) -> list[float]:
-        """[`draw_independently`]."""
-        return draw_independently(members, rng)
-
-    def unchanged(self) -> None:
-        """Nothing: ratings come from comparisons alone."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing: the ratings are all there is."""
-
-
-def draw_independently(members: Sequence[Rated], rng: random.Random) -> list[float]:
-    """A skill for each, from its own normal distribution."""
-    return [rng.gauss(member.rating.mu, member.rating.sigma) for member in members]

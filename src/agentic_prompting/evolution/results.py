@@ -129,6 +129,13 @@ def merge_results(results: Sequence[PromptResult]) -> list[PromptResult]:
     return list(merged.values())
 
 
+def best_result(results: Sequence[PromptResult], values: Row) -> PromptResult | None:
+    """The result with the highest of the V_i that [`Population.record`] returns, of equal ones the first (eq 4); `None`
+    without any."""
+    scored = [(value, result) for value, result in zip(values, results, strict=True) if value is not None]
+    return max(scored, key=lambda pair: pair[0])[1] if scored else None
+
+
 def scores_of(results: Iterable[PromptResult]) -> dict[int, list[float | None]]:
     """By prompt id its row of mean rewards; for a prompt that was drawn twice, the first row."""
     scores: dict[int, list[float | None]] = {}

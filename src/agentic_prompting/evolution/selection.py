@@ -6,8 +6,20 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
-from .ratings import EXPLORATION, Rated, draw_independently
+from .ratings import EXPLORATION, Rating
+from .system_prompt import SystemPrompt
+
+
+class Rated(Protocol):
+    """The part of a [`Member`] that a rule may read: the prompt and its current rating."""
+
+    @property
+    def prompt(self) -> SystemPrompt: ...
+    @property
+    def rating(self) -> Rating: ...
+
 
 SelectionRule = Callable[[Sequence[Rated], int, random.Random], list[int]]
 """Gets the window, oldest first, k and a random generator; returns the positions of k different members. k is at most
@@ -55,31 +67,10 @@ def uniform(
     return rng.sample(range(len(members)), k)
 
 
-def top_two(
-    members: Sequence[Rated],
-    k: int,
-    rng: random.Random,
-    exploration: float = EXPLORATION,
-    temperature: float = 1.0,
-    draw: Callable[[Sequence[Rated], random.Random], list[float]] = draw_independently,
-) -> list[int]:
-    """The highest μ (of equal ones the newest), and challengers by Thompson sampling.
-
-    Each challenger is the best of those not chosen yet by skills drawn anew, so a prompt plays as often as it may be
-    the best. `draw` is that of [`Ratings`].
-    """
-    chosen = [max(range(len(members)), key=lambda place: (members[place].rating.mu, place))]
-    while len(chosen) < k:
-        skills = draw(members, rng)
-        chosen.append(max((place for place in range(len(members)) if place not in chosen), key=skills.__getitem__))
-    return chosen
-
-
 RULES: dict[str, Callable[..., list[int]]] = {
     "top_plus_random": top_plus_random,
     "softmax": softmax,
     "uniform": uniform,
-    "top_two": top_two,
 }
 """The shipped rules by name."""
 
@@ -90,7 +81,7 @@ def selection_rule(
     """A rule by name with its parameters set. A function is returned as it is.
 
     Args:
-        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`, `top_two`.
+        rule (`str` or `Callable`): One of `top_plus_random`, `softmax`, `uniform`.
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3, at least 0.
         temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, above 0; only `softmax` has one.
         independent (`bool`, *optional*, defaults to `False`): Whether the prompts are drawn independently.
@@ -104,7 +95,7 @@ def selection_rule(
         return rule
     if rule not in RULES:
         raise ValueError(f"no selection rule {rule!r}: choose one of {', '.join(RULES)}, or pass a function")
-    if independent and rule in ("top_plus_random", "top_two"):
+    if independent and rule == "top_plus_random":
         raise ValueError(f"independent draws by {rule!r} would all give the same prompt: use softmax or uniform")
     return partial(RULES[rule], exploration=exploration, temperature=temperature)
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..rollout import FreeText, Grammar, TagGrammar
-from .population import BEST_RULES, RATINGS, Population, one_of
+from .population import BEST_RULES, Population, one_of
 from .ratings import EXPLORATION
 from .selection import RULES
 from .system_prompt import MAX_WORDS, PLACES, SystemPrompt
 
 _OF_A_POPULATION = (
-    "window", "selection", "exploration", "selection_temperature", "independent_draws", "rating", "delta_sigma",
-    "tie_tolerance", "best_rule",
+    "window", "selection", "exploration", "selection_temperature", "independent_draws", "delta_sigma", "tie_tolerance",
+    "best_rule",
 )  # fmt: skip
 
 
@@ -40,15 +40,11 @@ class ESPLSettings:
         num_generations (`int`, *optional*, defaults to `5`): N: rollouts of each problem under each prompt.
         window (`int`, *optional*, defaults to `10`): K: only the K newest prompts are drawn.
         selection (`str`, *optional*, defaults to `"top_plus_random"`): How the M prompts are drawn: `top_plus_random`
-            (the paper's own runs), `softmax` (eq 3), `uniform`, `top_two` (the one believed best, and others as
-            often as they may be the best). For a rule of your own pass a [`Population`].
+            (the paper's own runs), `softmax` (eq 3), `uniform`. For a rule of your own pass a [`Population`].
         exploration (`float`, *optional*, defaults to `2.0`): λ of eq 3.
         selection_temperature (`float`, *optional*, defaults to `1.0`): T of eq 3, for `softmax`.
         independent_draws (`bool`, *optional*, defaults to `False`): Draw the M prompts independently, as Algorithm 1
             reads, so that one may be drawn twice. By default they are different, as in the paper's own runs.
-        rating (`str`, *optional*, defaults to `"trueskill"`): How prompts are rated: `trueskill`, the paper's; or
-            `paired` ([`PairedRatings`]), which reads how far rewards on the same problems lie apart, and knows which
-            prompts are related.
         best_rule (`str`, *optional*, defaults to `"conservative"`): Which prompt is tested and saved: `conservative`
             (the highest μ - λσ), `mean` (the highest μ) or `newest` (as in the released code); see
             [`Population.best`].
@@ -82,7 +78,6 @@ class ESPLSettings:
     exploration: float = setting(EXPLORATION, "Lambda of eq 3.")
     selection_temperature: float = setting(1.0, "T of eq 3, for softmax.")
     independent_draws: bool = setting(False, "Draw prompts independently: one may be drawn twice.")
-    rating: str = setting("trueskill", f"How prompts are rated: {', '.join(RATINGS)}.")
     best_rule: str = setting("conservative", f"The prompt that is tested: {', '.join(BEST_RULES)}.")
     delta_sigma: float = setting(1.0, "Uncertainty added to the rating of a child.")
     tie_tolerance: float = setting(0.01, "Mean rewards this close are a tie.")
@@ -97,15 +92,12 @@ class ESPLSettings:
 
     def __post_init__(self) -> None:
         one_of("selection", self.selection, RULES)
-        one_of("rating", self.rating, RATINGS)
         one_of("reflection", self.reflection, REFLECTIONS)
         one_of("reflect_on", self.reflect_on, ("mixed", "imperfect"))
         one_of("prompt_place", self.prompt_place, PLACES)
         for name in ("prompts_per_step", "num_generations", "window", "max_ops", "max_words"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.rating != "trueskill" and (self.delta_sigma, self.tie_tolerance) != (1.0, 0.01):
-            raise ValueError(f"delta_sigma and tie_tolerance would be ignored with rating={self.rating!r}")
         if not 0 <= self.p_crossover <= 1:
             raise ValueError(f"p_crossover must be between 0 and 1, got {self.p_crossover}")
         if isinstance(self.reference_sampling, str):
@@ -114,7 +106,7 @@ class ESPLSettings:
 
     def population(self, root: SystemPrompt, seed: int = 0, window: int | None = None) -> Population:
         """A new population under these settings."""
-        names = ("exploration", "independent_draws", "rating", "delta_sigma", "tie_tolerance", "best_rule")
+        names = ("exploration", "independent_draws", "delta_sigma", "tie_tolerance", "best_rule")
         options = {name: getattr(self, name) for name in names}
         options |= {"temperature": self.selection_temperature, "seed": seed}
         return Population(root, window or self.window, self.selection, **options)

@@ -1,6 +1,7 @@
-"""Paired ratings: one joint normal belief about the effects of all prompts, learned from matched problems.
+"""Paired ratings and top-two selection, which the library had and left out; `ratings.py` compares them with its own.
 
-The model of a batch, for prompt i on problem p:
+A rating is one joint normal belief about the effects of all prompts, learned from matched problems. The model of a
+batch, for prompt i on problem p:
 
     reward[i, p] = problem[p] + effect[i] + noise,    noise ~ N(0, s² / slots[i])
     effect[child] = mean effect of its parents + gain + N(0, CHILD_SD²)
@@ -18,12 +19,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from .ratings import Rated, Rating, draw_independently
-from .results import Row
+from agentic_prompting.evolution import Population, Rating, SystemPrompt
+from agentic_prompting.evolution.results import Row, cell_means
+from agentic_prompting.evolution.selection import Rated
 
 GAIN_MEAN, GAIN_SD = 0.03, 0.06
 CHILD_SD = 0.12
@@ -38,7 +40,7 @@ KEPT = 64
 
 
 class PairedRatings:
-    """[`Ratings`] by matched differences of rewards.
+    """Beliefs from matched differences of rewards. A prompt is named by its id.
 
     A rating's `mu` is in units of reward above the first prompt; `sigma` is the doubt about that. Made for rewards that
     differ by the order of 1.
@@ -51,8 +53,6 @@ class PairedRatings:
         >>> child.mu, round(new[1].mu, 3), new[1].sigma < child.sigma
         (0.03, 0.132, True)
     """
-
-    name = "paired"
 
     def __init__(self) -> None:
         self.ids: list[int] = []  # of the effects, which begin at place 1
@@ -83,7 +83,13 @@ class PairedRatings:
     def rate(
         self, ratings: Mapping[int, Rating], rows: Mapping[int, Row], slots: Mapping[int, int]
     ) -> dict[int, Rating]:
-        """The new ratings of all prompts in the joint belief: a batch changes what is believed of relatives, too."""
+        """The new ratings of all prompts in the joint belief: a batch changes what is believed of relatives, too.
+
+        Args:
+            ratings: Those of the prompts in the batch.
+            rows: By prompt its mean reward on each problem, `None` where there is none.
+            slots: By prompt how often it was drawn.
+        """
         for prompt, rating in ratings.items():
             if prompt not in self.ids:
                 self._append(prompt, {}, rating.mu, rating.sigma**2)
@@ -96,10 +102,6 @@ class PairedRatings:
             self._compare([self._place(one) for one in prompts], cells, [slots[one] for one in prompts])
         self._forget_oldest()
         return {prompt: self._rating(prompt) for prompt in self.ids}
-
-    def parent(self, values: Mapping[int, float]) -> int:
-        """The prompt of a batch that mutates: the one with the highest believed effect, of equal ones the first."""
-        return max(values, key=lambda prompt: self.x[self._place(prompt)])
 
     def draw(self, members: Sequence[Rated], rng: random.Random) -> list[float]:
         """An effect for each, drawn jointly."""
@@ -115,22 +117,6 @@ class PairedRatings:
     def unchanged(self) -> None:
         """A reflection gave nothing new: a gain of 0 was drawn."""
         self._observe({0: 1.0}, 0.0, CHILD_SD**2)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, as plain JSON."""
-        return {"ids": self.ids, "x": self.x, "c": self.c, "squares": self.squares, "freedom": self.freedom}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a [`PairedRatings.state_dict`].
-
-        Raises:
-            `ValueError`: It is damaged. Nothing has changed then.
-        """
-        ids, x, c = list(state["ids"]), list(state["x"]), [list(row) for row in state["c"]]
-        if {len(x), len(c), *map(len, c)} != {len(ids) + 1}:
-            raise ValueError("the paired ratings have lengths that do not fit")
-        self.squares, self.freedom = float(state["squares"]), float(state["freedom"])
-        self.ids, self.x, self.c = ids, x, c
 
     def _compare(self, places: Sequence[int], cells: Sequence[Sequence[float]], weights: Sequence[int]) -> None:
         """Learn from a row of mean rewards for each prompt, on the same problems."""
@@ -180,6 +166,63 @@ class PairedRatings:
     def _rating(self, prompt: int) -> Rating:
         place = self._place(prompt)
         return Rating(self.x[place], math.sqrt(max(self.c[place][place], 1e-12)))
+
+
+class PairedPopulation(Population):
+    """A [`Population`] whose prompts are rated by [`PairedRatings`]."""
+
+    def __init__(self, root: SystemPrompt, **options: Any):
+        self.ratings = PairedRatings()
+        super().__init__(root, **options)
+        self.members[0].rating = self.ratings.believe(0, {})
+
+    def record(self, prompts: Sequence[SystemPrompt | int], scores: Sequence[Row]) -> list[float | None]:
+        present = [member.rating for member in self.members]
+        values = super().record(prompts, scores)
+        played: dict[int, list[Row]] = {}
+        for prompt, row in zip(prompts, scores, strict=True):
+            played.setdefault(prompt if isinstance(prompt, int) else prompt.id or 0, []).append(row)
+        new: dict[int, Rating] = {}
+        if len(played) > 1:
+            before = {name: present[name] for name in played}
+            means = {name: cell_means(rows) for name, rows in played.items()}
+            new = self.ratings.rate(before, means, {name: len(rows) for name, rows in played.items()})
+        for name, rating in enumerate(present):
+            self.members[name].rating = new.get(name, rating)
+        return values
+
+    def parent(self, prompts: Sequence[SystemPrompt]) -> SystemPrompt:
+        """The prompt of a batch that mutates: the one believed best, not the luckiest; of equal ones the first."""
+        return max(prompts, key=lambda prompt: self.rating(prompt).mu)
+
+    def add(self, child: SystemPrompt, parents: Mapping[int, Rating] | None = None) -> SystemPrompt:
+        known = {name: (parents or {}).get(name, self.members[name].rating) for name in child.parents}
+        born = super().add(child, parents)
+        self.members[-1].rating = self.ratings.believe(len(self.members) - 1, known)
+        return born
+
+
+def draw_independently(members: Sequence[Rated], rng: random.Random) -> list[float]:
+    """A skill for each, from its own normal distribution."""
+    return [rng.gauss(member.rating.mu, member.rating.sigma) for member in members]
+
+
+def top_two(
+    members: Sequence[Rated],
+    k: int,
+    rng: random.Random,
+    draw: Callable[[Sequence[Rated], random.Random], list[float]] = draw_independently,
+) -> list[int]:
+    """A rule of selection: the highest μ (of equal ones the newest), and challengers by Thompson sampling.
+
+    Each challenger is the best of those not chosen yet by skills drawn anew, so a prompt plays as often as it may be
+    the best.
+    """
+    chosen = [max(range(len(members)), key=lambda place: (members[place].rating.mu, place))]
+    while len(chosen) < k:
+        skills = draw(members, rng)
+        chosen.append(max((place for place in range(len(members)) if place not in chosen), key=skills.__getitem__))
+    return chosen
 
 
 def cholesky(matrix: Sequence[Sequence[float]]) -> list[list[float]]:

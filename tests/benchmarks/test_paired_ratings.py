@@ -1,29 +1,15 @@
 """Paired ratings against posteriors by brute force; what their order may not change; selection by Thompson sampling."""
 
-import json
 import math
 import random
 from collections import Counter
 
 import numpy as np
+import paired_ratings
 import pytest
+from paired_ratings import PairedPopulation, PairedRatings, cholesky, top_two
 
-from agentic_prompting.evolution import (
-    Attempt,
-    ESPLSettings,
-    Generation,
-    Member,
-    Outcome,
-    PairedRatings,
-    Population,
-    ProblemResult,
-    PromptResult,
-    Rating,
-    SystemPrompt,
-    paired,
-    select,
-    selection_rule,
-)
+from agentic_prompting.evolution import Member, Population, Rating, SystemPrompt, select
 
 Y = {0: [0.2, 0.4, 0.0, 0.6], 1: [0.5, 0.6, 0.1, 0.5], 2: [0.4, 0.9, 0.3, 0.9]}
 
@@ -154,7 +140,7 @@ def test_relatives_learn_from_each_other_and_unchanged_children_of_the_gain():
 
 
 def test_old_prompts_leave_the_joint_belief_and_can_come_back(monkeypatch):
-    monkeypatch.setattr(paired, "KEPT", 3)
+    monkeypatch.setattr(paired_ratings, "KEPT", 3)
     ratings, _ = family((0,), (1,), (2,), (3,))
     assert ratings.ids == [2, 3, 4] and len(ratings.x) == len(ratings.c) == len(ratings.c[0]) == 4
     late = ratings.believe(5, {0: Rating(0.5, 0.1)})
@@ -163,66 +149,11 @@ def test_old_prompts_leave_the_joint_belief_and_can_come_back(monkeypatch):
     assert new[0].mu > 0.5 and new[5].mu < late.mu
 
 
-def grown(rating="paired", **options):
-    population = Population(SystemPrompt("Answer.", ()), rating=rating, seed=3, **options)
+def grown():
+    population = PairedPopulation(SystemPrompt("Answer.", ()), seed=3)
     for number in range(1, 5):
         population.add(SystemPrompt("Answer.", (f"Rule {number}.",), parents=(number - 1,), operator="mutation"))
     return population
-
-
-def play_on(population, steps, start=0):
-    """Batches whose rewards are higher for newer prompts; every other one has a child, every fourth an old prompt."""
-    generation, seen = Generation(population, 0.0), []
-    for step in range(start, start + steps):
-        noise, drawn = random.Random(step), generation.draw(3)
-        cells = [[noise.random() / 4 + (prompt.id or 0) / 10 for _ in range(4)] for prompt in drawn]
-        match = [
-            PromptResult(prompt, tuple(ProblemResult(str(p), "", (Attempt("", r),)) for p, r in enumerate(row)))
-            for prompt, row in zip(drawn, cells, strict=True)
-        ]
-        job = generation.record([match])
-        parent = job.best.prompt
-        text = f"New {step}." if step % 4 else parent.principles[-1] if parent.principles else "Rule 1."
-        child = SystemPrompt("Answer.", (text,), parents=(parent.id,), operator="mutation")
-        generation.join(
-            job, [Outcome("mutation", child)] if step % 2 == 0 else [Outcome("mutation", None, "unchanged")]
-        )
-        seen.append([prompt.id for prompt in drawn])
-    return seen
-
-
-@pytest.mark.parametrize("rating", ["trueskill", "paired"])
-@pytest.mark.parametrize("rule", ["top_two", "top_plus_random"])
-def test_a_resumed_population_is_the_uninterrupted_one_bit_for_bit(rating, rule):
-    options = {"rating": rating, "rule": rule, "window": 4, "best_rule": "mean"}
-    whole, first = grown(**options), grown(**options)
-    play_on(whole, 16)
-    play_on(first, 16)
-    second = Population(SystemPrompt("Answer.", ()), **{**options, "seed": 99})
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert play_on(second, 16, 16) == play_on(whole, 16, 16)
-    assert second.state_dict() == whole.state_dict()
-    assert len(whole.members) > 8 and len({*map(str, (m.prompt.key for m in whole.members))}) == len(whole.members)
-
-
-def test_a_population_rated_otherwise_or_damaged_is_refused():
-    state = grown().state_dict()
-    with pytest.raises(ValueError, match="rating='paired', this one rating='trueskill'"):
-        grown("trueskill").load_state_dict(state)
-    population = grown()
-    before = json.dumps(population.state_dict())
-    state = json.loads(before)
-    state["belief"]["c"].pop()
-    with pytest.raises(ValueError, match="damaged.*do not fit"):
-        population.load_state_dict(state)
-    assert json.dumps(population.state_dict()) == before
-    old = grown("trueskill").state_dict()
-    del old["rating"], old["belief"]  # as it was saved before there was a choice
-    grown("trueskill").load_state_dict(old)
-    with pytest.raises(ValueError, match="delta_sigma and tie_tolerance would be ignored"):
-        ESPLSettings(rating="paired", delta_sigma=2.0)
-    with pytest.raises(ValueError, match="rating must be one of trueskill, paired"):
-        ESPLSettings(rating="elo")
 
 
 def test_the_parent_is_the_prompt_believed_best_not_the_luckiest():
@@ -230,9 +161,8 @@ def test_the_parent_is_the_prompt_believed_best_not_the_luckiest():
     good = [[0.0] * 8, [0.9] * 8]
     for _ in range(6):
         population.record([0, 1], good)
-    lucky = {0: 0.6, 1: 0.5}
-    assert population.ratings.parent(lucky) == 1
-    assert grown("trueskill").ratings.parent(lucky) == 0
+    population.record([0, 1], [[0.6] * 8, [0.5] * 8])
+    assert population.parent([member.prompt for member in population.members[:2]]).id == 1
 
 
 # Top two: Thompson sampling -------------------------------------------------------------------------------------------
@@ -242,8 +172,8 @@ BELIEFS = [Rating(25, 2), Rating(27, 1), Rating(26, 4)]
 
 def test_challengers_come_as_often_as_they_may_be_the_best():
     given = [Member(SystemPrompt("p", id=n), rating) for n, rating in enumerate(BELIEFS)]
-    rng, rule, draws = random.Random(0), selection_rule("top_two"), 20_000
-    counts = Counter(tuple(select(given, 2, rule, rng)) for _ in range(draws))
+    rng, draws = random.Random(0), 20_000
+    counts = Counter(tuple(select(given, 2, top_two, rng)) for _ in range(draws))
     better = 0.5 * math.erfc(-1 / math.hypot(2, 4) / math.sqrt(2))  # P(skill of 2 > skill of 0)
     assert counts[1, 2] / draws == pytest.approx(better, abs=0.015)
     assert counts[1, 0] + counts[1, 2] == draws, "the first is the one with the highest mean"
@@ -259,5 +189,27 @@ def test_a_draw_is_a_draw_from_the_joint_belief():
 
 
 def test_a_direction_without_doubt_is_drawn_at_its_mean():
-    lower = paired.cholesky([[1.0, 1.0], [1.0, 1.0]])
+    lower = cholesky([[1.0, 1.0], [1.0, 1.0]])
     assert lower == [[1.0], [1.0, 0.0]]
+
+
+def test_a_population_rates_by_its_own_ratings_and_not_by_trueskill():
+    """A prompt drawn twice counts by the mean of its rows, one prompt alone changes nothing, and a child begins from
+    the ratings that its parents had."""
+    population, ratings = grown(), PairedRatings()
+    known = {0: ratings.believe(0, {})}
+    for number in range(1, 5):
+        known[number] = ratings.believe(number, {number - 1: known[number - 1]})
+    assert {n: member.rating for n, member in enumerate(population.members)} == known
+    values = population.record([0, 1, 1], [[0.2, 0.4], [0.9, 0.8], [0.7, 0.6]])
+    assert values == Population(SystemPrompt("a", ())).record([0], [[0.2, 0.4]]) + [pytest.approx(0.75)] * 2
+    before = {n: known[n] for n in (0, 1)}
+    known |= ratings.rate(before, {0: [0.2, 0.4], 1: [0.8, 0.7]}, {0: 1, 1: 2})
+    for number, rating in known.items():
+        found = population.members[number].rating
+        assert (found.mu, found.sigma) == pytest.approx((rating.mu, rating.sigma))
+    state = list(population.ratings.x)
+    population.record([2], [[1.0, 1.0]])
+    assert population.ratings.x == state
+    born = population.add(SystemPrompt("Answer.", ("Late.",), parents=(0,), operator="mutation"), {0: Rating(0.5, 0.1)})
+    assert population.rating(born).mu == pytest.approx(ratings.believe(5, {0: known[0]}).mu)

@@ -251,9 +251,9 @@ def each_setting(records: Sequence[Mapping[str, Any]]) -> str:
     return markdown(["world and reflector", *titles.values(), "seeds of each"], rows)
 
 
-def protocol_first(commits: Iterable[str]) -> bool:
+def protocol_first(commits: Iterable[str], heading: str = HEADING) -> bool:
     """Whether the protocol was committed before all of these commits, from which the records come."""
-    added = git("log", "--format=%H", f"-S{HEADING}", "--", "docs/evidence.md").split()
+    added = git("log", "--format=%H", f"-S{heading}", "--", "docs/evidence.md").split()
     return bool(added) and all(
         subprocess.run(["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY).returncode == 0
         for commit in set(commits)
@@ -324,13 +324,13 @@ def claimed(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read(folder: Path, order: Sequence[str] = ORDER) -> list[dict[str, Any]]:
     """The records of the finished cells, in the order of the protocol."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "cells").glob("*.json")]
 
     def place(one: Mapping[str, Any]) -> tuple[int, int, int]:
         setting = SETTINGS.index((one["world"], one["reflector"]))
-        return setting, one["seed"], ORDER.index(one["method"])
+        return setting, one["seed"], order.index(one["method"])
 
     return sorted(found, key=place)
 

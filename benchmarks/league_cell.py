@@ -33,10 +33,10 @@ METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "GEPA, then GRPO": [("gepa", 0.5, {}), ("rl", 0.5, {})],
     "rl": [("rl", 1.0, {})],
     "joint, then imitation": [("joint", 1.0, {}), ("imitate", 0.5, {})],
-    "joint, then on-policy": [("joint", 1.0, {}), ("distil", 0.5, {})],
+    "joint, then fixed teacher": [("joint", 1.0, {}), ("distil", 0.5, {})],
 }
 # What gained nothing left the library; the cells are in records/, and the last commit that runs them is this one.
-GONE = {"one call, paired": "67bdbf9"}
+GONE = dict.fromkeys(("one call, paired", "joint, then on-policy"), "67bdbf9")
 
 
 class Counted:

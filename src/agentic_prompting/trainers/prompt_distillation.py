@@ -16,14 +16,19 @@ from .multi_turn_grpo import MultiTurnGRPOTrainer
 class PromptDistillationTrainer(MultiTurnGRPOTrainer):
     """Trains the weights to act without a system prompt as they act under it.
 
-    The student plays the rows without the prompt. The teacher is the same weights under it; nothing is sampled from it.
-    A token y_t of the student has the advantage
+    The student plays the rows without the prompt. The teacher is the weights of the start, π_0, under the prompt; they
+    do not change, and nothing is sampled from them. A token y_t of the student has the advantage
 
-        A_t = log π(y_t | prompt, x, y_<t) - log π(y_t | x, y_<t),
+        A_t = log π_0(y_t | prompt, x, y_<t) - log π(y_t | x, y_<t),
 
     without a gradient: the policy gradient of the reverse KL between student and teacher at the student's own tokens.
-    Everything that GRPO supports is supported: several turns, LoRA, DeepSpeed ZeRO-3, FSDP2, checkpoints. Rewards are
-    logged and have no effect on the weights.
+    (A teacher that changes with the student is no fixed aim: in our sandbox both went to 0; see docs/lab/espl.md.)
+    π_0 is TRL's reference model: with LoRA the model without the adapter that is trained, otherwise a second copy of
+    the weights. `beta` 0, as by default, adds no other KL term.
+
+    Everything that GRPO supports is supported: several turns, LoRA, DeepSpeed ZeRO-3, FSDP2, checkpoints. A resumed run
+    must be constructed with the weights that the first one began with. Rewards are logged and have no effect on the
+    weights.
 
     Args:
         *args, **kwargs: As [`MultiTurnGRPOTrainer`]'s.
@@ -37,6 +42,7 @@ class PromptDistillationTrainer(MultiTurnGRPOTrainer):
 
     method = "prompt distillation"
     _default_output = "distillation_output"
+    _keeps_start = True
 
     def __init__(self, *args: Any, prompt: SystemPrompt | str, place: Place = "system", **kwargs: Any):
         self.teacher, self.place = prompt if isinstance(prompt, SystemPrompt) else SystemPrompt(prompt), place
@@ -58,7 +64,7 @@ class PromptDistillationTrainer(MultiTurnGRPOTrainer):
         prompts = pad_sequence(taught, batch_first=True, padding_side="left").to(device)
         mask = pad_sequence([torch.ones_like(one) for one in taught], batch_first=True, padding_side="left").to(device)
         student = self.logps_behind(scored["prompt_ids"], scored["prompt_mask"], scored)
-        scored["advantages"] = advantages = (self.logps_behind(prompts, mask, scored) - student) * own
+        scored["advantages"] = advantages = (self.logps_behind(prompts, mask, scored, start=True) - student) * own
         kl = (advantages.clamp(max=20).exp() - 1 - advantages).sum()  # TRL's estimate of the KL, never below 0
         total, tokens = self.accelerator.reduce(torch.stack([kl, own.sum().to(kl)])).tolist()
         self.log_batch("train", {"distillation/kl": total / max(tokens, 1.0)})

@@ -1,9 +1,10 @@
 """Is a prompt better distilled on-policy, from a teacher that stays, or by imitation? See docs/evidence.md.
 
-    python benchmarks/distillation.py --json             # an hour; run it twice at once for two processes
-    python benchmarks/distillation.py --report --json    # what the cells say so far, without running any
+    python benchmarks/distillation.py --report --json    # what the records say
+    python benchmarks/distillation.py --json             # runs cells that are missing: an hour for all
 
-The cells are `league_cell.py`'s, and are run, kept and put together as those of `league.py`.
+The cells are `league_cell.py`'s, and are run, kept and put together as those of `league.py`. On-policy distillation was
+not the better one and left the library: `league_cell.GONE` names the last commit that runs it.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ AGAINST = (  # what would count against us, the outcome that decides it, its low
 FURTHER = {  # outcomes without a verdict; the first one is not in the protocol
     "joint_minus_gepa": "Not asked by the protocol: joint training minus GEPA, then GRPO",
     "imitation_minus_joint": "Imitation minus its teacher",
-    "on_policy_minus_joint": "On-policy distillation minus its teacher",
-    "on_policy_minus_imitation": "On-policy distillation minus imitation",
+    "on_policy_minus_joint": "On-policy distillation, with a teacher that moved, minus its teacher",
+    "on_policy_minus_imitation": "On-policy distillation, with a teacher that moved, minus imitation",
 }
 OTHERS = ("base, first", "base, final", "trained, first")  # besides the trained weights under the final prompt
 FORK = multiprocessing.get_context("fork")  # this process never imports torch

@@ -25,18 +25,16 @@ RATED_QUESTIONS = 128  # held-out questions that each rated prompt is asked in t
 ACCURACY = {"easy": None, ".7": 0.7}  # of the reflectors; `easy` is GuardedReflector
 ONE_CALL = {"reflection": "one_call", "p_crossover": 0.0}
 
-# Phases: a mode of the trainer, `gepa`, `imitate` or `distil`; its share of the rollouts; options that differ from the
-# file's.
+# Phases: a mode of the trainer, `gepa` or `imitate`; its share of the rollouts; options that differ from the file's.
 METHODS: dict[str, list[tuple[str, float, dict[str, Any]]]] = {
     "joint": [("joint", 1.0, {})],
     "one call": [("joint", 1.0, ONE_CALL)],
     "GEPA, then GRPO": [("gepa", 0.5, {}), ("rl", 0.5, {})],
     "rl": [("rl", 1.0, {})],
     "joint, then imitation": [("joint", 1.0, {}), ("imitate", 0.5, {})],
-    "joint, then fixed teacher": [("joint", 1.0, {}), ("distil", 0.5, {})],
 }
-# What gained nothing left the library; the cells are in records/, and the last commit that runs them is this one.
-GONE = dict.fromkeys(("one call, paired", "joint, then on-policy"), "67bdbf9")
+# What gained nothing left the library; the cells are in records/, and these are the last commits that run them.
+GONE = {"one call, paired": "67bdbf9", "joint, then on-policy": "67bdbf9", "joint, then fixed teacher": "7ab8f68"}
 
 
 class Counted:
@@ -101,7 +99,7 @@ def run(world: str, reflector: str, seed: int, method: str, folder: Path, steps:
     agent = Agent(sandbox, seed, Path(sandbox.model), sandbox.root, counted)
     name = method.replace(", ", "-").replace(" ", "-")
     for number, (kind, portion, changes) in enumerate(METHODS[method]):
-        own = {"gepa": agent.gepa, "imitate": agent.imitate, "distil": agent.distil}
+        own = {"gepa": agent.gepa, "imitate": agent.imitate}
         phase = own.get(kind, agent.train)
         agent.output = folder / world / reflector / str(seed) / f"{name}-{number}"
         with redirect_stdout(io.StringIO()):
@@ -169,27 +167,6 @@ class Agent:
         batch = {"per_device_train_batch_size": 32}
         self.trainer.distill(rows, num_train_epochs=IMITATION_EPOCHS, **batch)
         self._learned(len(rows) * args.num_generations)
-
-    def distil(self, steps: int, mode: str) -> None:
-        """Learn to act without the prompt, in training steps on the policy's own rollouts."""
-        from agentic_prompting import ESPLConfig, LLMEnvironment, PromptR1Reward, SystemPrompt
-        from agentic_prompting.trainers.prompt_distillation import PromptDistillationTrainer
-
-        options = {"max_steps": steps, "seed": self.seed, "output_dir": str(self.output), "overwrite": True}
-        args = ESPLConfig(**settings(ESPL, **options, mode="rl"))
-        trainer = train(
-            PromptDistillationTrainer,
-            args,
-            self.sandbox,
-            LLMEnvironment(self.sandbox.oracle),
-            model=str(self.model),
-            reward_funcs=PromptR1Reward(),
-            prompt=self.prompt,
-            system_prompt="",
-        )
-        trainer.save_model(str(self.output))
-        self.model, self.prompt, self.trainer = self.output, SystemPrompt(""), None
-        self.rollouts += steps * args.generation_batch_size
 
     def _learned(self, rollouts: int) -> None:
         self.trainer.save_model(str(self.output))

@@ -22,6 +22,7 @@ from typing import Any
 import async_training
 import calls
 import credit
+import distillation
 import espl_sandbox
 import gpu_day
 import harness_world
@@ -213,6 +214,7 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "league_two": league.table,
     "league_two.each": league.each_setting,
     "league_two.verdicts": league.verdicts,
+    "distillation": distillation.table,
     "ratings": espl_sandbox.table,
     "simulated": ratings.table,
     "tools": tools_table,

@@ -35,9 +35,8 @@ def test_the_cells_are_those_of_the_protocol():
     assert len(todo) == len(set(todo)) == 16 * (6 * 4 + 3 + 2)
     assert {seed for _, _, seed, _ in todo} == set(range(521, 537)) and not {*league.SEEDS} & {*league.TUNING_SEEDS}
     assert todo[:4] == [("rules", "easy", 521, method) for method in league.PRIMARY] + [("rules", "easy", 522, "joint")]
-    later = {distillation.ON_POLICY}
-    assert {method for *_, method in todo} == {*league_cell.METHODS, *league_cell.GONE} - later
-    trained = [phases for method, phases in league_cell.METHODS.items() if method not in {*league.DISTILLED, *later}]
+    assert {method for *_, method in todo} == {*league_cell.METHODS, *league_cell.GONE} - {distillation.ON_POLICY}
+    trained = [phases for method, phases in league_cell.METHODS.items() if method not in league.DISTILLED]
     assert all(sum(portion for _, portion, _ in phases) == 1 for phases in trained), "equal rollouts"
     with pytest.raises(ValueError, match="commit [0-9a-f]{7,} runs it"):
         league_cell.run("rules", "easy", 1, "one call, paired", Path("x"))
@@ -81,7 +80,7 @@ def test_paired_ratings_and_distillations_have_their_lines():
     ]
     told = league.verdicts(records)
     assert "**Against us**: paired ratings with top-two do not gain" in told.splitlines()[0], "no better than one call"
-    assert "On-policy distillation minus imitation: +0.250 [+0.250, +0.250], on 16 seeds, over 1 of" in told
+    assert "with a teacher that moved, minus imitation: +0.250 [+0.250, +0.250], on 16 seeds, over 1 of" in told
     assert "Not asked by the protocol: joint training minus GEPA, then GRPO: +0.500 [+0.500, +0.500]" in told
     assert "Imitation minus its teacher: -0.500" in told
     shown = " | ".join(f"{x:+.3f} [{x:+.3f}, {x:+.3f}]" for x in (0.25, 0.75, 0.5, 0.0))

@@ -65,7 +65,7 @@ def test_no_files_import_each_other_in_a_circle():
     assert circles({dotted(path): imported_files(path) for path in MODULES}) == []
 
 
-TRAINER_FILES = {"resumable", "multi_turn_grpo", "prompt_r1", "espl", "prompt_distillation"}
+TRAINER_FILES = {"resumable", "multi_turn_grpo", "prompt_r1", "espl"}
 
 
 def test_only_trainers_import_a_trainer():

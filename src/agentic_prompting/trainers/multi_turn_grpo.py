@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 import torch
 from datasets import Dataset
-from trl.trainer.utils import use_adapter
 
 from ..interop import environment_of
 from ..llm import spans, start_traces
@@ -84,7 +83,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
     method = "multi-turn GRPO"  # for model cards
     _config: type[MultiTurnGRPOConfig] = MultiTurnGRPOConfig
     _default_output = "trainer_output"
-    _keeps_start = False  # whether the weights of the start are kept, see `logps_behind`, also without a KL term
     use_vllm: bool  # these three are TRL's
     loss_type: str
     _last_loaded_step: int
@@ -121,7 +119,7 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         args, functions, self.spec, self._plays_itself = made.args, made.functions, made.spec, made.plays_itself
         self._take_folder(args, model)
         self.spending, self._functions = charged(self.roles(environment, functions), args), functions
-        with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model), self._reference(args):
+        with warnings.catch_warnings(), pushed_by(args), missing_in_a_line(model):
             warnings.filterwarnings("ignore", message="You are using 'rollout_func'")
             super().__init__(
                 model=model,
@@ -133,7 +131,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 rollout_func=lambda prompts, trainer: trainer._for_trl(),
                 **kwargs,
             )
-        self.beta = args.beta
         self._compose(made)
 
     # --- construction --------------------------------------------------------------------------------------------
@@ -147,16 +144,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
                 "fields as GRPOConfig, and those of its method"
             )
         return args if args is not None else cls._config(cls._default_output)
-
-    @contextmanager
-    def _reference(self, args: MultiTurnGRPOConfig) -> Iterator[None]:
-        """Within it TRL constructs its reference model if `_keeps_start`: it does where `beta` is not 0."""
-        beta = args.beta
-        args.beta = beta or float(self._keeps_start)
-        try:
-            yield
-        finally:
-            args.beta = beta
 
     def _compose(self, made: Setup) -> None:
         """Construct the parts that the hooks below use."""
@@ -274,9 +261,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             totals (`torch.Tensor`): Of shape `(rollouts of all processes,)`, NaN where there is no reward.
         """
 
-    def _after_scoring(self, batch: Batch, scored: dict[str, Any]) -> None:
-        """Called with a training batch as TRL has scored it; a method may change it (`advantages`, for example)."""
-
     def saved_spec(self) -> AgentSpec:
         """The form of the agent that is saved beside the weights."""
         return self.spec
@@ -315,8 +299,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
             scored |= self._batch.sampler_columns(scored["completion_ids"])
             if "importance_sampling_ratio" in scored:  # TRL has logged the difference
                 self.observer.warn_of_logps(self._metrics["train"]["sampling/sampling_logp_difference/mean"][-1])
-        if place.trains:
-            self._after_scoring(self._batch, scored)
         if self._plays_itself:
             processes, longest = self.accelerator.num_processes, self.args.max_completion_length
             scored = spread(scored, self._batch.owners, self.args.loss_type, longest, processes)
@@ -387,33 +369,6 @@ class MultiTurnGRPOTrainer(ResumableGRPOTrainer):
         return super()._get_per_token_logps_and_entropies(
             model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
         )
-
-    def logps_behind(
-        self, prompts: torch.Tensor, mask: torch.Tensor, scored: Mapping[str, Any], start: bool = False
-    ) -> torch.Tensor:
-        """Log-probabilities, without a gradient, of the agent's tokens in a scored batch after other prompts.
-
-        Args:
-            prompts (`torch.Tensor`): Token ids of shape `(batch, prompt)`, padded on the left.
-            mask (`torch.Tensor`): 1 at tokens, 0 at padding, in the same shape.
-            scored (`dict`): The batch.
-            start (`bool`, *optional*, defaults to `False`): Under the weights that training began with, which TRL
-                keeps as its reference: a second model, or the present one without its adapter.
-
-        Returns:
-            `torch.Tensor`: Of shape `(batch, completion)`.
-        """
-        ids, mask = torch.cat([prompts, scored["completion_ids"]], 1), torch.cat([mask, scored["completion_mask"]], 1)
-        longest, size = scored["tool_mask"].shape[1], self.args.per_device_train_batch_size
-        weights, adapter = self.model, nullcontext()
-        if start and self.ref_model is not None:
-            weights = self.ref_model
-        elif start:
-            policy = self.accelerator.unwrap_model(self.model)
-            adapter = use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None)
-        model = ScoredTokens(weights, scored["tool_mask"])
-        with torch.no_grad(), adapter:
-            return self._get_per_token_logps_and_entropies(model, ids, mask, longest, batch_size=size)[0]
 
     # --- rewards, logs, stops ------------------------------------------------------------------------------------
 

@@ -76,8 +76,8 @@ def test_advantages_do_not_depend_on_the_processes(play, part):
 @pytest.mark.parametrize("part", ["espl-full", "espl-lora"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_espl_population_is_the_same_everywhere(play, backend, part):
-    """Selections, ratings, crossovers and children: on both processes, and as on one. The paper's reflection and
-    ratings, and with LoRA one call, paired ratings and Thompson sampling."""
+    """Selections, ratings, crossovers and children: on both processes, and as on one. The paper's reflection,
+    and with LoRA one call."""
     one, (first, second) = play("ddp", 1)[0][part], [process[part] for process in play(backend)]
     assert first["population"] == second["population"] == one["population"]
     assert one["population"]["batches"] == 3 and len(one["population"]["population"]["members"]) > 1

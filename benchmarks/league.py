@@ -324,13 +324,13 @@ def claimed(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def read(folder: Path, order: Sequence[str] = ORDER) -> list[dict[str, Any]]:
+def read(folder: Path) -> list[dict[str, Any]]:
     """The records of the finished cells, in the order of the protocol."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "cells").glob("*.json")]
 
     def place(one: Mapping[str, Any]) -> tuple[int, int, int]:
         setting = SETTINGS.index((one["world"], one["reflector"]))
-        return setting, one["seed"], order.index(one["method"])
+        return setting, one["seed"], ORDER.index(one["method"])
 
     return sorted(found, key=place)
 

@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from agentic_prompting.evolution import Population, Rating, SystemPrompt
-from agentic_prompting.evolution.results import Row, cell_means
+from agentic_prompting.evolution.results import Row
 from agentic_prompting.evolution.selection import Rated
 
 GAIN_MEAN, GAIN_SD = 0.03, 0.06
@@ -177,16 +177,12 @@ class PairedPopulation(Population):
         self.members[0].rating = self.ratings.believe(0, {})
 
     def record(self, prompts: Sequence[SystemPrompt | int], scores: Sequence[Row]) -> list[float | None]:
+        """As [`Population.record`]'s, for prompts that are drawn once each, as in the simulation."""
         present = [member.rating for member in self.members]
         values = super().record(prompts, scores)
-        played: dict[int, list[Row]] = {}
-        for prompt, row in zip(prompts, scores, strict=True):
-            played.setdefault(prompt if isinstance(prompt, int) else prompt.id or 0, []).append(row)
-        new: dict[int, Rating] = {}
-        if len(played) > 1:
-            before = {name: present[name] for name in played}
-            means = {name: cell_means(rows) for name, rows in played.items()}
-            new = self.ratings.rate(before, means, {name: len(rows) for name, rows in played.items()})
+        ids = [prompt if isinstance(prompt, int) else prompt.id or 0 for prompt in prompts]
+        before, rows = {name: present[name] for name in ids}, dict(zip(ids, scores, strict=True))
+        new = self.ratings.rate(before, rows, dict.fromkeys(ids, 1)) if len(ids) > 1 else {}
         for name, rating in enumerate(present):
             self.members[name].rating = new.get(name, rating)
         return values

@@ -55,6 +55,19 @@ def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
     assert both["n"] == 16 and len(both["settings"]) == 2, "the mean of the settings, a value for each seed"
 
 
+def test_a_student_is_compared_with_its_teacher_and_the_other_student_by_seed():
+    right = dict(zip(distillation.METHODS, ("1110", "1100", "1000"), strict=True))
+    records = [record(cell, right[cell[-1]]) for cell in distillation.CELLS]
+    told = distillation.outcomes(records)
+    assert {name: (row["mean"], row["n"]) for name, row in told.items()} == {
+        "on_policy_minus_imitation": (-0.25, 8), "imitation_minus_teacher": (-0.25, 8),
+        "on_policy_minus_teacher": (-0.5, 8),
+    }  # fmt: skip
+    lines = distillation.table(records).splitlines()
+    assert lines[4].startswith("| on-policy | 0.250 [") and "| -0.500 [" in lines[4] and lines[4].endswith("| 8 |")
+    assert lines[-1] == "On-policy minus imitation: -0.250 [-0.250, -0.250], on 8 seeds."
+
+
 def test_what_counts_against_us_is_said_first():
     told = league.verdicts(of_all(league.SETTINGS[0]))
     assert (
@@ -106,7 +119,6 @@ def test_secondary_outcomes():
 SCRIPT = """
 import sys, time
 sys.path[:0] = [{benchmarks!r}]
-import distillation
 import league
 def run(world, reflector, seed, method, folder, **options):
     if seed == 523:

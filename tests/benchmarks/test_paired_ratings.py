@@ -9,7 +9,7 @@ import paired_ratings
 import pytest
 from paired_ratings import PairedPopulation, PairedRatings, cholesky, top_two
 
-from agentic_prompting.evolution import Member, Population, Rating, SystemPrompt, select
+from agentic_prompting.evolution import Member, Rating, SystemPrompt, select
 
 Y = {0: [0.2, 0.4, 0.0, 0.6], 1: [0.5, 0.6, 0.1, 0.5], 2: [0.4, 0.9, 0.3, 0.9]}
 
@@ -193,23 +193,19 @@ def test_a_direction_without_doubt_is_drawn_at_its_mean():
     assert lower == [[1.0], [1.0, 0.0]]
 
 
-def test_a_population_rates_by_its_own_ratings_and_not_by_trueskill():
-    """A prompt drawn twice counts by the mean of its rows, one prompt alone changes nothing, and a child begins from
-    the ratings that its parents had."""
-    population, ratings = grown(), PairedRatings()
-    known = {0: ratings.believe(0, {})}
-    for number in range(1, 5):
-        known[number] = ratings.believe(number, {number - 1: known[number - 1]})
+def test_a_population_rates_by_its_own_ratings_and_not_by_trueskill(monkeypatch):
+    """One prompt alone changes nothing; a parent that has left the joint belief has the rating that is given."""
+    population, (ratings, known) = grown(), family((0,), (1,), (2,), (3,))
     assert {n: member.rating for n, member in enumerate(population.members)} == known
-    values = population.record([0, 1, 1], [[0.2, 0.4], [0.9, 0.8], [0.7, 0.6]])
-    assert values == Population(SystemPrompt("a", ())).record([0], [[0.2, 0.4]]) + [pytest.approx(0.75)] * 2
-    before = {n: known[n] for n in (0, 1)}
-    known |= ratings.rate(before, {0: [0.2, 0.4], 1: [0.8, 0.7]}, {0: 1, 1: 2})
-    for number, rating in known.items():
-        found = population.members[number].rating
-        assert (found.mu, found.sigma) == pytest.approx((rating.mu, rating.sigma))
+    rows = {0: [0.2, 0.4], 1: [0.9, 0.8]}
+    assert population.record([0, 1], list(rows.values())) == pytest.approx([0.3, 0.85])
+    known |= ratings.rate({0: known[0], 1: known[1]}, rows, {0: 1, 1: 1})
+    assert {n: member.rating for n, member in enumerate(population.members)} == known
     state = list(population.ratings.x)
     population.record([2], [[1.0, 1.0]])
     assert population.ratings.x == state
-    born = population.add(SystemPrompt("Answer.", ("Late.",), parents=(0,), operator="mutation"), {0: Rating(0.5, 0.1)})
-    assert population.rating(born).mu == pytest.approx(ratings.believe(5, {0: known[0]}).mu)
+    monkeypatch.setattr(paired_ratings, "KEPT", 3)
+    small = grown()
+    assert small.ratings.ids == [2, 3, 4]
+    late = small.add(SystemPrompt("Answer.", ("Late.",), parents=(0,), operator="mutation"), {0: Rating(0.5, 0.1)})
+    assert small.rating(late).mu == pytest.approx(0.53)

@@ -60,7 +60,7 @@ $(VENV)/.docs: $(VENV)/.torch pyproject.toml
 install: $(VENV)/.demo
 
 # The run of before is kept, under another name. One thread, and none that spins while it waits: beside other work two
-# that wait for each other take many times as long (benchmarks/demo_under_load.py).
+# that wait for each other take many times as long (benchmarks/speed/demo_under_load.py).
 demo: $(VENV)/.demo
 	@if [ -e runs/demo ]; then \
 	  $(BIN)/python -c 'from filelock import FileLock; FileLock("runs/demo/training.lock").acquire(timeout=0)' \

@@ -20,7 +20,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from paper_tables.estimates import seed_interval
+from benchmarks.paper_tables.estimates import seed_interval
 
 REPOSITORY = Path(__file__).parents[1]
 RECORDS = REPOSITORY / "records"

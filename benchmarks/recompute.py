@@ -1,7 +1,7 @@
 """Recompute the figures of README and docs from the shipped records, offline and without a run.
 
-    python benchmarks/recompute.py            # ends with an error if a page has other figures
-    python benchmarks/recompute.py --write    # put the figures into the pages
+    python -m benchmarks.recompute  # ends with an error if a page has other figures
+    python -m benchmarks.recompute --write  # put the figures into the pages
 
 A page has recomputed text between `<!-- recomputed: NAME -->` and `<!-- /recomputed -->`, in lines of its own or within
 a line. For each NAME a function in `TEXTS` makes the text from the records of one file, whose name NAME begins with
@@ -19,30 +19,25 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import async_training
-import calls
-import credit
-import distillation
-import espl_sandbox
-import gpu_day
-import harness_world
-import harnesses
-import league
-import long_contexts
-import plan
-import program_sandbox
-import prompt_r1_tables
-import prorefine
-import prorefine_budget
-import ratings
-import scale
-import several_environments
-import wordings
-from lab import REPOSITORY, Records, markdown
-from league_first import summarise, table, verdicts
-
 from agentic_prompting.evaluation import Estimate, wilson_interval
 from agentic_prompting.report.plots import accuracy_table
+from benchmarks.lab import REPOSITORY, Records, markdown
+from benchmarks.learning import (
+    calls,
+    espl_sandbox,
+    harness_world,
+    league,
+    program_sandbox,
+    prompt_r1_tables,
+    prorefine,
+    prorefine_budget,
+    ratings,
+    several_environments,
+    wordings,
+)
+from benchmarks.learning.league_first import summarise, table, verdicts
+from benchmarks.reliability import harnesses
+from benchmarks.speed import async_training, gpu_day, long_contexts, plan, scale
 
 BLOCK = re.compile(r"(<!-- recomputed: (\S+) -->)(.*?)(<!-- /recomputed -->)", re.DOTALL)
 BY_HAND = re.compile(r"<!-- not recomputed: (.+?) -->(.*?)<!-- /not recomputed -->", re.DOTALL)
@@ -70,7 +65,7 @@ STEP = (
 
 def speed(records: Entries) -> str:
     """The table of all.py, from the latest run of each script."""
-    import all as every
+    from benchmarks.speed import all_figures as every
 
     latest = {record["script"]: record for record in records}
     return every.table([figure.row(latest.get(figure.script)) for figure in every.FIGURES])
@@ -214,7 +209,6 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "league_two": league.table,
     "league_two.each": league.each_setting,
     "league_two.verdicts": league.verdicts,
-    "distillation": distillation.table,
     "ratings": espl_sandbox.table,
     "simulated": ratings.table,
     "tools": tools_table,
@@ -239,7 +233,6 @@ TEXTS: dict[str, Callable[[Entries], str]] = {
     "speed.training_step": printed("training_step.py", STEP),
     "speed.engine.wall": printed("engine.py", "{prefix_wall_ratio:.2f}"),
     "speed.engine.read": printed("engine.py", "{prefix_read_ratio:.2f}"),
-    "credit.table": credit.table,
     "several.table": several_environments.table,
     "several.cost": several_environments.cost,
     "wordings.table": wordings.table,

@@ -1,12 +1,12 @@
-"""benchmarks/prompt_r1_sandbox.py without its trainings: what its tables say follows from the records."""
+"""benchmarks/learning/prompt_r1_sandbox.py without its trainings: what its tables say follows from the records."""
 
 import asyncio
 
-import prompt_r1_sandbox as sandbox
-import prompt_r1_tables as tables
 import pytest
 import yaml
-from lab import DEMO, Records
+
+from benchmarks.lab import DEMO, Records
+from benchmarks.learning import prompt_r1_sandbox as sandbox, prompt_r1_tables as tables
 
 
 def records(agent, *scores, environment="home", turns_allowed=None, by="country"):

@@ -4,16 +4,12 @@ import json
 import math
 from pathlib import Path
 
-import async_training
-import calls
-import espl_figures
-import espl_sandbox as benchmark
-import lab
-import league_first
-import learning
 import pytest
-import recompute
 import yaml
+
+from benchmarks import lab, recompute
+from benchmarks.learning import calls, espl_figures, espl_sandbox as benchmark, league_first, smoke as learning
+from benchmarks.speed import async_training
 
 
 def test_intervals_are_students_over_seeds():

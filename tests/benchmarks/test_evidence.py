@@ -4,11 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import learning
-import learning_broken as broken
-import prorefine_budget as budget
 import pytest
-import recompute
+
+from benchmarks import recompute
+from benchmarks.learning import broken as broken, prorefine_budget as budget, smoke as learning
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,9 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_pages_say_what_the_records_say():
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "recompute.py"], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-m", "benchmarks.recompute"], capture_output=True, text=True, timeout=60)
     wrong = [line for line in done.stdout.splitlines() if "NOT as" in line or "NEITHER" in line]
     assert done.returncode == 0 and not wrong, "\n".join([*wrong, done.stderr])
     assert "README.md: speed.five: " in done.stdout and "performance.md: speed: " in done.stdout

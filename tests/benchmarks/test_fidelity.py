@@ -1,4 +1,4 @@
-"""The papers against the code: `benchmarks/fidelity.py`, and what docs/fidelity.md says of it."""
+"""The papers against the code: `benchmarks/fidelity/papers.py`, and what docs/fidelity.md says of it."""
 
 import json
 import re
@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fidelity_prompt_r1
 import pytest
-from fidelity_check import rows_of
+
+from benchmarks.fidelity import prompt_r1 as fidelity_prompt_r1
+from benchmarks.fidelity.check import rows_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
@@ -16,7 +17,7 @@ PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def printed():
-    command = [sys.executable, str(ROOT / "benchmarks" / "fidelity.py"), "--json"]
+    command = [sys.executable, "-m", "benchmarks.fidelity.papers", "--json"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.stdout, run.stderr[-3000:]
     return json.loads(run.stdout.splitlines()[-1]) | {"code": run.returncode}

@@ -1,9 +1,10 @@
-"""`benchmarks/first_hour.py`: a part and some mistakes of the hour, played; how lines are counted."""
+"""`benchmarks/reliability/first_hour.py`: a part and some mistakes of the hour, played; how lines are counted."""
 
 import json
 
-import first_hour
 import pytest
+
+from benchmarks.reliability import first_hour
 
 
 def test_a_small_part_is_played(capsys):

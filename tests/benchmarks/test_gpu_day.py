@@ -1,11 +1,12 @@
 """`gpu_day.py` in miniature: parts in processes of their own, what becomes of a killed one, and the pages."""
 
-import gpu_day
-import gpu_parts
-import pytest
-import recompute
-from lab import Records
+import sys
 
+import pytest
+
+from benchmarks import recompute
+from benchmarks.lab import Records
+from benchmarks.speed import gpu_day, gpu_parts
 from support.marks import long
 
 STEP, ENGINE = "step, 0.6B, all weights", "engine, 0.6B"
@@ -49,7 +50,7 @@ def test_a_failed_part_keeps_what_it_had_found(monkeypatch, tmp_path):
     script.write_text(
         "print('{\"one\": 1}', flush=True); print('{\"one\": 1, \"two\": 0.5}'); raise SystemExit('burnt')"
     )
-    monkeypatch.setattr(gpu_day, "__file__", str(script))
+    monkeypatch.setattr(gpu_day, "COMMAND", (sys.executable, str(script)))
     record = gpu_day.measured(STEP, True, 60)
     assert record["status"] == "failed with status 1" and record["error"] == "burnt"
     assert gpu_day.shown(record) == "one 1, two 0.5"

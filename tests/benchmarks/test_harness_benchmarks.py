@@ -1,9 +1,8 @@
-"""benchmarks/harnesses.py and harness_world.py without their harnesses: the world, its reward, and what tables say."""
-
-import harness_world
-import harnesses
+"""Harness benchmarks without their harnesses: the world, its reward, and the tables."""
 
 from agentic_prompting.rollout import Rollout
+from benchmarks.learning import harness_world
+from benchmarks.reliability import harnesses
 
 
 def test_a_world_holds_out_every_thing_once():

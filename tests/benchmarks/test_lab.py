@@ -4,8 +4,6 @@ import gzip
 import json
 from types import SimpleNamespace
 
-import calls
-import lab
 import pytest
 import yaml
 
@@ -13,6 +11,8 @@ from agentic_prompting import LLMEnvironment
 from agentic_prompting.rollout import Limits
 from agentic_prompting.sandbox import Oracle
 from agentic_prompting.sandbox.policy import SANDBOX_TEMPLATE
+from benchmarks import lab
+from benchmarks.learning import calls
 
 
 @pytest.mark.parametrize("config", [lab.DEMO, lab.ESPL], ids=lambda path: path.parent.name)

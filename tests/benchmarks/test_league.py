@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import distillation
-import league
-import league_cell
 import pytest
 
+from benchmarks.learning import league, league_cell
 from support.marks import long
 
 
@@ -35,7 +33,7 @@ def test_the_cells_are_those_of_the_protocol():
     assert len(todo) == len(set(todo)) == 16 * (6 * 4 + 3 + 2)
     assert {seed for _, _, seed, _ in todo} == set(range(521, 537)) and not {*league.SEEDS} & {*league.TUNING_SEEDS}
     assert todo[:4] == [("rules", "easy", 521, method) for method in league.PRIMARY] + [("rules", "easy", 522, "joint")]
-    assert {method for *_, method in todo} == {*league_cell.METHODS, *league_cell.GONE} - {distillation.ON_POLICY}
+    assert {method for *_, method in todo} == {*league_cell.METHODS, *league_cell.GONE} - {"joint, then fixed teacher"}
     trained = [phases for method, phases in league_cell.METHODS.items() if method not in league.DISTILLED]
     assert all(sum(portion for _, portion, _ in phases) == 1 for phases in trained), "equal rollouts"
     with pytest.raises(ValueError, match="commit [0-9a-f]{7,} runs it"):
@@ -53,19 +51,6 @@ def test_differences_are_paired_by_seed_over_the_settings_that_are_complete():
     assert told["each"]["rules, .7"]["one_call_minus_joint"]["n"] == 3 and told["calls"]["joint"] == 10
     both = league.outcomes(of_all(first) + of_all(second))["one_call_minus_joint"]
     assert both["n"] == 16 and len(both["settings"]) == 2, "the mean of the settings, a value for each seed"
-
-
-def test_a_student_is_compared_with_its_teacher_and_the_other_student_by_seed():
-    right = dict(zip(distillation.METHODS, ("1110", "1100", "1000"), strict=True))
-    records = [record(cell, right[cell[-1]]) for cell in distillation.CELLS]
-    told = distillation.outcomes(records)
-    assert {name: (row["mean"], row["n"]) for name, row in told.items()} == {
-        "on_policy_minus_imitation": (-0.25, 8), "imitation_minus_teacher": (-0.25, 8),
-        "on_policy_minus_teacher": (-0.5, 8),
-    }  # fmt: skip
-    lines = distillation.table(records).splitlines()
-    assert lines[4].startswith("| on-policy | 0.250 [") and "| -0.500 [" in lines[4] and lines[4].endswith("| 8 |")
-    assert lines[-1] == "On-policy minus imitation: -0.250 [-0.250, -0.250], on 8 seeds."
 
 
 def test_what_counts_against_us_is_said_first():
@@ -119,7 +104,7 @@ def test_secondary_outcomes():
 SCRIPT = """
 import sys, time
 sys.path[:0] = [{benchmarks!r}]
-import league
+from benchmarks.learning import league
 def run(world, reflector, seed, method, folder, **options):
     if seed == 523:
         print("at it", flush=True)
@@ -132,7 +117,7 @@ league.work(list(league.cells())[:9], league.Path({folder!r}))
 
 def test_a_kill_loses_at_most_the_cell_in_progress(tmp_path, monkeypatch):
     """And another process passes over a cell that one is at."""
-    script = SCRIPT.format(benchmarks=str(Path(league.__file__).parent), folder=str(tmp_path))
+    script = SCRIPT.format(benchmarks=str(Path(league.__file__).parents[2]), folder=str(tmp_path))
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout.readline() == b"at it\n"
     ran = tmp_path / "ran.txt"

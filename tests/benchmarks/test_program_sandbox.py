@@ -1,6 +1,6 @@
-"""benchmarks/program_sandbox.py without its trainings: what its table says follows from the records."""
+"""benchmarks/learning/program_sandbox.py without its trainings: what its table says follows from the records."""
 
-import program_sandbox as sandbox
+from benchmarks.learning import program_sandbox as sandbox
 
 
 def record(agent, seed, before, after):

@@ -1,6 +1,6 @@
-"""benchmarks/several_environments.py without its trainings: the table follows from the records."""
+"""benchmarks/learning/several_environments.py without its trainings: the table follows from the records."""
 
-import several_environments as several
+from benchmarks.learning import several_environments as several
 
 
 def record(trained, seed, tags, tools):

@@ -3,9 +3,9 @@
 import random
 
 import pytest
-import ratings
 
 from agentic_prompting.evolution import SystemPrompt
+from benchmarks.learning import ratings
 
 PROMPT = SystemPrompt("Solve.", ("help 1", "harm 2"), id=0)
 
@@ -34,12 +34,8 @@ def test_quality_follows_from_the_principles():
 
 def test_a_replication_follows_from_its_seed_and_the_table_from_the_records(monkeypatch):
     reflector = next(iter(ratings.REFLECTORS))
-    once = ratings.replicate(reflector, "paired", "top_two", 3)
-    assert (
-        once
-        == ratings.replicate(reflector, "paired", "top_two", 3)
-        != ratings.replicate(reflector, "paired", "top_two", 4)
-    )
+    once = ratings.replicate(reflector, "uniform", 3)
+    assert once == ratings.replicate(reflector, "uniform", 3) != ratings.replicate(reflector, "uniform", 4)
     assert once["chosen"] <= 1 and once["best"] >= 0.3
     row = {"reflector": "r", "spearman": [0.5, 0.7], "played": [0.4, 0.4]}
     records = [

@@ -1,8 +1,9 @@
-"""benchmarks/trl_suite.py: what it compares, and the tiny models that stand for the hub's."""
+"""benchmarks/fidelity/trl_suite.py: what it compares, and the tiny models that stand for the hub's."""
 
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,9 @@ BENCHMARKS = str(ROOT / "benchmarks")
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-
+def benchmark():
     def imported(name):
-        __import__(name)
-        return sys.modules[name]
+        return import_module(f"benchmarks.fidelity.{name}")
 
     yield imported
     for name in [name for name, module in sys.modules.items() if BENCHMARKS in str(module)]:
@@ -102,7 +100,7 @@ class TestGRPOTrainer:
         assert False
 """
     )
-    script = [sys.executable, ROOT / "benchmarks" / "trl_suite.py", "--checkout", checkout, "--bf16", "off", "--json"]
+    script = [sys.executable, "-m", "benchmarks.fidelity.trl_suite", "--checkout", checkout, "--bf16", "off", "--json"]
     done = subprocess.run(script, capture_output=True, text=True)
     found = json.loads(done.stdout.splitlines()[-1])["bf16=off"]
     assert (found["trl_passes"], found["ours_passes"]) == (2, 1), done.stderr

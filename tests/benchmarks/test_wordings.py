@@ -2,9 +2,8 @@
 
 import asyncio
 
-import wordings
-
 from agentic_prompting.sandbox import Oracle
+from benchmarks.learning import wordings
 
 ASKED = [{"role": "user", "content": "what is the currency of Kenya ?"}]
 

@@ -114,7 +114,7 @@ def test_the_first_hour_was_run_as_it_stands():
     [
         ("agentic-prompting refine --sandbx", "no option --sandbx"),
         ("agentic-prompting refin --sandbox", "no sub-command refin"),
-        ("X=1 python benchmarks/scoring.py --no_such", "no option --no_such"),
+        ("X=1 python -m benchmarks.speed.scoring --no_such", "no option --no_such"),
         ("accelerate launch --quiett examples/train_espl.py", "quiett"),
         ("accelerate launch --quiet examples/train_espl.py --refference_model x", "no option --refference_model"),
         ("accelerate launch --config_file examples/accelerate/none.yaml examples/train_espl.py", "no file"),
@@ -243,11 +243,11 @@ def test_the_picture_of_the_rooms_is_the_sources():
 
 
 def test_every_table_of_the_scale_page_is_the_scripts():
-    script = [sys.executable, ROOT / "benchmarks" / "scale.py"]
+    script = [sys.executable, "-m", "benchmarks.speed.scale"]
     done = subprocess.run(script, capture_output=True, text=True, check=True)
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     for part in done.stdout.strip().split("\n\n"):
-        assert part in page, f"run benchmarks/scale.py and copy this into docs/scale.md:\n{part}"
+        assert part in page, f"run benchmarks/speed/scale.py and copy this into docs/scale.md:\n{part}"
 
 
 def test_the_reference_has_what_readers_call():

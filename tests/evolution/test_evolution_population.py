@@ -316,7 +316,7 @@ def test_ten_thousand_prompts_in_one_window(rule):
     rng = random.Random(0)
     for number in range(1, 10_000):
         population.members.append(Member(SystemPrompt("p", id=number), Rating(rng.gauss(25, 3), rng.uniform(1, 8))))
-    for _ in range(3):  # how long that takes is in benchmarks/growth.py
+    for _ in range(3):  # how long that takes is in benchmarks/speed/growth.py
         chosen = population.select(3)
         assert len({prompt.id for prompt in chosen}) == 3
         before = [population.rating(prompt) for prompt in chosen]

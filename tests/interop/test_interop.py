@@ -487,7 +487,7 @@ class Patient(Guess):
 
 
 def test_the_demos_traces_in_native_calls_say_the_same():
-    from interop import as_tool_calls
+    from benchmarks.reliability.interop import as_tool_calls
 
     train, _ = make_split(0)
     for trace in make_traces(train, 60, DEFAULT_MIX, Oracle(), random.Random(0)):

@@ -1,25 +1,18 @@
 """Long contexts: memory of a step per token does not grow, observations take none of it in the head, and a turn of the
 engine reads its new tokens alone."""
 
-import importlib.util
-from pathlib import Path
+import importlib
 
 import pytest
 
 from support.marks import long
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
 def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
     # The script chooses the branch of TRL's head for the whole process.
     monkeypatch.setattr("trl.trainer.utils._use_triton", lambda device: False)
-    spec = importlib.util.spec_from_file_location("long_contexts", BENCHMARKS / "long_contexts.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
+    return importlib.reload(importlib.import_module("benchmarks.speed.long_contexts"))
 
 
 @long

@@ -1,6 +1,6 @@
 """Memory of a run before it starts: a step on fake tensors, how it is laid out over GPUs, and what fits."""
 
-import importlib.util
+import importlib
 import inspect
 import json
 import sys
@@ -33,10 +33,7 @@ ARGS = {
 
 
 def benchmark():
-    spec = importlib.util.spec_from_file_location("plan_benchmark", ROOT / "benchmarks" / "plan.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.speed.plan")
 
 
 @pytest.mark.parametrize("name", ["small, checkpointing", "small, LoRA", "mixture of experts"])

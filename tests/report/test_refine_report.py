@@ -3,15 +3,13 @@
 from dataclasses import replace
 from itertools import pairwise
 
-import prorefine
-import prorefine_drafting as drafting
-import prorefine_reciter as reciter
 import pytest
 
 from agentic_prompting.evaluation import wilson_interval
 from agentic_prompting.refine import ProRefiner
 from agentic_prompting.report.plots import accuracy_of, accuracy_table, iterations_of, plot_iterations
 from agentic_prompting.rewards import exact_match
+from benchmarks.learning import prorefine, prorefine_drafting as drafting, prorefine_reciter as reciter
 from support.refine_models import PROMPT, Log, answer, models
 
 

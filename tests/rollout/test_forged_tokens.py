@@ -4,12 +4,12 @@ import subprocess
 import sys
 import threading
 
-import forged_tokens
 import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, normalizers
 
 from agentic_prompting.rollout import AgentSpec, ChatFormat, PlainText, prompt_r1_template, time_limit
+from benchmarks.reliability import forged_tokens
 from support.hostile import PIECES
 from support.tokenizers_for_tests import FAMILIES, tokenizer_for
 

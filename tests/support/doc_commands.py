@@ -101,8 +101,9 @@ def _python(words: Sequence[str]) -> list[str]:
 @functools.cache
 def _help_of(program: str, module: bool) -> frozenset[str]:
     """The options in a program's `--help`, after which it ends; in its `--help-all`, where it has one."""
-    source = "" if module else (ROOT / program).read_text(encoding="utf-8")
-    if not module and not re.search(r"Parser|import main|argv", source):
+    path = ROOT / (program.replace(".", "/") + ".py" if module else program)
+    is_ours = path.is_file()
+    if is_ours and not re.search(r"Parser|import main|argv", path.read_text(encoding="utf-8")):
         return frozenset()  # takes no options, and would run
     said = _printed(program, module, "--help")
     assert "--help" in said, f"{program} ran instead of printing its help"

@@ -1,6 +1,6 @@
 """Text that imitates tags and special tokens, and the parts of an episode that it must not change.
 
-For test_hostile_text.py and `benchmarks/reliability.py`.
+For test_hostile_text.py and `benchmarks/reliability/faults.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Training runs killed with SIGKILL at random moments, resumed, and compared with an undisturbed run.
 
-Used by test_under_fire.py, test_program_training.py and `benchmarks/reliability.py`. This file as a script is a run;
+Used by test_under_fire.py, test_program_training.py and benchmarks/reliability/faults.py. As a script, this is a run;
 each start of one is forked (`forked.py`). The calling process has the server and counts the replies that were paid for.
 """
 

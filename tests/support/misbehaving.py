@@ -1,7 +1,7 @@
 """An endpoint in OpenAI's format that misbehaves on purpose, one way at a time or at random: every fault by name.
 
 A real HTTP server on the loopback interface, written on plain asyncio streams, because a server library would prevent
-most of its faults. Tests run it on a thread. `benchmarks/reliability.py` runs it as a process of its own (`python -m
+most of its faults. Tests run it on a thread, `benchmarks/reliability/faults.py` as a process of its own (`python -m
 support.misbehaving --help` in tests/), so that it measures the client alone.
 """
 

@@ -1,6 +1,6 @@
 """Runs that are killed with groups in flight and resumed with other settings: which of them say nothing about it?
 
-Used by `benchmarks/reliability.py`.
+Used by `benchmarks/reliability/faults.py`.
 """
 
 from __future__ import annotations

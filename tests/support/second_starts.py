@@ -1,6 +1,6 @@
 """A second run of every kind beside a first, whose lock stands for it: which files does it change?
 
-Used by test_second_starts.py and `benchmarks/reliability.py`.
+Used by test_second_starts.py and `benchmarks/reliability/faults.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ import shutil
 import threading
 from collections import Counter
 
-import async_training
 import pytest
 import torch
 from filelock import FileLock
@@ -18,6 +17,7 @@ from agentic_prompting import ESPLConfig, ESPLTrainer, LLMEnvironment, TrainingS
 from agentic_prompting.llm import ScriptedChat, Usage
 from agentic_prompting.rollout import BatchEngine, Rollout, Sample, Turn
 from agentic_prompting.trainers.ahead import Ahead
+from benchmarks.speed import async_training
 from support.asking import Asks, Counts, Policy
 from support.espl_training import Reference
 from support.training import LEAD, arguments, trainer_for, vars_for
@@ -207,7 +207,7 @@ def test_updates_that_share_a_batch_are_clipped_as_ppo_does(tiny_policy, rows, t
 
 
 def test_uncorrected_is_uncorrected(tiny_policy, rows, tmp_path, monkeypatch):
-    """What benchmarks/async_training.py compares with: the same loss, as if each ratio were 1."""
+    """What benchmarks/speed/async_training.py compares with: the same loss, as if each ratio were 1."""
     trainer = build(tiny_policy, tmp_path, rows, max_steps=1)
     kept, compute = [], trainer._compute_loss
     monkeypatch.setattr(trainer, "_compute_loss", lambda model, inputs: kept.append(inputs) or compute(model, inputs))

@@ -1,4 +1,4 @@
-"""With the same completions our trainer's gradient is `GRPOTrainer`'s (a part of benchmarks/trl_gradient.py)."""
+"""With the same completions our gradient is that of `GRPOTrainer` (a part of benchmarks/fidelity/trl_gradient.py)."""
 
 import sys
 from pathlib import Path
@@ -11,8 +11,7 @@ BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
 @pytest.fixture
 def gradient(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import trl_gradient
+    from benchmarks.fidelity import trl_gradient
 
     yield trl_gradient
     for name in [name for name, module in sys.modules.items() if BENCHMARKS in str(module)]:

@@ -248,7 +248,7 @@ def test_a_recorded_run_replays_bit_for_bit_without_the_server(asking_policy, ro
 
 
 def test_a_killed_run_goes_on_and_no_reply_is_paid_twice(asking_policy, tmp_path):
-    """One kill at a random moment; ten in `benchmarks/reliability.py`."""
+    """One kill at a random moment; ten in `benchmarks/reliability/faults.py`."""
     seen = killed_runs.killed_and_resumed(asking_policy, tmp_path, kills=1, steps=4)
     assert seen["tried"] == seen["resumed"] == 1, seen
     assert (seen["paid_twice"], seen["paid_in_vain"]) == (0, 0), seen

@@ -1,10 +1,9 @@
 """A program that does what an environment does makes the same rollouts, token for token, with the same seeds."""
 
-from agent_programs import asks, native_seeds
-
 from agentic_prompting import LLMEnvironment, Program, PromptAgent
 from agentic_prompting.rollout import FreeText
 from agentic_prompting.sandbox import Oracle, as_rows, make_split
+from benchmarks.learning.agent_programs import asks, native_seeds
 
 
 def test_same_rollouts(asking_policy):

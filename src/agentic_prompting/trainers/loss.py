@@ -2,7 +2,8 @@
 
 TRL's GRPO scores every token of a completion and multiplies those of the environment by zero afterwards. Its fused head
 skips positions labelled -100 where Triton is available (on a GPU). Most of a multi-turn conversation is observation, so
-those tokens are labelled -100, too. Loss and gradients stay the same; benchmarks/training_step.py measures the saving.
+those tokens are labelled -100, too. Loss and gradients stay the same
+(benchmarks/speed/training_step.py measures the saving).
 
 Rollouts of several token sequences have a row of the batch for each, and each *rollout* has the same weight. TRL's loss
 types differ in one thing, the weight of a token in a sum. So this weight is put into the mask, and TRL computes the sum

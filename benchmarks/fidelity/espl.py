@@ -1,0 +1,451 @@
+"""E-SPL (arXiv 2602.14697), row by row; see `fidelity.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import yaml
+
+from agentic_prompting.data import PAIRS, TASKS
+from agentic_prompting.environments.search import SearchGrammar, read_call
+from agentic_prompting.evolution import (
+    Attempt,
+    Draft,
+    Edit,
+    ESPLSettings,
+    Population,
+    ProblemResult,
+    PromptResult,
+    Rating,
+    SystemPrompt,
+    best_result,
+    common_means,
+    crossover,
+    mutate,
+    rate,
+    sole_wins,
+)
+from agentic_prompting.llm import ScriptedChat
+from agentic_prompting.rewards import search_reward
+from agentic_prompting.rollout import Rollout, Sample
+from benchmarks.fidelity.check import Part, Row
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MU0, SIGMA0, BETA, TAU, P_DRAW = 25.0, 25 / 3, 25 / 6, 25 / 300, 0.1
+NORMAL = NormalDist()
+
+# --- Appendix B: TrueSkill, as the appendix writes it -----------------------------------------------------------------
+
+EPS_ABS = NORMAL.inv_cdf((P_DRAW + 1) / 2) * math.sqrt(2) * BETA
+
+
+def corrections(t: float, eps: float, draw: bool) -> tuple[float, float]:
+    """v and w of the truncated Gaussian."""
+    if not draw:
+        v = NORMAL.pdf(t - eps) / NORMAL.cdf(t - eps)
+        return v, v * (v + t - eps)
+    mass = NORMAL.cdf(eps - t) - NORMAL.cdf(-eps - t)
+    v = (NORMAL.pdf(-eps - t) - NORMAL.pdf(eps - t)) / mass
+    return v, v * v + ((eps - t) * NORMAL.pdf(eps - t) - (-eps - t) * NORMAL.pdf(-eps - t)) / mass
+
+
+def message_passing(ratings: Sequence[tuple[float, float]], places: Sequence[int]) -> list[tuple[float, float]]:
+    """Expectation propagation over the chain of adjacent comparisons, repeated until nothing changes."""
+    order = sorted(range(len(ratings)), key=lambda i: places[i])
+    skills = [(ratings[i][0], ratings[i][1] ** 2 + TAU**2) for i in order]  # the dynamics: sigma^2 + tau^2
+    pi0 = [1 / (variance + BETA**2) for _, variance in skills]
+    tau0 = [mu / (variance + BETA**2) for mu, variance in skills]
+    pairs = list(pairwise(range(len(order))))
+    messages = {(k, i): (0.0, 0.0) for k, pair in enumerate(pairs) for i in pair}
+    for _ in range(2000):
+        moved = 0.0
+        for k, (i, j) in enumerate(pairs):
+            cavity = {}
+            for one in (i, j):
+                others = [messages[c, one] for c in (one - 1, one) if (c, one) in messages and c != k]
+                cavity[one] = (pi0[one] + sum(m[0] for m in others), tau0[one] + sum(m[1] for m in others))
+            (mu_i, var_i), (mu_j, var_j) = ((cavity[one][1] / cavity[one][0], 1 / cavity[one][0]) for one in (i, j))
+            c = math.sqrt(var_i + var_j)
+            v, w = corrections((mu_i - mu_j) / c, EPS_ABS / c, places[order[i]] == places[order[j]])
+            for one, mu, var, sign in ((i, mu_i, var_i, 1), (j, mu_j, var_j, -1)):
+                mean, variance = mu + sign * var / c * v, var * (1 - var / c**2 * w)
+                new = (max(0.0, 1 / variance - cavity[one][0]), mean / variance - cavity[one][1])
+                moved = max(moved, abs(new[0] - messages[k, one][0]), abs(new[1] - messages[k, one][1]))
+                messages[k, one] = new
+        if moved < 1e-14:
+            break
+    after: list[tuple[float, float]] = [(0.0, 0.0)] * len(order)
+    for place, (mu, variance) in enumerate(skills):
+        heard = [messages[c, place] for c in (place - 1, place) if (c, place) in messages]
+        pi_msg, tau_msg = sum(m[0] for m in heard), sum(m[1] for m in heard)
+        pi_skill, tau_skill = pi_msg / (1 + BETA**2 * pi_msg), tau_msg / (1 + BETA**2 * pi_msg)
+        precision = 1 / variance + pi_skill
+        after[order[place]] = ((mu / variance + tau_skill) / precision, math.sqrt(1 / precision))
+    return after
+
+
+def rated(ratings: Sequence[tuple[float, float]], scores: Sequence[float]) -> list[tuple[float, float]]:
+    return [(new.mu, new.sigma) for new in rate([Rating(*one) for one in ratings], scores)]
+
+
+def ratings() -> Iterator[Row]:
+    fresh = Rating()
+    yield Row("Appendix B", "mu_0 = 25, sigma_0 = 25/3", (MU0, SIGMA0), (fresh.mu, fresh.sigma))
+    from agentic_prompting.evolution import ratings as module
+
+    for name, value in (("BETA", BETA), ("TAU", TAU), ("DRAW_PROBABILITY", P_DRAW), ("EXPLORATION", 2.0)):
+        yield Row("Appendix B", f"{name.lower()} = {value:.4g}", value, getattr(module, name))
+    start = [(MU0, SIGMA0)] * 2
+    c = math.sqrt(2 * (SIGMA0**2 + TAU**2 + BETA**2))
+    v, w = corrections(0.0, EPS_ABS / c, draw=False)
+    s2 = SIGMA0**2 + TAU**2
+    mean, deviation = s2 / c * v, math.sqrt(s2 * (1 - s2 / c**2 * w))
+    expected = [(MU0 + mean, deviation), (MU0 - mean, deviation)]
+    yield Row("Appendix B", "two fresh prompts, one wins: the closed form", expected, rated(start, [0.9, 0.1]), 1e-6)
+    v, w = corrections(0.0, EPS_ABS / c, draw=True)
+    deviation = math.sqrt(s2 * (1 - s2 / c**2 * w))
+    yield Row("Appendix B", "two fresh prompts, a draw", [(MU0, deviation)] * 2, rated(start, [0.5, 0.5]), 1e-6)
+    expected = message_passing([(MU0, SIGMA0)] * 3, [0, 1, 1])
+    yield Row(
+        "Appendix B",
+        "three fresh prompts, two tied behind one",
+        expected,
+        rated([(MU0, SIGMA0)] * 3, [0.9, 0.4, 0.4]),
+        1e-4,
+    )
+    rng, apart = random.Random(0), {2: 0.0, 3: 0.0, 5: 0.0}
+    for n in apart:
+        for _ in range(60):
+            before = [(rng.gauss(25, 5), rng.uniform(1, 9)) for _ in range(n)]
+            places = [rng.randrange(n) for _ in range(n)]
+            got = rated(before, [1 - place / 10 for place in places])
+            for one, other in zip(message_passing(before, places), got, strict=True):
+                apart[n] = max(apart[n], abs(one[0] - other[0]), abs(one[1] - other[1]))
+    for n, largest in apart.items():
+        yield Row("Appendix B", f"60 random rankings of {n}: largest distance from message passing", 0.0, largest, 1e-3)
+    three = [(20.0, 3.0), (25.0, 5.0), (27.0, 2.0)]
+    yield Row(
+        "3.2", "only the order of the returns counts", rated(three, [0.1, 0.5, 0.9]), rated(three, [0.0, 0.02, 1.0])
+    )
+    yield Row(
+        "3.2",
+        "... so that a better order gives other ratings",
+        False,
+        rated(three, [0.1, 0.5, 0.9]) == rated(three, [0.9, 0.5, 0.1]),
+    )
+    alone = [(20.0, 3.0)]
+    yield Row("Appendix B", "M - 1 comparisons: a prompt alone is not rated", alone, rated(alone, [1.0]))
+    chain = rated([(MU0, SIGMA0)] * 4, [0.52, 0.515, 0.508, 0.50])
+    pairs = message_passing([(MU0, SIGMA0)] * 4, [0, 0, 1, 1])
+    yield Row("Appendix B", "ties by equal return: within .01 of a group's first, not chained", pairs, chain, 1e-3)
+
+
+# --- eq 1-4: value, selection, who mutates ----------------------------------------------------------------------------
+
+
+def prompts_of(n: int, **options: Any) -> Population:
+    """A population of n prompts in a window that holds them all."""
+    population = Population(SystemPrompt("p0"), window=options.pop("window", n), **options)
+    for number in range(1, n):
+        population.add(SystemPrompt(f"p{number}"))
+    return population
+
+
+def give(population: Population, ratings: Sequence[tuple[float, float]]) -> None:
+    for member, (mu, sigma) in zip(population.members, ratings, strict=True):
+        member.rating = Rating(mu, sigma)
+
+
+def results(matrix: Sequence[Sequence[Sequence[float]]]) -> list[PromptResult]:
+    """Results with a reward for each prompt, problem and rollout."""
+    return [
+        PromptResult(
+            SystemPrompt("Solve.", (f"rule {place}",), id=place),
+            tuple(
+                ProblemResult(f"x{column}", "42", tuple(Attempt(f"y{r}", r) for r in rewards))
+                for column, rewards in enumerate(row)
+            ),
+        )
+        for place, row in enumerate(matrix)
+    ]
+
+
+def selection() -> Iterator[Row]:
+    rewards = [[[1, 0, 1, 1, 0], [0, 0, 0, 1, 0]], [[1, 1, 1, 1, 0], [0, 1, 0, 1, 1]]]
+    batch = results(rewards)
+    means = [[3 / 5, 1 / 5], [4 / 5, 3 / 5]]
+    yield Row("eq 1", "V is the mean over the N rollouts", means, [result.row for result in batch])
+    values = [0.4, 0.7]
+    yield Row(
+        "eq 1", "... and of a batch the mean over its problems", values, common_means([result.row for result in batch])
+    )
+    best = best_result(batch, values)
+    yield Row("eq 4", "the prompt with the highest V mutates", 1, best and best.prompt.id)
+    beliefs = [(25.0, 1.0), (24.0, 2.0), (23.5, 1.5), (26.0, 0.2)]
+    scores = [mu + 2 * sigma for mu, sigma in beliefs]
+    for temperature in (1.0, 2.0):
+        population = prompts_of(4, rule="softmax", independent_draws=True, temperature=temperature)
+        give(population, beliefs)
+        drawn = Counter(prompt.id for _ in range(4000) for prompt in population.select(3))
+        weights = [math.exp(score / temperature) for score in scores]
+        expected = [weight / sum(weights) for weight in weights]
+        got = [drawn[number] / 12_000 for number in range(4)]
+        yield Row("eq 3", f"T = {temperature:g}: p as exp((mu + lambda sigma) / T), 12,000 draws", expected, got, 0.02)
+    population = prompts_of(4, rule="softmax", independent_draws=True)
+    give(population, beliefs)
+    twice = sum(len({prompt.id for prompt in population.select(3)}) < 3 for _ in range(500))
+    yield Row("Algorithm 1", "independent draws: one may come twice", True, twice > 0)
+    population = prompts_of(4)
+    give(population, beliefs)
+    picks = [[prompt.id for prompt in population.select(3)] for _ in range(6000)]
+    top = scores.index(max(scores))
+    yield Row("A.5", "the highest score is always in the batch", True, all(top in pick for pick in picks))
+    others = Counter(number for pick in picks for number in pick if number != top)
+    shares = [others[number] / 6000 for number in range(4) if number != top]
+    yield Row("A.5", "the rest at random from the window", [2 / 3] * 3, shares, 0.03)
+    yield Row("A.5", "M different prompts", True, all(len(set(pick)) == 3 for pick in picks))
+    population = prompts_of(25, window=10)
+    seen = {prompt.id for _ in range(400) for prompt in population.select(3)}
+    yield Row("3.2", "sliding window: only the latest K = 10 are drawn", set(range(15, 25)), seen)
+    lean = prompts_of(2, exploration=0.0, rule="softmax", independent_draws=True)
+    give(lean, [(25.0, 1.0), (25.0, 9.0)])
+    half = sum(prompt.id == 0 for _ in range(2000) for prompt in lean.select(1)) / 2000
+    yield Row("eq 3", "lambda = 0: uncertainty does not count", 0.5, half, 0.05)
+
+
+def children() -> Iterator[Row]:
+    population = prompts_of(3)
+    yield Row(
+        "Algorithm 1",
+        "the root begins at (mu_0, sigma_0)",
+        (MU0, SIGMA0),
+        (population.rating(0).mu, population.rating(0).sigma),
+    )
+    give(population, [(29.0, 4.0), (22.0, 3.0), (26.0, 6.0)])
+    child = population.add(SystemPrompt("child", parents=(0,), operator="mutation"))
+    got = population.rating(child)
+    yield Row(
+        "Appendix B", "mutation: mu of the parent, sqrt(sigma^2 + 1)", (29.0, math.sqrt(17.0)), (got.mu, got.sigma)
+    )
+    crossed = population.add(SystemPrompt("crossed", parents=(0, 1, 2), operator="crossover"))
+    precision = 1 / 16 + 1 / 9 + 1 / 36
+    mean = (29 / 16 + 22 / 9 + 26 / 36) / precision
+    got = population.rating(crossed)
+    yield Row(
+        "Algorithm 2",
+        "crossover: precision-weighted mean, sqrt(1 / sum + 1)",
+        (mean, math.sqrt(1 / precision + 1)),
+        (got.mu, got.sigma),
+    )
+    before = {0: Rating(29.38, 4.0)}
+    late = population.rating(population.add(SystemPrompt("late", parents=(0,)), before))
+    yield Row("Algorithm 1", "a child inherits what its parent had at the batch it was made from", 29.38, late.mu)
+    wide = prompts_of(1, delta_sigma=3.0)
+    wide.add(SystemPrompt("c", parents=(0,)))
+    yield Row("Appendix B", "Delta sigma = 3", math.sqrt(SIGMA0**2 + 9), wide.rating(1).sigma)
+    matrix = [[0.8, 0.2, 0.5, 0.0], [0.6, 0.4, 0.5, 0.0], [0.2, 0.2, 0.1, 0.9]]
+    wins = []
+    for row in matrix:
+        wins.append([c for c in range(4) if all(row[c] > other[c] for other in matrix if other is not row)])
+    yield Row("Algorithm 2", "rho_i: the problems each prompt alone did best", wins, sole_wins(matrix))
+    yield Row("Algorithm 2", "a tie is nobody's problem", [[], []], sole_wins([[0.5], [0.5]]))
+
+
+# --- A.2 to A.5, Algorithm 2: the operators ---------------------------------------------------------------------------
+
+
+def operators() -> Iterator[Row]:
+    filters = {
+        "1 0 1 (0 < V < 1)": ([1.0, 0.0, 1.0], True),
+        "0 0 0 (V = 0)": ([0.0, 0.0, 0.0], False),
+        "1 1 1 (V = 1)": ([1.0, 1.0, 1.0], False),
+    }
+    for name, (rewards, expected) in filters.items():
+        problem = ProblemResult("x", "42", tuple(Attempt("y", reward) for reward in rewards))
+        yield Row("A.2", f"rewards {name}: reflected on", expected, problem.instructive())
+    reference = ScriptedChat(lambda messages: "never asked")
+    outcome = asyncio.run(mutate(reference, results([[[0.0, 0.0], [1.0, 1.0]]])[0]))
+    yield Row(
+        "A.2",
+        "no problem with mixed outcomes: nobody is asked",
+        ("no_evidence", 0),
+        (outcome.reason, outcome.counts["calls"]),
+    )
+    parent = SystemPrompt("Solve.", ("old rule", "second rule"), id=0)
+    three = [Edit("add", text=f"new rule {n}") for n in range(3)]
+    report = Draft(parent).apply(three, ("add", "modify"), ESPLSettings().max_ops)
+    yield Row(
+        "A.4", "K_ops = 2: of three edits of a problem two count", (2, 1), (len(report.applied), len(report.refused))
+    )
+    merged = Draft(parent).apply([Edit("merge", ("G0", "G1"), "both")], ("add", "modify"))
+    yield Row("A.3", "a problem may add and modify, not merge", {"not_allowed": 1}, dict(merged.counts))
+    draft = Draft(parent)
+    draft.apply([Edit("modify", ("G0",), "local idea")], ("add", "modify"), suggested=("modify",))
+    yield Row(
+        "A.5", "a problem's modify is a proposal, not applied directly", parent.principles, draft.finish().principles
+    )
+    draft.apply([Edit("merge", ("G0", "G1"), "one wide rule")], ("modify", "merge"))
+    yield Row("A.5", "merge: several principles become one", ("one wide rule",), draft.finish().principles)
+    plan = Draft(parent)
+    plan.apply([Edit("modify", ("G1",), "revised")], ("modify", "merge"))
+    yield Row("A.5", "modify: of an existing principle", ("old rule", "revised"), plan.finish().principles)
+    words = [Edit("add", text=" ".join(["word"] * n)) for n in (32, 33)]
+    report = Draft(parent).apply(words)
+    yield Row(
+        "A.5",
+        "principles stay short: 32 words are taken, 33 are not",
+        (1, {"too_long": 1}),
+        (len(report.applied), dict(report.counts)),
+    )
+    report = Draft(parent).apply([Edit("modify", ("G7",), "x")])
+    yield Row("Algorithm 1", "git.apply: an unknown id does not apply", {"unknown_id": 1}, dict(report.counts))
+    text = SystemPrompt("one two one", id=0)
+    report = Draft(text).apply([Edit("replace", text="x", search="one"), Edit("replace", text="x", search="two")])
+    yield Row(
+        "Algorithm 1",
+        "git.apply: text that occurs twice does not apply",
+        ({"ambiguous": 1}, 1),
+        (dict(report.counts), len(report.applied)),
+    )
+    shown = SystemPrompt("Solve.", ("a", "b"))
+    yield Row("C.4, Figure 9", "principles are numbered from G0, in brackets", "Solve.\n[G0]. a\n[G1]. b", shown.text)
+    few = asyncio.run(crossover(ScriptedChat(lambda messages: "?"), results([[[1.0], [1.0]], [[0.0], [0.0]]])))
+    yield Row(
+        "Algorithm 2",
+        "one prompt ahead everywhere: nothing to cross",
+        ("too_few_winners", 0),
+        (few.reason, few.counts["calls"]),
+    )
+    asked: list[str] = []
+    batch = results([[[1.0], [0.0], [0.0]], [[0.0], [1.0], [1.0]]])
+    asyncio.run(crossover(ScriptedChat(lambda messages: asked.append(messages[-1]["content"]) or "?"), batch))
+    order = [asked[0].index("rule 1"), asked[0].index("rule 0")]
+    yield Row("Algorithm 2", "the overall top prompt comes first, as the one to edit", sorted(order), order)
+    yield Row("Algorithm 2", "... with the problems it won", True, all(f"x{c}" in asked[0] for c in range(3)))
+    mixed = results([[[1.0, 0.0], [0.0, 1.0]]])[0]
+    calls = asyncio.run(mutate(ScriptedChat(lambda messages: "[]"), mixed)).counts["calls"]
+    yield Row("A.2-A.3", "a summary for each rollout, a critique for each problem", 2 * 2 + 2, calls)
+
+
+def reflection() -> Iterator[Row]:
+    """The four stages of reflection: the reference LLM's requests, and the edits that its replies become."""
+    asked: list[str] = []
+    said = [
+        "summary of the first attempt",
+        "summary of the second attempt",
+        '```json\n[{"operation": "add", "principle": "added rule"}, '
+        '{"operation": "modify", "principle": "local idea", "modified_from": "G0"}]\n```',
+        '```json\n[{"operation": "modify", "principle": "planned rule", "modified_from": "G0"}]\n```',
+    ]
+    reference = ScriptedChat(lambda messages: asked.append(messages[-1]["content"]) or said[len(asked) - 1])
+    parent = SystemPrompt("Solve.", ("old rule",), id=0)
+    attempts = (Attempt("I multiply: 41", 0.0), Attempt("I add: 42", 1.0))
+    result = PromptResult(parent, (ProblemResult("What is x?", "42", attempts),))
+    outcome = asyncio.run(mutate(reference, result, ESPLSettings(max_ops=7)))
+    yield Row("Figure 18", "summaries, a critique, a plan: calls", 2 + 1 + 1, len(asked))
+    first, second, critique, plan = asked
+    shown = ["What is x?", "old rule", "42"]
+    for attempt, text in zip(attempts, (first, second), strict=True):
+        yield Row(
+            "A.2", f"a summary reads problem, prompt, truth, {attempt.text!r}", True, _in([*shown, attempt.text], text)
+        )
+    yield Row(
+        "A.2", "... and of one attempt alone", (False, False), (attempts[1].text in first, attempts[0].text in second)
+    )
+    yield Row("A.3", "the critique reads both summaries, prompt and truth", True, _in([*shown, *said[:2]], critique))
+    yield Row("A.4", "... and is told K_ops (7 here)", True, "7" in critique)
+    yield Row(
+        "A.5", "the plan reads the prompt and all proposals", True, _in(["old rule", "added rule", "local idea"], plan)
+    )
+    child = outcome.child and outcome.child.principles
+    yield Row("A.5", "the child: the plan's modify, the problem's add", ("planned rule", "added rule"), child)
+
+
+def _in(parts: Sequence[str], text: str) -> bool:
+    return all(part in text for part in parts)
+
+
+# --- numbers, and the search recipe -----------------------------------------------------------------------------------
+
+
+def numbers() -> Iterator[Row]:
+    from agentic_prompting import ESPLConfig
+
+    defaults = {one.name: one.default for one in fields(ESPLConfig)}
+    for rule, name, value in (
+        ("group size N = 5", "num_generations", 5),
+        ("M = 3 prompts a batch", "prompts_per_step", 3),
+        ("sliding window K = 10", "window", 10),
+        ("Delta sigma = 1", "delta_sigma", 1.0),
+        ("lambda = 2", "exploration", 2.0),
+        ("p_crossover = 0.2", "p_crossover", 0.2),
+        ("K_ops = 2", "max_ops", 2),
+        ("learning rate 4e-5", "learning_rate", 4e-5),
+        ("Adam beta_1 = .9", "adam_beta1", 0.9),
+        ("Adam beta_2 = .95", "adam_beta2", 0.95),
+        ("KL beta = 0 with LoRA", "beta", 0.0),
+        ("eq 2 divides by no deviation", "scale_rewards", "none"),
+        ("eq 2 sums log pi over the tokens, up to a constant", "loss_type", "dr_grpo"),
+        ("baseline V_i of eq 1", "baseline", "normal"),
+    ):
+        yield Row("A.5, eq 1-2", rule, value, defaults[name])
+    a_pass, passes = defaults["per_device_train_batch_size"], defaults["gradient_accumulation_steps"]
+    yield Row("A.5", "b = 10 problems a batch on one GPU", 10, a_pass * passes / (3 * 5))
+    pairs = {name: tuple(pair[split][0] for split in ("train", "test")) for name, pair in PAIRS.items()}
+    for at, name, sets in (
+        ("DAPO100 to AIME25", "dapo_aime25", ("dapo100", "aime25")),
+        ("HMMT 23/24/February 25 to November 25", "hmmt", ("hmmt_feb", "hmmt_nov25")),
+        ("AIME 22-24 to BeyondAIME", "aimo_beyondaime", ("aimo_aime", "beyondaime")),
+    ):
+        yield Row("4.1", at, sets, pairs[name])
+    yield Row("4.1", "100 problems of DAPO", 100, TASKS["dapo100"].expected_rows["train"])
+    hmmt = TASKS["hmmt_feb"].sources[0]
+    years = [year for year in ("2023", "2024", "2025") if any(year in path for path in (hmmt.path, *hmmt.also))]
+    yield Row("4.1", "HMMT of three years", ["2023", "2024", "2025"], years)
+    modes = {mode: ESPLConfig("unused", mode=mode, use_cpu=True, bf16=False) for mode in ("rl", "evolution", "joint")}
+    does = {mode: (args.evolves, args.mode_at(0) in ("joint", "rl")) for mode, args in modes.items()}
+    expected = {"rl": (False, True), "evolution": (True, False), "joint": (True, True)}
+    yield Row("4.1", "RL only, evolution and both: what changes", expected, does)
+    maths = yaml.safe_load((EXAMPLES / "configs" / "espl" / "math_qwen3_4b.yaml").read_text(encoding="utf-8"))
+    yield Row("A.5", "LoRA of rank 32 at 4e-5", (32, 4e-5), (maths["lora_r"], maths["learning_rate"]))
+
+
+def search() -> Iterator[Row]:
+    body = '{"name": "search", "arguments": {"query_list":\n["Population New York city between 2020 and 2025"]}}'
+    turn = SearchGrammar().parse(f"I will search.\n<tool_call>{body}</tool_call>")
+    yield Row(
+        "A.5",
+        "the root prompt's own example is read as a search",
+        ("act", ["Population New York city between 2020 and 2025"]),
+        (turn.kind, read_call(turn.request or "")[0]),
+    )
+    last = SearchGrammar().parse("I have it.\nAnswer: 4 x 400 metres")
+    yield Row("A.5", "the answer stands behind 'Answer:'", ("answer", "4 x 400 metres"), (last.kind, last.answer))
+    for correct in (1, 0):
+        for form in (1, 0):
+            said = f"Answer: {'right' if correct else 'wrong'}" + ("" if form else "\nAnswer: again")
+            rollout = Rollout([1]).finish("answered")
+            rollout.add_turn(Sample([1]), SearchGrammar().parse(said))
+            if not form and correct:
+                continue  # a reply with two answers counts as no answer
+            (got,) = search_reward([], [], [rollout], [["right"]])
+            yield Row("released recipe", f".1 (format {form} - 1) + correct {correct}", 0.1 * (form - 1) + correct, got)
+
+
+PARTS: list[Part] = [ratings, selection, children, operators, reflection, numbers, search]
+UNTESTED = {
+    "eq 2 (gradient)": "needs a policy: tests/trainers/test_espl_trainer.py holds the advantages r - V to NumPy",
+    "Algorithm 1 (KL to the reference)": "beta = 0 with LoRA (3.1); TRL's term where it is set",
+    "A.2-A.5 (what the reference LLM writes)": "needs a model; what becomes of its replies is checked",
+    "Figures 8, 11-16, Table 1 (scores)": "need DeepSeek-V3.1, gpt-oss-120b and their competitions",
+    "Appendix C (wrong principles)": "an account of what was found, not a rule",
+}

@@ -1,0 +1,274 @@
+"""Calls of the large LLM until the sandbox's agent is good, with and without shared replies.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.learning.calls --json  # 5 seeds, both worlds, some hours
+    OMP_NUM_THREADS=1 python -m benchmarks.learning.calls --json --quick  # 1 seed for tuning, the plain world: minutes
+
+Each run is appended to `--records` when it ends, and a recorded run is not repeated. The figures in
+docs/howto/save_calls.md are computed from these records by `benchmarks/recompute.py`. The records also hold settings
+that have been removed from the library because they saved no calls: growing groups, refilled batches, a curriculum,
+and ending hopeless episodes early.
+
+**Protocol.** Both settings of a seed share one warm start and train as the demo does, including its decay of the
+learning rate over 40 steps. Every second step the agent answers the same 256 questions, about countries that no
+training question names, until exact match reaches .85 (in the guarded world `GOOD`) or 24 steps are over. The count is
+the calls that training made; a shared reply counts once. A run that never reaches the score counts all of its calls.
+In the guarded world the oracle refuses an agent that does not know its rules; here the rules are in the system prompt,
+and temperature and learning rate are those of the world's own configuration. The score to reach is .6 there, because
+no setting goes much above .7 in 24 steps. Seeds 1, 2 and 3 are for tuning; seeds 201 to 205 are reported. (All runs
+were repeated once: in the first version, a mistake in the engine could leave the model in evaluation mode for the step
+after an evaluation. In the plain world seed 201 had been seen before, with an evaluation after every step and a
+learning rate that reached 0 after 12 steps; no value was changed because of it.) The benchmark measures the sandbox: a
+policy of 390,000 parameters and a scripted oracle, priced like gpt-4o-mini.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.lab import (
+    BATCH,
+    DEMO,
+    DEMO_STEPS,
+    ESPL,
+    RECORDS as RECORDED,
+    Records,
+    correct,
+    interval,
+    log,
+    markdown,
+    quiet,
+    settings,
+    shown,
+    train,
+)
+
+RECORDS = RECORDED / "calls.jsonl.gz"
+SEEDS, TUNING_SEEDS = (201, 202, 203, 204, 205), (1, 2, 3)  # none that the sandbox was made with
+GOOD = {"plain": 0.85, "guarded": 0.6}  # exact match to reach
+EVERY, MOST, QUESTIONS = 2, 24, 256  # steps between two evaluations; steps at most; questions of an evaluation
+SETTINGS = {"today": "never", "replies shared": "step"}  # the environment's `share_replies`
+
+
+# --- the records' tables ----------------------------------------------------------------------------------------------
+
+
+def of_settings(records: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Each world and setting against `today`, paired by seed."""
+    runs = {(one["world"], one["setting"], one["seed"]): one for one in records}
+    rows = {}
+    for world, name in dict.fromkeys((one["world"], one["setting"]) for one in records):
+        of_seed = {seed: one for (w, n, seed), one in runs.items() if (w, n) == (world, name)}
+        pairs = [(one, runs[world, "today", seed]) for seed, one in of_seed.items() if (world, "today", seed) in runs]
+        if pairs:
+            rows[world, name] = _of_pairs(pairs)
+    return rows
+
+
+def _of_pairs(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+    score, today = (interval([one["exact_match"] for one in of]) for of in zip(*pairs, strict=True))
+    ends = score["low"], score["high"], today["low"], today["high"]
+    return {
+        "steps": fmean(one["step"] for one, _ in pairs),
+        "calls": round(fmean(one["calls"] for one, _ in pairs)),
+        "different": fmean(one["curve"][-1]["different"] / one["calls"] for one, _ in pairs),
+        "calls_ratio": interval([one["calls"] / old["calls"] for one, old in pairs]),
+        "usd_ratio": interval([one["usd"] / old["usd"] for one, old in pairs]),
+        "reached": sum(one["reached"] for one, _ in pairs),
+        "exact_match": score,
+        "overlap": None not in ends and ends[0] <= ends[3] and ends[2] <= ends[1],
+        "paid_twice": None if pairs[0][0]["paid_twice"] is None else sum(one["paid_twice"] for one, _ in pairs),
+        "seeds": sorted(one["seed"] for one, _ in pairs),
+    }
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Calls of the large LLM until the agent is good, by world and setting."""
+    titles = "world", "setting", "steps", "calls", "different in their step", "of today's [95 %]", "dollars of it"
+    rows = []
+    for (world, name), row in of_settings(records).items():
+        cells = [world, name, f"{row['steps']:.1f}", f"{row['calls']:,}", f"{row['different']:.0%}"]
+        cells += [shown(row["calls_ratio"], digits=2), f"{row['usd_ratio']['mean']:.2f}"]
+        cells += [f"{row['reached']} of {len(row['seeds'])}", shown(row["exact_match"])]
+        rows.append([*cells, "–" if row["paid_twice"] is None else row["paid_twice"]])
+    return markdown([*titles, "reached", "exact match [95 %]", "paid twice"], rows)
+
+
+def finding(records: Sequence[Mapping[str, Any]]) -> str:
+    """The findings of all recorded settings, in two sentences."""
+    rows = of_settings(records)
+
+    def ratios(*names: str) -> list[str]:
+        return [shown(rows[world, name]["calls_ratio"], digits=2) for name in names for world in GOOD]
+
+    plain, guarded = ratios("replies shared")
+    refilled = ratios("refilled")
+    without_effect = product(GOOD, ("groups that grow", "curriculum", "hopeless ended"))
+    others = [rows[setting]["calls_ratio"]["mean"] for setting in without_effect]
+    return (
+        f"Sharing replies took {plain} of the calls in the plain world and {guarded} in the guarded one, for the same "
+        f"training. Growing groups, a curriculum and ending hopeless episodes took {min(others):.2f} to "
+        f"{max(others):.2f} of the calls, and refilling batches with other questions {refilled[0]} and {refilled[1]}, "
+        "so the library no longer has them."
+    )
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """The oracle with its calls counted and priced; [`evaluations`] sets `step`."""
+
+    def __init__(self, oracle: Any):
+        self.oracle, self.step, self.training = oracle, 0, True
+        self.calls, self.usd, self.asked = 0, 0.0, Counter[Any]()
+
+    async def __call__(self, messages: Any, *, repeat: int | None = None, session: str | None = None) -> Any:
+        from agentic_prompting.llm.budget import PRICES
+        from agentic_prompting.llm.wire import priced
+
+        reply = await self.oracle(messages, repeat=repeat, session=session)
+        if self.training:
+            self.calls += 1
+            self.asked[self.step, json.dumps(messages)] += 1
+            usage = priced(reply.usage.prompt_tokens, reply.usage.completion_tokens, PRICES["gpt-4o-mini"])
+            self.usd += usage.cost_usd
+            return replace(reply, usage=usage)
+        return reply
+
+    @property
+    def twice(self) -> int:
+        """The number of calls that repeated an earlier call of their step."""
+        return self.calls - len(self.asked)
+
+
+def evaluations(trainer: Any, chat: Counted, test: Sequence[Any], seed: int, good: float) -> list[dict[str, Any]]:
+    """Evaluate every second step of a training, and end it when the score is reached.
+
+    Returns:
+        `list[dict]`: One entry for each evaluation, filled while the trainer trains.
+    """
+    from transformers import TrainerCallback
+
+    from agentic_prompting import LLMEnvironment, PromptAgent
+    from agentic_prompting.evaluation import wilson_interval
+
+    curve: list[dict[str, Any]] = []
+
+    class Evaluations(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            chat.step = state.global_step
+            if state.global_step % EVERY:
+                return
+            chat.training, environment = False, LLMEnvironment(chat)
+            agent = PromptAgent(
+                trainer.model, trainer.processing_class, environment, trainer.spec, max_batch_size=BATCH
+            )
+            rollouts = agent.answer_all(test, seed=seed, progress=False)
+            trainer.model.train()
+            chat.training = True
+            right = wilson_interval(correct(rollouts).count("1"), len(rollouts))
+            ends = [round(right.low, 4), round(right.high, 4)]
+            spent = {"step": state.global_step, "calls": chat.calls, "usd": round(chat.usd, 6)}
+            curve.append({**spent, "different": len(chat.asked), "exact_match": right.mean, "interval": ends})
+            log(f"  step {state.global_step}: {right.mean:.3f} after {chat.calls} calls")
+            control.should_training_stop |= right.mean >= good or state.global_step >= MOST
+
+    trainer.add_callback(Evaluations())
+    return curve
+
+
+def run(name: str, seed: int, world: str, prepared: Any, folder: Path) -> dict[str, Any]:
+    """Train with one setting until the agent is good or the steps are over, and return the run's record."""
+    from agentic_prompting import LLMEnvironment, MultiTurnGRPOTrainer, PromptR1Config, PromptR1Trainer
+    from agentic_prompting.rewards import PromptR1Reward
+    from agentic_prompting.trainers import MultiTurnGRPOConfig
+
+    oracle, sandbox, system_prompt = prepared
+    chat, curve = Counted(oracle), list[dict[str, Any]]()
+    values = settings(DEMO, max_steps=DEMO_STEPS, output_dir=str(folder / name.replace(" ", "-")), seed=seed)
+    options: dict[str, Any] = {}
+    if world == "plain":
+        kind: Any = PromptR1Trainer
+        args: Any = PromptR1Config(**values)
+    else:
+        theirs = settings(ESPL)  # what that world's own configuration says of sampling and learning
+        values |= {key: theirs[key] for key in ("temperature", "learning_rate", "lr_scheduler_type")}
+        kind, args = MultiTurnGRPOTrainer, MultiTurnGRPOConfig(**values)
+        options = {"system_prompt": system_prompt, "reward_funcs": PromptR1Reward()}
+
+    def watch(trainer: Any) -> None:
+        nonlocal curve
+        curve = evaluations(trainer, chat, list(sandbox.test)[:QUESTIONS], seed, GOOD[world])
+
+    started = time.perf_counter()
+    train(kind, args, sandbox, LLMEnvironment(chat, share_replies=SETTINGS[name]), before=watch, **options)
+    last, seconds = curve[-1], round(time.perf_counter() - started)
+    log(f"seed {seed}, {world}: {name}: {last['calls']} calls, {seconds} s")
+    about = {"world": world, "seed": seed, "setting": name, "values": {"share_replies": SETTINGS[name]}}
+    twice = chat.twice if SETTINGS[name] == "step" else None
+    end = {"reached": last["exact_match"] >= GOOD[world], "paid_twice": twice, "curve": curve, "seconds": seconds}
+    return {**about, **last, **end}
+
+
+def prepare(seed: int, world: str, folder: Path) -> tuple[Any, Any, str | None]:
+    """The oracle, the data with a warm-started policy, and the system prompt of a world that has one."""
+    from agentic_prompting import SystemPrompt
+    from agentic_prompting.sandbox import Oracle
+    from agentic_prompting.sandbox.guarded import PREAMBLE, say
+    from agentic_prompting.sandbox.setup import prepare_guarded, prepare_sandbox
+
+    with redirect_stdout(io.StringIO()):
+        if world == "plain":
+            return Oracle(seed=seed), prepare_sandbox(folder, seed), None
+        guarded = prepare_guarded(folder, seed)
+    rules = SystemPrompt(PREAMBLE, tuple(say(*rule) for rule in guarded.oracle.rules.items()))
+    return guarded.oracle, guarded, rules.text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Calls until the sandbox's agent is good.")
+    parser.add_argument("--quick", action="store_true", help="one seed for tuning, plain world")
+    parser.add_argument("--seeds", type=int, nargs="+", help=f"default: {SEEDS}")
+    parser.add_argument("--worlds", nargs="+", choices=GOOD, help="default: both")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="default: both")
+    parser.add_argument("--folder", type=Path, default=Path("runs/calls"), help="warm starts, created where missing")
+    parser.add_argument("--records", type=Path, help="default: records/calls.jsonl.gz; with --quick in the folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args()
+    quiet()
+    seeds = options.seeds or (TUNING_SEEDS[:1] if options.quick else SEEDS)
+    worlds = options.worlds or (("plain",) if options.quick else tuple(GOOD))
+    records = Records(options.records or (options.folder / "quick.jsonl.gz" if options.quick else RECORDS))
+    started, wanted = time.time(), product(worlds, options.settings, seeds)
+    for world, name, seed in records.missing(("world", "setting", "seed"), wanted):
+        prepared = prepare(seed, world, options.folder / f"{seed}-{world}")
+        with tempfile.TemporaryDirectory() as temporary:
+            records.add(run(name, seed, world, prepared, Path(temporary)))
+    found = records.read()
+    print(table(found))
+    if options.json:
+        rows = of_settings(found)
+        shared = [row for (_, name), row in rows.items() if name == "replies shared"]
+        head = {
+            "calls_ratio_shared": max((row["calls_ratio"]["mean"] for row in shared), default=None),
+            "scores_overlap": all(row["overlap"] for row in shared),
+            "paid_twice": sum(row["paid_twice"] for row in shared),
+        }
+        by_name = {f"{world}: {name}": row for (world, name), row in rows.items()}
+        print(json.dumps({**head, "settings": by_name, "seconds": round(time.time() - started)}))
+
+
+if __name__ == "__main__":
+    main()

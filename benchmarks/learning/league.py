@@ -1,0 +1,373 @@
+"""Is one reflection call as good as the paper's many? E-SPL against itself, GEPA and RL: see docs/evidence.md.
+
+    python -m benchmarks.learning.league --json  # hours; run it twice at once for two processes
+    python -m benchmarks.learning.league --report --json  # what the cells say so far, without running any
+    python -m benchmarks.learning.league --json --quick  # some minutes: a few cells of tuning seeds, fewer steps
+
+A cell is a method in a world, with a reflector, on a seed (`league_cell.py`). Each is written to a file of its own in
+`--folder` when it is done, so that a run that is stopped or killed loses at most the cell it was at; the same command
+goes on, and a second process takes the cells that the first one is not at. With `--collect` the cells are put together
+into `records/`, from which `benchmarks/recompute.py` makes every figure of the pages, and from which another machine
+goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from agentic_prompting.records import atomic_write
+from benchmarks.lab import RECORDS as RECORDED, REPOSITORY, Records, git, interval, log, markdown, share, shown
+from benchmarks.learning import espl_sandbox
+from benchmarks.learning.league_cell import run
+from benchmarks.paper_tables.estimates import seed_interval
+
+RECORDS = RECORDED / "league_two.jsonl.gz"
+SETTINGS = tuple((world, reflector) for world in ("rules", "many", "misleading") for reflector in ("easy", ".7"))
+SEEDS, TUNING_SEEDS = tuple(range(521, 537)), (1, 2, 3, 42)  # 42's warm start comes with the package
+PRIMARY = ("joint", "one call", "GEPA, then GRPO")
+SECONDARY = ("one call, paired", "rl")
+DISTILLED = ("joint, then imitation", "joint, then on-policy")
+ORDER = (*PRIMARY, *SECONDARY, *DISTILLED)
+HEADING = "## The second league of E-SPL"  # of the protocol
+MARGIN, GOOD, BATCHES = 0.05, 0.8, 3  # not worse by more; calls until this exact match, on the mean of so many batches
+AGAINST = (  # what would count against us, the outcome that decides it, its lower bound, and what that must be above
+    (f"one call is worse than joint training by more than {MARGIN}, or that cannot be excluded", "one_call_minus_joint",
+     "low_one_sided", -MARGIN),
+    ("one call is not above GEPA and then GRPO", "one_call_minus_gepa", "low", 0.0),
+    ("paired ratings with top-two do not gain over one call alone", "paired_minus_one_call", "low", 0.0),
+)  # fmt: skip
+FURTHER = {  # outcomes without a verdict; the first one is not in the protocol
+    "joint_minus_gepa": "Not asked by the protocol: joint training minus GEPA, then GRPO",
+    "imitation_minus_joint": "Imitation minus its teacher",
+    "on_policy_minus_joint": "On-policy distillation, with a teacher that moved, minus its teacher",
+    "on_policy_minus_imitation": "On-policy distillation, with a teacher that moved, minus imitation",
+}
+OTHERS = ("base, first", "base, final", "trained, first")  # besides the trained weights under the final prompt
+FORK = multiprocessing.get_context("fork")  # this process never imports torch
+UNLOCKED = 0.5  # exact match on the questions that end on a relation
+
+Cell = tuple[str, str, int, str]
+
+
+def cells(seeds: Sequence[int] = SEEDS) -> Iterator[Cell]:
+    """World, reflector, seed and method of each cell of the protocol, in the order of the runs."""
+    for methods in (PRIMARY, SECONDARY):
+        for world, reflector in SETTINGS:
+            for seed in seeds:
+                for method in methods:
+                    if method != "rl" or reflector == "easy":  # RL has no reflector
+                        yield world, reflector, seed, method
+    yield from ((*SETTINGS[0], seed, method) for seed in seeds for method in DISTILLED)
+
+
+# --- pure: what the cells say -------------------------------------------------------------------------------------
+
+
+Found = Mapping[Cell, Mapping[str, Any]]
+
+
+def by_cell(records: Iterable[Mapping[str, Any]]) -> dict[Cell, Mapping[str, Any]]:
+    """Records by their cell."""
+    return {(one["world"], one["reflector"], one["seed"], one["method"]): one for one in records}
+
+
+def difference(found: Found, method: str, other: str, settings: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Exact match of a method minus another's: the mean over the settings, paired by seed.
+
+    Returns:
+        `dict`: `mean`, `low`, `high` (95 %), `low_one_sided` (95 %), and `n`, the seeds that have all of these cells.
+    """
+    values = []
+    for seed in sorted({seed for _, _, seed, _ in found}):
+        pairs = [(found.get((*one, seed, method)), found.get((*one, seed, other))) for one in settings]
+        if all(a is not None and b is not None for a, b in pairs):
+            values.append(statistics.fmean(share(a["correct"]) - share(b["correct"]) for a, b in pairs))  # type: ignore[index]
+    if not values:
+        return {"n": 0}
+    one_sided = seed_interval(values, 0.9).low if len(values) > 1 else None
+    return {**interval(values), "low_one_sided": one_sided and round(one_sided, 4), "n": len(values)}
+
+
+def complete(found: Found, methods: Sequence[str]) -> list[tuple[str, str]]:
+    """The settings that have the cells of these methods on all seeds: those that the primary outcome is about."""
+    return [one for one in SETTINGS if all((*one, seed, method) in found for seed in SEEDS for method in methods)]
+
+
+def calls_until_good(curve: Sequence[tuple[int, float]]) -> int | None:
+    """The calls made when the mean exact match of the latest batches first reached `GOOD`; `None` if it never did."""
+    for end in range(BATCHES, len(curve) + 1):
+        if statistics.fmean(score for _, score in curve[end - BATCHES : end]) >= GOOD:
+            return curve[end - 1][0]
+    return None
+
+
+def unlocked(record: Mapping[str, Any]) -> int:
+    """Guarded relations that a question may end on and that the agent gets right more often than not."""
+    ends = [one for one in record["guarded"] if one in record["ends"]]
+    right = {
+        one: [c == "1" for c, end in zip(record["correct"], record["ends"], strict=True) if end == one] for one in ends
+    }
+    return sum(statistics.fmean(values) >= UNLOCKED for values in right.values())
+
+
+def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By setting and method: exact match with its interval, calls, and the secondary outcomes."""
+    rows: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for one in records:
+        rows.setdefault(f"{one['world']}, {one['reflector']}", {}).setdefault(one["method"], []).append(one)
+    return {setting: {method: _row(some) for method, some in methods.items()} for setting, methods in rows.items()}
+
+
+def _row(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    until = [calls_until_good(one["curve"]) for one in records]
+    reached = [calls for calls in until if calls is not None]
+    ranks = [espl_sandbox.correlations(one["rated"])["rating"] for one in records if len(one["rated"]) > 2]
+    ranks = [rank for rank in ranks if rank == rank]
+    return {
+        **interval([share(one["correct"]) for one in records]),
+        "n": len(records),
+        "calls": round(statistics.fmean(one["calls"] for one in records)),
+        "good": len(reached),
+        "calls_until_good": round(statistics.median(reached)) if reached else None,
+        **{name: round(statistics.fmean(one["others"][name] for one in records), 3) for name in OTHERS},
+        "unlocked": round(statistics.fmean(unlocked(one) for one in records), 2),
+        "spearman": interval(ranks) if ranks else None,
+    }
+
+
+def outcomes(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The primary outcomes, and everything else that the protocol names."""
+    found = by_cell(records)
+    pairs = {
+        "one_call_minus_joint": ("one call", "joint"),
+        "one_call_minus_gepa": ("one call", "GEPA, then GRPO"),
+        "paired_minus_one_call": ("one call, paired", "one call"),
+        "joint_minus_gepa": ("joint", "GEPA, then GRPO"),
+        "imitation_minus_joint": ("joint, then imitation", "joint"),
+        "on_policy_minus_joint": ("joint, then on-policy", "joint"),
+        "on_policy_minus_imitation": ("joint, then on-policy", "joint, then imitation"),
+    }
+    result: dict[str, Any] = {}
+    for name, methods in pairs.items():
+        settings = complete(found, methods) or SETTINGS[:1]
+        result[name] = {**difference(found, *methods, settings), "settings": [", ".join(one) for one in settings]}
+    result["each"] = {
+        ", ".join(one): {
+            name: row for name, methods in pairs.items() if (row := difference(found, *methods, [one]))["n"]
+        }
+        for one in SETTINGS
+    }
+    calls: dict[str, list[int]] = {}
+    for one in records:
+        calls.setdefault(one["method"], []).append(one["calls"])
+    result["calls"] = {method: round(statistics.fmean(some)) for method, some in calls.items()}
+    return result
+
+
+def verdicts(records: Sequence[Mapping[str, Any]]) -> str:
+    """The outcomes that the protocol counts against us, first; then the other ones and what was not run."""
+    told = outcomes(records)
+    lines = []
+    for what, name, bound, least in AGAINST:
+        row = told[name]
+        if row["n"] < len(SEEDS):
+            lines.append(f"- Not decided yet ({row['n']} of {len(SEEDS)} seeds): {what}.")
+            continue
+        said = "Not so" if row[bound] > least else "**Against us**"
+        about = f"Difference {shown(row, '+')}, over {len(row['settings'])} of {len(SETTINGS)} settings"
+        about += f"; one-sided lower bound {row[bound]:+.3f}" if bound == "low_one_sided" else ""
+        lines.append(f"- {said}: {what}. {about}.")
+    lines.sort(key=lambda line: "Against" not in line)
+    for name, what in FURTHER.items():
+        if told[name]["n"]:
+            settings = len(told[name]["settings"])
+            about = f"on {told[name]['n']} seeds, over {settings} of {len(SETTINGS)} settings"
+            lines.append(f"- {what}: {shown(told[name], '+')}, {about}.")
+    every = list(cells())
+    planned, absent = (
+        Counter(", ".join(one[:2]) for one in some) for some in (every, set(every) - by_cell(records).keys())
+    )
+    if absent:
+        some = "; ".join(
+            f"*{setting}*, {absent[setting]} of {planned[setting]}" for setting in planned if absent[setting]
+        )
+        lines.append(f"- Cells that are not run yet: {some}.")
+    return "\n".join(lines)
+
+
+def missing(records: Iterable[Mapping[str, Any]], wanted: Iterable[Cell]) -> dict[str, int]:
+    """By setting and method: how many of the wanted cells are not done."""
+    done = by_cell(records)
+    absent = [cell for cell in wanted if cell not in done]
+    return dict(Counter(f"{world}, {reflector}, {method}" for world, reflector, _, method in absent))
+
+
+def table(records: Iterable[Mapping[str, Any]]) -> str:
+    """The summary as a Markdown table."""
+    rows = []
+    for setting, methods in summarise(records).items():
+        for method in sorted(methods, key=ORDER.index):
+            row = methods[method]
+            shares = [f"{row[name]:.3f}" for name in OTHERS]
+            good = f"{row['calls_until_good']} ({row['good']} of {row['n']})" if row["good"] else f"0 of {row['n']}"
+            rank = shown(row["spearman"], digits=2)
+            rows.append([setting, method, shown(row), row["n"], *shares, row["calls"], good, row["unlocked"], rank])
+    titles = (
+        "world and reflector,method,exact match [95 %],seeds,warm start and first prompt,warm start and final prompt"
+    )
+    titles += ",trained and first prompt,calls,calls until .8,unlocked,Spearman of rating"
+    return markdown(titles.split(","), rows)
+
+
+def each_setting(records: Sequence[Mapping[str, Any]]) -> str:
+    """The differences in each setting as a Markdown table."""
+    told = outcomes(records)["each"]
+    titles = {
+        "one_call_minus_joint": "one call minus joint [95 %]",
+        "one_call_minus_gepa": "one call minus GEPA, then GRPO [95 %]",
+        "joint_minus_gepa": "joint minus GEPA, then GRPO [95 %]",
+        "paired_minus_one_call": "paired ratings minus one call [95 %]",
+    }
+    rows = []
+    for setting, row in told.items():
+        if row:
+            seeds = " / ".join(str(row[name]["n"]) for name in titles if name in row)
+            rows.append([setting, *(shown(row.get(name), "+") for name in titles), seeds])
+    return markdown(["world and reflector", *titles.values(), "seeds of each"], rows)
+
+
+def protocol_first(commits: Iterable[str], heading: str = HEADING) -> bool:
+    """Whether the protocol was committed before all of these commits, from which the records come."""
+    added = git("log", "--format=%H", f"-S{heading}", "--", "docs/evidence.md").split()
+    return bool(added) and all(
+        subprocess.run(["git", "merge-base", "--is-ancestor", added[-1], commit], cwd=REPOSITORY).returncode == 0
+        for commit in set(commits)
+    )
+
+
+# --- the script ---------------------------------------------------------------------------------------------------
+
+
+def path_of(folder: Path, cell: Cell) -> Path:
+    """The file of a finished cell."""
+    world, reflector, seed, method = cell
+    return (
+        folder / "cells" / f"{world}-{reflector.strip('.')}-{seed}-{method.replace(', ', '-').replace(' ', '-')}.json"
+    )
+
+
+def restore(folder: Path, recorded: Iterable[Mapping[str, Any]]) -> None:
+    """Write the cells that another machine has recorded and that this folder lacks, so that they are not run again."""
+    for record in recorded:
+        path = path_of(folder, (record["world"], record["reflector"], record["seed"], record["method"]))
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, json.dumps(record))
+
+
+def work(todo: Iterable[Cell], folder: Path, **options: Any) -> None:
+    """Run the cells that are not done, and that no other process is at, each in a process of its own.
+
+    A cell that fails is logged and passed over: the same command tries it again.
+    """
+    about = {"commit": git("rev-parse", "--short=12", "HEAD")}  # of the code that this process has loaded
+    about["machine"] = f"{os.cpu_count()} cores, {platform.machine()}"
+    for cell in todo:
+        if not path_of(folder, cell).exists():
+            process = FORK.Process(target=_work_on, args=(cell, folder, about, options))
+            process.start()
+            process.join()
+            if process.exitcode:
+                log(f"FAILED with {process.exitcode}: {cell}")
+
+
+def _work_on(cell: Cell, folder: Path, about: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    path = path_of(folder, cell)
+    with suppress(Busy), claimed(path):
+        if not path.exists():
+            record = run(*cell, folder / "models", **options)
+            atomic_write(path, json.dumps({**record, **about, "date": date.today().isoformat()}))
+            log(" ".join(map(str, (*cell, f"{record['seconds']} s"))))
+
+
+class Busy(Exception):
+    """Another process is at the cell."""
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Within it no other process is at the cell of this file. The claim ends with the process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{path}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise Busy from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The records of the finished cells, in the order of the protocol."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "cells").glob("*.json")]
+
+    def place(one: Mapping[str, Any]) -> tuple[int, int, int]:
+        setting = SETTINGS.index((one["world"], one["reflector"]))
+        return setting, one["seed"], ORDER.index(one["method"])
+
+    return sorted(found, key=place)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The second league of docs/evidence.md.")
+    parser.add_argument("--quick", action="store_true", help="a few cells of seeds that are not reported, fewer steps")
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--collect", action="store_true", help=f"write {RECORDS.name} from the cells, in the end")
+    parser.add_argument("--seeds", type=int, nargs="+", help="default: those of the protocol")
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "league", help="cells and models")
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args()
+    started, folder = time.perf_counter(), options.folder / "quick" if options.quick else options.folder
+    os.environ["OMP_NUM_THREADS"] = "1"
+    todo = list(cells(options.seeds or SEEDS))
+    if options.quick:
+        todo = [(*SETTINGS[0], 42, method) for method in PRIMARY]
+    if not options.quick:
+        restore(folder, Records(RECORDS).read())
+    if not options.report:
+        work(todo, folder, **({"steps": 4} if options.quick else {}))
+    records = read(folder)
+    if options.collect:
+        RECORDS.unlink(missing_ok=True)
+        Records(RECORDS).write(records)
+    print(f"{table(records)}\n\n{verdicts(records)}" if records else "no cell is done yet")
+    result = {
+        "missing": missing(records, todo if options.quick else cells()),
+        "leaks": sum(one.get("leaks", 0) for one in records),
+        "protocol_first": protocol_first(one["commit"] for one in records),
+        **outcomes(records),
+        "seconds": round(time.perf_counter() - started),
+    }
+    if options.json:
+        print(json.dumps({"sandbox": True, "quick": options.quick, **result}))
+
+
+if __name__ == "__main__":
+    main()

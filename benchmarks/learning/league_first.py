@@ -1,0 +1,96 @@
+"""The first league of E-SPL, of 2026-11-22: its tables, from its records. `league.py` is the second.
+
+Its records say at which commit each cell ran; the methods as they were then are in that commit.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from benchmarks.lab import interval, markdown, share, shown
+
+WORLDS = ("rules", "habits", "misleading")
+METHODS = (
+    "joint", "rl", "evolution", "GEPA, then GRPO", "warm start", "GRPO, then GEPA", "alternating",
+    "joint, then distillation", "joint, mutation only", "reflection",
+)  # fmt: skip
+CORE = METHODS[:5]  # in the worlds after the first
+
+# The outcomes that the protocol counts against us: the world, the outcome, and the test on differences from `joint`.
+AGAINST: list[tuple[str, str, tuple[str, ...], Callable[[Mapping[str, float]], bool]]] = [
+    ("rules", "joint training is not above RL and evolution alone", ("rl", "evolution"), lambda row: row["high"] >= 0),
+    (
+        "rules",
+        "GEPA and then GRPO, or phases in turn, are as good",
+        ("GEPA, then GRPO", "alternating"),
+        lambda row: row["high"] >= 0,
+    ),
+    ("habits", "joint training is more than .05 below RL", ("rl",), lambda row: row["mean"] > 0.05),
+    ("misleading", "joint training ends below its warm start", ("warm start",), lambda row: row["mean"] > 0),
+    ("rules", "without crossover it is as good", ("joint, mutation only",), lambda row: row["high"] >= 0),
+]
+
+
+def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Exact match, difference from `joint` paired by seed, and mean rollouts and calls of each world and method."""
+    scores: dict[str, dict[str, dict[int, Mapping[str, Any]]]] = {}
+    for record in records:
+        scores.setdefault(record["world"], {}).setdefault(record["method"], {})[record["seed"]] = record
+    return {
+        world: {method: _row(of_seed, methods.get("joint", {})) for method, of_seed in methods.items()}
+        for world, methods in scores.items()
+    }
+
+
+def _row(of_seed: Mapping[int, Mapping[str, Any]], joint: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    shares = {seed: share(record["correct"]) for seed, record in of_seed.items()}
+    pairs = [value - share(joint[seed]["correct"]) for seed, value in shares.items() if seed in joint]
+    return {
+        **interval(list(shares.values())),
+        "minus_joint": interval(pairs) if pairs else None,
+        "seeds": sorted(shares),
+        "rollouts": round(statistics.fmean(record["rollouts"] for record in of_seed.values())),
+        "calls": round(statistics.fmean(record["calls"] for record in of_seed.values())),
+    }
+
+
+def table(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """The worlds as a Markdown table."""
+    rows = []
+    for world, methods in worlds.items():
+        for method in sorted(methods, key=METHODS.index):
+            row = methods[method]
+            spent = [f"{row[what]:,}" for what in ("rollouts", "calls")]
+            rows.append([world, method, shown(row), shown(row["minus_joint"], "+"), *spent])
+        rows += [[world, method, "not run", *[""] * 3] for method in missing(world, methods)]
+    return markdown(
+        ("world", "method", "exact match [95 %]", "minus joint [95 %]", "rollouts", "calls"),
+        rows,
+    )
+
+
+def verdicts(worlds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """The place of joint training in each world, and whether the outcomes of `AGAINST` came true."""
+    lines = []
+    for world, methods in worlds.items():
+        order = sorted(methods, key=lambda method: -methods[method]["mean"])
+        if "joint" in methods:
+            place = order.index("joint") + 1
+            other = f"not first but number {place} of {len(order)}; first is {order[0]}"
+            lines.append(f"- *{world}*: joint training is {other if place > 1 else f'first of {len(order)}'}.")
+    for world, what, others, counts in AGAINST:
+        rows = {other: worlds.get(world, {}).get(other) for other in others}
+        if any(row is None or row["minus_joint"] is None or row["minus_joint"]["low"] is None for row in rows.values()):
+            lines.append(f"- Not decided yet: {what}.")
+            continue
+        differences = ", ".join(f"{other} {shown(row['minus_joint'], '+')}" for other, row in rows.items() if row)
+        said = "**Against us**" if any(counts(row["minus_joint"]) for row in rows.values() if row) else "Not so"
+        lines.append(f"- {said}: {what}. Minus joint: {differences}.")
+    return "\n".join(lines)
+
+
+def missing(world: str, methods: Iterable[str]) -> list[str]:
+    """The protocol's methods for a world that are missing among `methods`."""
+    return [method for method in (METHODS if world == WORLDS[0] else CORE) if method not in methods]

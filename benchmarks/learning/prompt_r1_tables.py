@@ -1,0 +1,160 @@
+"""The tables of docs/ablations.md, made from the records of `prompt_r1_sandbox.py`. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.lab import interval, markdown, share, shown
+
+AGENTS = {
+    "multi": "multi-turn GRPO",
+    "single": "single-turn GRPO",
+    "sft": "SFT (the warm start)",
+    "oracle": "prompting (the question passed on)",
+    "alone": "GRPO without environment, by the paper's reward",
+    "alone_f1": "GRPO without environment, by F1",
+    "strict": "multi-turn GRPO, strict gate",
+}
+NOISES = (0.02, 0.05, 0.1)
+HOME, NOBODY, REWORDED = "home", "nobody", "reworded"
+AWAY = {f"noise {noise:g}": f"wrong with probability {noise:g}" for noise in NOISES} | {
+    REWORDED: "words its replies anew"
+}
+INTERACTIONS = 4  # T: the replies of one episode at most; the fifth turn answers
+NOTHING = "No run of it has been recorded yet."
+Entries = Sequence[Mapping[str, Any]]
+
+
+def transfer_bounds(noise: float, interactions: int) -> tuple[float, float]:
+    """How far a policy's value may move when each reply's distribution moves by `noise` in total variation.
+
+    Args:
+        noise (`float`): ε of eq 44.
+        interactions (`int`): T of eq 45, the replies one episode can hold.
+
+    Returns:
+        `tuple[float, float]`: `1 - (1 - ε)^T` and `T ε`, the two bounds of eq 45-46; the first is the tighter one.
+    """
+    return 1 - (1 - noise) ** interactions, interactions * noise
+
+
+def of(records: Entries, agent: str, environment: str = HOME, turns: int | None = None, by: str = "country") -> Any:
+    """The records of one setting, by seed."""
+    wanted = {"agent": agent, "environment": environment, "turns_allowed": turns, "by": by}
+    return {one["seed"]: one for one in records if all(one[key] == value for key, value in wanted.items())}
+
+
+def exact_match(of_setting: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+    """The share of right answers by seed."""
+    return {seed: share(one["correct"]) for seed, one in of_setting.items()}
+
+
+def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """Differences on the seeds that both have."""
+    return [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+
+
+def results(records: Entries) -> str:
+    """The table of every agent in the environment that it was trained for, and without one."""
+    full = exact_match(of(records, "multi"))
+    titles = "agent", "environment", "exact match [95 %]", "by seed", "minus the first [95 %]", "2 hops", "3 hops"
+    rows = []
+    for environment in (HOME, NOBODY):
+        for agent, name in AGENTS.items():
+            found = of(records, agent, environment)
+            if found:
+                where = "the oracle" if environment == HOME else "none"
+                rows.append(_row([name, where], found, full))
+    return _table([*titles, "turns"], rows)
+
+
+def turns(records: Entries) -> str:
+    """The table of the multi-turn agent with fewer turns than in training."""
+    full = exact_match(of(records, "multi"))
+    titles = "turns allowed", "exact match [95 %]", "by seed", "minus 5 turns [95 %]", "2 hops", "3 hops", "turns"
+    rows = []
+    for allowed in (None, 4, 3, 2):
+        found = of(records, "multi", turns=allowed)
+        rows += [_row([str(allowed or 5)], found, full)] if found else []
+    return _table(titles, rows)
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table, or a sentence where it has no rows."""
+    return markdown(titles, rows) if rows else NOTHING
+
+
+def _row(cells: list[str], found: Mapping[int, Mapping[str, Any]], full: Mapping[int, float]) -> list[str]:
+    """A setting's cells; accuracy by hops is pooled over seeds."""
+    scores, answers = (
+        exact_match(found),
+        [(h, c) for one in found.values() for h, c in zip(one["hops"], one["correct"], strict=True)],
+    )
+    by_hops = [[int(c) for h, c in answers if h == hops] for hops in "23"]
+    cells = [*cells, shown(list(scores.values())), ", ".join(f"{one:.3f}" for one in scores.values())]
+    cells += [shown(paired(scores, full), "+"), *(f"{sum(one) / len(one):.3f}" if one else "–" for one in by_hops)]
+    return [*cells, f"{sum(one['turns'] for one in found.values()) / len(found):.2f}"]
+
+
+def transfer(records: Entries) -> str:
+    """The table of agents with another oracle than in training, with the bounds of eq 45-46 for noisy oracles."""
+    rows = []
+    for environment, words in AWAY.items():
+        noise = float(environment.removeprefix("noise ")) if environment != REWORDED else None
+        for agent in ("multi", "single", "sft"):
+            there, home = exact_match(of(records, agent, environment)), exact_match(of(records, agent))
+            change = paired(there, home)
+            if not change:
+                continue
+            cells = [words, AGENTS[agent], shown(list(there.values())), shown(change, "+"), *[""] * 3]
+            if noise is not None:
+                bound, linear = transfer_bounds(noise, INTERACTIONS)
+                row = interval(change)
+                ends = [row["mean"] if row[end] is None else row[end] for end in ("low", "high")]
+                # The interval's far end decides, not the mean, so that "within" is not a matter of luck.
+                cells[4:] = [f"{bound:.3f}", f"{linear:.3f}", "yes" if max(map(abs, ends)) <= bound else "no"]
+            rows.append(cells)
+    return _table(
+        ("the oracle", "agent", "exact match [95 %]", "change [95 %]", "1-(1-ε)^T", "Tε", "within"),
+        rows,
+    )
+
+
+def splits(records: Entries) -> str:
+    """The demo before and after GRPO, with whole countries held out and, by the former split, single questions."""
+    rows = []
+    after = {by: exact_match(of(records, "multi", by=by)) for by in ("country", "question")}
+    for by, scores in after.items():
+        if scores:
+            before = list(exact_match(of(records, "sft", by=by)).values())
+            seeds = ", ".join(map(str, scores))
+            rows.append([f"by {by}", shown(before), shown(list(scores.values())), seeds])
+    cost = paired(after["question"], after["country"])
+    if cost:
+        rows.append(["what memory was worth", "", shown(cost, "+"), ""])
+    return _table(("held out", "before [95 %]", "after [95 %]", "seeds"), rows)
+
+
+def headline(records: Entries) -> str:
+    """The page's first paragraph: the rows' means, and the outcomes that the protocol counts against us."""
+    said = [
+        f"{name} {shown(list(exact_match(found).values()))}"
+        for agent, name in list(AGENTS.items())[:4]
+        if (found := of(records, agent))
+    ]
+    home, old = exact_match(of(records, "multi")), exact_match(of(records, "multi", by="question"))
+    if not home:
+        return NOTHING
+    memory, anew = paired(old, home), paired(exact_match(of(records, "multi", REWORDED)), home)
+    lines = [f"Exact match on unseen countries, {len(home)} training(s) each: {'; '.join(said)}."]
+    if memory:
+        row = interval(memory)
+        sure = row["high"] is not None and row["high"] < 0.05
+        counts = "less than .05" if sure else f"{len(memory)} seed(s) do not decide whether that is less than .05"
+        if row["mean"] >= 0.05:
+            counts = "part of what was shown before was memory"
+        lines.append(f"Where only questions were held out, as once, it ended {shown(memory, '+')} higher: {counts}.")
+    if anew:
+        lines.append(f"With an oracle that words its replies anew it changes by {shown(anew, '+')}.")
+    return "\n".join(lines)

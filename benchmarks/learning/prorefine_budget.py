@@ -1,0 +1,277 @@
+"""ProRefine against other uses of as many calls, in the sandbox, by the protocol in docs/evidence.md.
+
+    python -m benchmarks.learning.prorefine_budget  # seeds 701 to 705, 200 puzzles of each kind, two minutes
+    python -m benchmarks.learning.prorefine_budget --seeds 1 --n 40
+
+The other methods are best of n with ProRefine's verifier, self-consistency, self-refine with ProRefine's critic, and
+Algorithm 1 with a critic that does not look at the answer. Each has the smallest size at which it spends at least as
+many calls, or tokens, of all roles together as ProRefine. All models are scripted, so that the order of the methods
+depends on the models' errors, above all on whether a further sample repeats a slip; hence there are three task models.
+The figures say nothing about real models.
+
+Appends a record for each row to `--records`, from which `recompute.py` makes the table of docs/lab/prorefine.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.lab import RECORDS, Records, interval, markdown, share, shown
+
+SEEDS, PUZZLES, LARGEST = (701, 702, 703, 704, 705), 200, 40
+KINDS = ("bbh_word_sorting", "bbh_object_counting")
+ANEW = {1.0: "in every sample", 0.5: "in the samples of half of the puzzles", 0.0: "in none"}
+BUDGETS = ("calls", "tokens")
+OURS, FIRST = "ProRefine, verifier", "the first answer"
+OTHERS = ("best of n, the same verifier", "self-consistency", "self-refine", "Algorithm 1 without a critic")
+
+
+class Answer(NamedTuple):
+    """A method's answer to a puzzle, and the calls and tokens of all roles together; tokens are words here."""
+
+    text: str
+    calls: int
+    tokens: int
+
+
+# --- one puzzle: every size of a method at once ---------------------------------------------------------------------
+
+
+class Models:
+    """The scripted models of a seed, asked one call at a time with ProRefine's own requests.
+
+    Args:
+        seed (`int`): The seed of all models.
+        kind (`str`): The kind of the puzzles.
+        anew (`float`): The share of puzzles whose further samples slip anew; the others repeat the first sample.
+    """
+
+    def __init__(self, seed: int, kind: str, anew: float):
+        from agentic_prompting.refine import START_PROMPTS, RolePrompts
+        from agentic_prompting.sandbox.puzzles import PuzzleOptimizer, puzzle_models
+
+        self.seed, self.anew, self.start, self.words = seed, anew, START_PROMPTS[kind], RolePrompts()
+        self.models: dict[str, Any] = puzzle_models(seed)
+        self.reader = PuzzleOptimizer(seed, vague=0.0, untagged=0.0)  # turns every remark into the advice that it means
+
+    def solve(self, prompt: str, question: str, sample: int = 0) -> Answer:
+        from agentic_prompting.sandbox.puzzles import PuzzleSolver
+
+        fixed = random.Random(f"{self.seed} {question}").random() >= self.anew
+        text = PuzzleSolver(self.seed if fixed or not sample else 1000 * self.seed + sample).answer(prompt, question)
+        return Answer(text, 1, _words(prompt, question) + len(text.split(" ")))  # as the model counts its own usage
+
+    def ask(self, role: str, **values: str) -> Answer:
+        from agentic_prompting.llm import fill
+
+        system, request = self.words.role(role), fill(getattr(self.words, role), **values)
+        text = self.models[role].reply([{"role": "system", "content": system}, {"role": "user", "content": request}])
+        return Answer(text, 1, _words(system, request, text))
+
+    def remarked(self, prompt: str, remarks: str) -> str:
+        """The prompt with advice added for the remarks."""
+        from agentic_prompting.llm import fill
+
+        request = fill(self.words.optimizer, prompt=prompt, feedback=remarks)
+        text = self.reader.reply([{"role": "user", "content": request}])
+        return text.removeprefix("<IMPROVED_PROMPT>").removesuffix("</IMPROVED_PROMPT>")
+
+
+def _words(*texts: str) -> int:
+    return sum(len(text.split()) for text in texts)
+
+
+def _sums(parts: Iterable[Answer], text: str) -> Answer:
+    parts = list(parts)
+    return Answer(text, sum(part.calls for part in parts), sum(part.tokens for part in parts))
+
+
+def best_of(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
+    """The answers for n = 1 to `largest`: sample until the verifier accepts; the last sample counts if none passes."""
+    taken: list[Answer] = []
+    found: list[Answer] = []
+    for sample in range(largest):
+        answer = models.solve(models.start, question, sample)
+        verdict = models.ask("verifier", query=question, output=answer.text)
+        taken += [answer, verdict]
+        found.append(_sums(taken, answer.text))
+        if "<ACCURACY>1" in verdict.text:
+            break
+    return found + found[-1:] * (largest - len(found))
+
+
+def self_consistency(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
+    """The answers for n = 1 to `largest`: the most frequent result, the first among equally frequent ones."""
+    taken = [models.solve(models.start, question, sample) for sample in range(largest)]
+    votes, found = Counter[str](), []
+    for n, answer in enumerate(taken, 1):
+        votes[answer.text.rpartition("Answer: ")[2]] += 1
+        found.append(_sums(taken[:n], f"Answer: {votes.most_common(1)[0][0]}"))
+    return found
+
+
+def self_refine(models: Models, question: str, largest: int = LARGEST) -> list[Answer]:
+    """The answers after 1 to `largest` rounds of critique and rewriting, which end when the critic has no remark."""
+    prompt, taken = models.start, [models.solve(models.start, question)]
+    found: list[Answer] = []
+    for sample in range(1, largest + 1):
+        remarks = models.ask("feedback", query=question, output=taken[-1].text, state=models.words.complete)
+        if remarks.text == "CORRECT":
+            found.append(_sums([*taken, remarks], taken[-1].text))
+            break
+        prompt = models.remarked(prompt, remarks.text)
+        taken += [remarks, models.solve(prompt, question, sample)]
+        found.append(_sums(taken, taken[-1].text))
+    return found + found[-1:] * (largest - len(found))
+
+
+def refined(seed: int, kind: str, rows: Sequence[Mapping[str, Any]], blind: bool, **settings: Any) -> list[Answer]:
+    """The answers of Algorithm 1 with its verifier; a `blind` critic makes random remarks, at no cost."""
+    from agentic_prompting.llm import ScriptedChat
+    from agentic_prompting.refine import START_PROMPTS, ProRefiner
+    from agentic_prompting.sandbox.puzzles import FAULTS, TOO_LONG, puzzle_models
+
+    remarks = [TOO_LONG, "CORRECT", *(fault.remark for fault in FAULTS.values() if fault.kind == kind)]
+    models = dict(puzzle_models(seed))
+    if blind:
+        models["feedback"] = ScriptedChat(lambda said: random.Random(f"{seed} {said[-1]['content']}").choice(remarks))
+    results = ProRefiner(**models, **settings).refine_all(START_PROMPTS[kind], rows, progress=False)
+    found = []
+    for result in results:
+        usage = [use for role, use in result.usage.items() if not (blind and role == "feedback")]
+        tokens = sum(use.prompt_tokens + use.completion_tokens for use in usage)
+        found.append(Answer(result.answer, sum(use.calls for use in usage), tokens))
+    return found
+
+
+# --- one seed and kind ------------------------------------------------------------------------------------------------
+
+
+def mean(answers: Sequence[Answer], budget: str) -> float:
+    return statistics.fmean(getattr(answer, budget) for answer in answers)
+
+
+def smallest(sizes: Sequence[Sequence[Answer]], budget: str, least: float) -> int:
+    """The first place among the sizes where the mean is at least `least`; the last one if there is none."""
+    enough = (place for place, answers in enumerate(sizes) if mean(answers, budget) >= least)
+    return next(enough, len(sizes) - 1)
+
+
+def measure(seed: int, kind: str, n: int) -> list[dict[str, Any]]:
+    """The records of a seed and kind, one for each row."""
+    from agentic_prompting.sandbox.puzzles import make_puzzles, score_puzzle
+
+    rows = make_puzzles(n, seed, (kind,))
+    questions = [row["question"] for row in rows]
+
+    def row(method: str, answers: Sequence[Answer], **more: Any) -> dict[str, Any]:
+        right = (score_puzzle(answer.text, row["answers"]) for answer, row in zip(answers, rows, strict=True))
+        taken = {budget: round(mean(answers, budget), 3) for budget in BUDGETS}
+        correct = "".join(str(int(one)) for one in right)
+        return {"seed": seed, "kind": kind, "method": method, "correct": correct, **taken, **more}
+
+    ours = refined(seed, kind, rows, blind=False)
+    blind = {steps: refined(seed, kind, rows, blind=True, max_steps=steps) for steps in (1, 2, 3, 5, 8, 12, 25)}
+    plain = Models(seed, kind, 0.0)
+    found = [row(OURS, ours), row(FIRST, [plain.solve(plain.start, question) for question in questions])]
+    for anew in ANEW:
+        models = Models(seed, kind, anew)
+        sizes: dict[str, tuple[Sequence[int], list[Sequence[Answer]]]] = {
+            name: (range(1, LARGEST + 1), list(zip(*(method(models, question) for question in questions), strict=True)))
+            for name, method in zip(OTHERS, (best_of, self_consistency, self_refine), strict=False)
+        } | {OTHERS[-1]: (list(blind), list(blind.values()))}
+        for budget in BUDGETS:
+            for name, (counts, answers) in sizes.items():
+                place = smallest(answers, budget, mean(ours, budget))
+                found.append(row(name, answers[place], size=counts[place], anew=anew, budget=budget))
+    return found
+
+
+# --- what the records say ---------------------------------------------------------------------------------------------
+
+
+def by_seed(records: Sequence[Mapping[str, Any]], **wanted: Any) -> dict[int, float]:
+    """Accuracy per seed, the mean over the kinds."""
+    scores: dict[int, list[float]] = {}
+    for one in records:
+        if all(one.get(key) == value for key, value in wanted.items()):
+            scores.setdefault(one["seed"], []).append(share(one["correct"]))
+    return {seed: statistics.fmean(values) for seed, values in scores.items()}
+
+
+def rows_of(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each method, budget and task model: `values` by seed, `minus` ProRefine's, mean calls and tokens."""
+    ours, found = by_seed(records, method=OURS), []
+    cases: list[dict[str, Any]] = [{"method": OURS}, {"method": FIRST}]
+    cases += [{"method": m, "budget": b, "anew": a} for b in BUDGETS for a in ANEW for m in OTHERS]
+    for case in cases:
+        of_case = [one for one in records if all(one.get(key) == value for key, value in case.items())]
+        if of_case:
+            values = by_seed(of_case)
+            taken = {budget: statistics.fmean(one[budget] for one in of_case) for budget in BUDGETS}
+            minus = [values[seed] - ours[seed] for seed in values]
+            found.append({**case, "values": list(values.values()), "minus": minus, "mean": taken})
+    return found
+
+
+def table(records: Sequence[Mapping[str, Any]]) -> str:
+    """All rows as a Markdown table."""
+    rows = []
+    for row in rows_of(records):
+        case = row.get("budget", ""), ANEW[row["anew"]] if "anew" in row else "", row["method"]
+        minus = "" if row["method"] == OURS else shown(row["minus"], "+")
+        rows.append([*case, shown(row["values"]), minus, f"{row['mean']['calls']:.1f}", f"{row['mean']['tokens']:.0f}"])
+    titles = "equal", "it slips anew", "method", "accuracy [95 %]", "minus ProRefine [95 %]", "calls", "tokens"
+    return markdown(titles, rows)
+
+
+def against(records: Sequence[Mapping[str, Any]]) -> str:
+    """A sentence on the comparisons in which ProRefine is above, below, or not clearly different."""
+    rows = [row for row in rows_of(records) if "budget" in row]
+    not_below = [row for row in rows if (high := interval(row["minus"])["high"]) is None or high >= 0]
+    above = [row for row in not_below if (low := interval(row["minus"])["low"]) is not None and low > 0]
+    names = Counter(row["method"] for row in not_below)
+    listed = ", ".join(f"{name} in {count} of {len(BUDGETS) * len(ANEW)}" for name, count in names.items())
+    return (
+        f"of {len(rows)} comparisons ProRefine is above the other in {len(rows) - len(not_below)}, below it in "
+        f"{len(above)}, and in {len(not_below) - len(above)} no difference was seen (not above: {listed or 'none'})"
+    )
+
+
+def lift(records: Sequence[Mapping[str, Any]]) -> str:
+    """The gain of refining over the first answer, paired by seed."""
+    ours, first = by_seed(records, method=OURS), by_seed(records, method=FIRST)
+    return shown([ours[seed] - first[seed] for seed in ours])
+
+
+def each_seed(records: Sequence[Mapping[str, Any]]) -> str:
+    """ProRefine's accuracy seed by seed."""
+    return ", ".join(f"{score:.3f} ({seed})" for seed, score in by_seed(records, method=OURS).items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="ProRefine against other uses of its calls, in the sandbox.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help=f"default: {SEEDS}")
+    parser.add_argument("--n", type=int, default=PUZZLES, help=f"puzzles of each kind; default: {PUZZLES}")
+    parser.add_argument("--records", type=Path, help="default: records/..., for other seeds or numbers runs/...")
+    options = parser.parse_args()
+    reported = tuple(options.seeds) == SEEDS and options.n == PUZZLES
+    records = Records(options.records or (RECORDS if reported else Path("runs")) / "prorefine_budget.jsonl.gz")
+    for seed, kind in records.missing(("seed", "kind"), product(options.seeds, KINDS)):
+        records.add(*measure(seed, kind, options.n))
+    found = records.read()
+    print(
+        "ProRefine in the sandbox (scripted models; says nothing about real ones)\n\n"
+        f"{table(found)}\n\n{against(found)}"
+    )
+
+
+if __name__ == "__main__":
+    main()

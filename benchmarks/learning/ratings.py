@@ -1,0 +1,201 @@
+"""Ratings and selection rules in a simulation: which of them choose good prompts, with reflectors that are often wrong?
+
+    python -m benchmarks.learning.ratings --json  # a few minutes
+    python -m benchmarks.learning.ratings --json --quick  # few replications
+    python -m benchmarks.learning.ratings --json --record  # also replaces records/simulated.jsonl.gz
+
+The population, its ratings and its rules are the library's; rewards and reflector are simulated. The records also
+hold paired ratings and the rule `top_two`, which gained nothing in training and left the library (commit 7a6afd6).
+
+A prompt has some of five principles that help and any number that harm. How many of its attempts at a problem succeed
+follows from them, from the problem, and from weights that get better. In every batch the best prompt by its scores has
+a child, which is better, worse or unchanged, as often as the reflector is right, wrong or idle. A replication is a
+seed, the same for every rule.
+
+`chosen` is the true quality of the prompt that the run ends with, `spearman` the rank correlation of rating and true
+quality among the candidates at the end, `played` the mean quality of what was played. Quality is the expected share of
+right answers under the final weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentic_prompting.evolution import (
+    Attempt,
+    Generation,
+    Outcome,
+    Population,
+    ProblemResult,
+    PromptResult,
+    SystemPrompt,
+)
+from benchmarks.lab import RECORDS as RECORDED, Records, interval, log, markdown, shown
+from benchmarks.learning.espl_sandbox import spearman
+
+RECORDS = RECORDED / "simulated.jsonl.gz"
+REPLICATIONS, QUICK = 60, 4
+STEPS, PROBLEMS, PROMPTS, ROLLOUTS = 30, 8, 3, 4
+HELPFUL, SIZE, SPREAD, INTERACTION, DRIFT = 5, 0.6, 1.2, 0.4, 0.03  # all but the first in logits
+REFLECTORS = {"right .6, wrong .1": (0.6, 0.1), "right .45, wrong .3": (0.45, 0.3), "right .3, wrong .5": (0.3, 0.5)}
+RULES = ("top_plus_random", "softmax", "uniform")
+RATING = "trueskill"
+DEFAULT = "trueskill, top_plus_random"
+
+
+class World:
+    """Prompts of known quality under weights that learn."""
+
+    def __init__(self, rng: random.Random):
+        self.rng, self.step = rng, 0
+        self.problems = [rng.gauss(0, SPREAD) for _ in range(200)]
+        self.gain = rng.uniform(1.0, 2.5)
+        self.drifted: dict[int, float] = {0: 0.0}
+
+    def strength(self, prompt: SystemPrompt) -> float:
+        """The prompt's effect in logits, under the weights of the moment."""
+        texts = prompt.principles or ()
+        help_ = sum(text.startswith("help") for text in texts)
+        return SIZE * (2 * help_ - len(texts)) + self.drifted[prompt.id or 0]
+
+    def level(self) -> float:
+        return -2.0 + self.gain * self.step / STEPS
+
+    def quality(self, prompt: SystemPrompt) -> float:
+        return statistics.fmean(_sigmoid(self.level() + self.strength(prompt) + x) for x in self.problems)
+
+    def play(self, prompts: Sequence[SystemPrompt]) -> list[PromptResult]:
+        problems, rng = [self.rng.gauss(0, SPREAD) for _ in range(PROBLEMS)], self.rng
+        results = []
+        for prompt in prompts:
+            chances = (_sigmoid(self.level() + self.strength(prompt) + x + rng.gauss(0, INTERACTION)) for x in problems)
+            cells = [tuple(Attempt("", float(rng.random() < p)) for _ in range(ROLLOUTS)) for p in chances]
+            results.append(PromptResult(prompt, tuple(ProblemResult(str(n), "", one) for n, one in enumerate(cells))))
+        return results
+
+    def learn(self) -> None:
+        self.step += 1
+        self.drifted = {name: value + self.rng.gauss(0, DRIFT) for name, value in self.drifted.items()}
+
+
+def reflect(prompt: SystemPrompt, right: float, wrong: float, rng: random.Random) -> Outcome:
+    """A child that is better, worse, or none."""
+    texts, drawn = list(prompt.principles or ()), rng.random()
+    good, bad = [[text for text in texts if text.startswith(kind)] for kind in ("help", "harm")]
+    if drawn < right:
+        missing = [f"help {n}" for n in range(HELPFUL) if f"help {n}" not in texts]
+        if bad and (not missing or rng.random() < 0.5):
+            texts.remove(rng.choice(bad))
+        elif missing:
+            texts.append(rng.choice(missing))
+    elif drawn < right + wrong:
+        if good and rng.random() < 0.5:
+            texts.remove(rng.choice(good))
+        else:
+            texts.append(f"harm {rng.randrange(1000)}")
+    if texts == list(prompt.principles or ()):
+        return Outcome("mutation").finish("unchanged")
+    child = SystemPrompt(prompt.preamble, tuple(texts), parents=(prompt.id or 0,), operator="mutation")
+    return Outcome("mutation").finish("child", child)
+
+
+def replicate(reflector: str, rule: str, seed: int) -> dict[str, float]:
+    """One run of 30 batches."""
+    right, wrong = REFLECTORS[reflector]
+    world, rng = World(random.Random(f"{reflector} {seed}")), random.Random(f"reflector {seed}")
+    population = Population(SystemPrompt("Solve.", ()), rule=rule, temperature=1.0, seed=seed)
+    generation, played = Generation(population, 0.0), []
+    for _ in range(STEPS):
+        prompts = list({prompt.id: prompt for prompt in generation.draw(PROMPTS)}.values())
+        job = generation.record([world.play(prompts)])
+        played.append(statistics.fmean(map(world.quality, prompts)))
+        if job is not None:
+            (child,) = generation.join(job, [reflect(job.best.prompt, right, wrong, rng)])
+            if child is not None:
+                world.drifted[child.id or 0] = world.drifted[child.parents[0]]
+        world.learn()
+    candidates = population.candidates()
+    truth = [world.quality(member.prompt) for member in candidates]
+    correlation = spearman([member.rating.mu for member in candidates], truth)
+    chosen = world.quality(population.best())
+    return {"chosen": chosen, "spearman": correlation, "played": statistics.fmean(played), "best": max(truth)}
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def measure(replications: int) -> list[dict[str, Any]]:
+    """A record for each reflector and rule, with a number for each replication."""
+    records = []
+    for reflector in REFLECTORS:
+        for rule in RULES:
+            runs = [replicate(reflector, rule, seed) for seed in range(replications)]
+            columns = {name: [round(run[name], 4) for run in runs] for name in runs[0]}
+            records.append({"reflector": reflector, "rating": RATING, "rule": rule, **columns})
+            log(f"{reflector} | {rule}: {statistics.fmean(columns['chosen']):.3f}")
+    return records
+
+
+def summarise(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By reflector, and rating and rule: means with 95 % intervals over replications; `minus_default` is paired."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        found.setdefault(record["reflector"], {})[f"{record['rating']}, {record['rule']}"] = record
+    return {
+        reflector: {
+            name: {
+                "chosen": interval(record["chosen"]),
+                "spearman": interval([value for value in record["spearman"] if not math.isnan(value)]),
+                "played": interval(record["played"]),
+                "minus_default": interval(
+                    [a - b for a, b in zip(record["chosen"], rows[DEFAULT]["chosen"], strict=True)]
+                ),
+                "n": len(record["chosen"]),
+            }
+            for name, record in rows.items()
+        }
+        for reflector, rows in found.items()
+    }
+
+
+def table(records: Iterable[Mapping[str, Any]]) -> str:
+    """The summary as a Markdown table."""
+    rows = [
+        [reflector, name, shown(one["chosen"]), shown(one["minus_default"], "+"), shown(one["spearman"], digits=2)]
+        for reflector, settings in summarise(records).items()
+        for name, one in settings.items()
+    ]
+    return markdown(
+        ("reflector", "rating, rule", "quality of the chosen [95 %]", "minus the default", "Spearman"), rows
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Ratings and selection rules in a simulation.")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} replications instead of {REPLICATIONS}")
+    parser.add_argument("--record", action="store_true", help="replace the records")
+    parser.add_argument("--records", type=Path, default=RECORDS)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    options = parser.parse_args()
+    started = time.perf_counter()
+    records = measure(QUICK if options.quick else REPLICATIONS)
+    print(table(records))
+    if options.record:
+        options.records.unlink(missing_ok=True)
+        Records(options.records).add(*records)
+    if options.json:
+        seconds = round(time.perf_counter() - started)
+        print(json.dumps({"simulation": summarise(records), "quick": options.quick, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()

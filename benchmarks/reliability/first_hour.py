@@ -1,0 +1,432 @@
+"""A new user's first hour, played: own data, tools, reward, flaky server and TRL script; and what mistakes look like.
+
+    python -m benchmarks.reliability.first_hour --json  # some minutes on two cores
+    python -m benchmarks.reliability.first_hour --only model "no key"  # parts and mistakes by name; --list has all
+
+Everything is typed as a user types it, in an empty folder: commands in processes of their own, scripts in files.
+Nothing here measures learning: models are tiny and steps few. The parts must end well. Each mistake must end with
+another status than 0 and a line that says what is wrong (a mistake without is `silent`), and with three lines at most
+(else `long_errors`). Lines are those of standard error, but not what the libraries below us print in a run without a
+mistake, too (`NOISE`), and not the frames of a traceback that Python prints for a script. A second traceback ("During
+handling of ...") counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab import REPOSITORY, log, markdown
+
+sys.path.append(str(REPOSITORY / "tests"))
+from support.servers import Answer, LoopbackServer, unused_url
+
+MOST_LINES = 3
+NOISE = re.compile(
+    r"real_accelerator|FutureWarning|warnings\.warn\(|Loading weights|Writing model|Map: |it/s\]|generation flags|"
+    r"nthreads|torch\.distributed|Redirects are currently"
+)
+ON_A_CPU = "use_cpu=True, bf16=False, gradient_checkpointing=False, report_to='none', save_strategy='no', max_steps=2"
+FILES = {
+    "mine.csv": "request,reply\n" + "".join(f"which shelf has part p{i} ?,s{i % 4}\n" for i in range(16)),
+    "queries.jsonl": '{"question": "which shelf has part p1 ?", "answers": ["s1"]}\n{"question": "and p2 ?"}\n',
+    "own.py": '''
+from agentic_prompting import LLMEnvironment, OpenAIChat, exact_match
+from agentic_prompting.interop import MCPTools, ToolEnvironment, TRLEnvironment
+
+
+class Store:
+    """A store room, which is asked for parts."""
+
+    prompt_template = "question : {question}"
+
+    def step(self, rollout):
+        return "shelf s1"
+
+
+class Till:
+    """A till with a state of its own, of every episode another one."""
+
+    def reset(self, **row):
+        self.sum = 0
+
+    def add(self, amount: int) -> str:
+        """Adds an amount.
+
+        Args:
+            amount: In cents.
+        """
+        self.sum += amount
+        return f"the sum is {self.sum}"
+
+
+def till():
+    return TRLEnvironment(Till)
+
+
+def over_mcp():
+    from mcp.server.mcpserver import MCPServer
+
+    server, state = MCPServer("stock"), {"left": 9}
+
+    @server.tool()
+    def take(count: int) -> str:
+        """Takes parts out of the stock."""
+        state["left"] -= count
+        return f"{state['left']} are left"
+
+    return ToolEnvironment([MCPTools(server)])
+
+
+def clerk():
+    return LLMEnvironment(OpenAIChat("clerk", base_url=open("flaky.url").read(), api_key="x", timeout=2))
+
+
+def broken(rollout):
+    raise KeyError("shelf")
+
+
+def wrong(rollout):
+    return 42
+
+
+def partial(completions, answers, **columns):
+    """1 for a right answer, half for one that names a shelf at all."""
+    texts = [one[-1]["content"] if isinstance(one, list) else one for one in completions]
+    return [1.0 if g[0] in text else 0.5 * ("s" in text) for text, g in zip(texts, answers, strict=True)]
+
+
+def nothing(completions, **columns):
+    return None
+
+
+def short(completions, **columns):
+    return [1.0]
+
+
+def unknown_column(completions, gold, **columns):
+    return [1.0 for _ in gold]
+''',
+    "model.py": """
+import csv
+
+from agentic_prompting import AgentSpec, Limits
+from agentic_prompting.sandbox.policy import build_policy, build_tokenizer, save_policy
+
+words = " ".join(["question :", *(word for row in csv.reader(open("mine.csv")) for word in row)]).split()
+tokenizer = build_tokenizer(words)
+spec = AgentSpec("question : {question}", limits=Limits(max_turns=2, max_turn_tokens=8, max_tokens=24))
+save_policy(build_policy(tokenizer, seed=0), tokenizer, spec, "model")
+""",
+    # A script for TRL's GRPOTrainer with LoRA: the import, the trainer's name and the config's are what has changed.
+    "moved.py": """
+from peft import LoraConfig
+
+from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer, load_task
+from own import Store, partial
+
+rows = load_task("mine.csv", columns={"question": "request", "answer": "reply"})
+trainer = MultiTurnGRPOTrainer(
+    model="model",
+    reward_funcs=partial,
+    args=MultiTurnGRPOConfig(
+        "runs/moved", num_generations=4, per_device_train_batch_size=8, max_completion_length=24, ON_A_CPU
+    ),
+    train_dataset=rows,
+    peft_config=LoraConfig(r=4, target_modules="all-linear"),
+    environment=Store(),
+)
+assert trainer.spec.prompt_template == "question : {question}"
+trainer.train()
+trainer.save_model()
+""".replace("ON_A_CPU", ON_A_CPU),
+    "script.py": """
+import sys
+
+from agentic_prompting import PromptR1Config, PromptR1Trainer, load_task
+import own
+
+given = dict(pair.split("=", 1) for pair in sys.argv[1:])
+rows = load_task("mine.csv", columns={"question": "request", "answer": "reply"})
+if (n := given.get("rename")):
+    rows = rows.rename_column("answers", n)
+trainer = PromptR1Trainer(
+    model=given.get("model", "model"),
+    environment=getattr(own, given["environment"]) if "environment" in given else own.Store(),
+    reward_funcs=getattr(own, given["reward"]) if "reward" in given else None,
+    prompt_template=given.get("template"),
+    args=PromptR1Config(
+        given.get("folder", "runs/" + "-".join(sys.argv[1:2]).replace("=", "-")), num_generations=4,
+        per_device_train_batch_size=int(given.get("batch", 8)), max_completion_length=24, ON_A_CPU
+    ),
+    train_dataset=rows,
+)
+trainer.train()
+trainer.save_model()
+""".replace("ON_A_CPU", ON_A_CPU),
+    "mine.yaml": """
+model_name_or_path: model
+dataset: mine.csv
+columns: question=request,answer=reply
+environment: own:Store
+reward: own:partial
+output_dir: runs/yaml
+use_peft: true
+lora_target_modules: [all-linear]
+num_generations: 4
+per_device_train_batch_size: 8
+max_completion_length: 24
+max_steps: 2
+use_cpu: true
+bf16: false
+gradient_checkpointing: false
+report_to: none
+save_strategy: 'no'
+""",
+}
+OWN = ["--dataset", "mine.csv", "--columns", "question=request,answer=reply"]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Something that users do wrong.
+
+    Args:
+        words (`Sequence[str]`): The command's words, or a script's name and its arguments.
+        says (`str`): A regular expression that the error message must match.
+        needs (`str`, *optional*): The part that must have been played before.
+        files (`Mapping[str, str]`, *optional*): Further files, by name.
+    """
+
+    words: Sequence[str]
+    says: str
+    needs: str = ""
+    files: Mapping[str, str] = ()  # type: ignore[assignment]
+
+
+def parts(flaky: str) -> dict[str, list[Sequence[str]]]:
+    """What the hour consists of, by name: lines as they are typed."""
+    both = [f"--{role}-base-url={flaky}" for role in ("policy", "reference")]
+    evolving = ["evolve", *OWN, *both, "--policy-model", "small", "--reference-model", "large", "--steps", "2"]
+    own = ["--problems-per-step", "4", "--num-generations", "3", "--grammar", "free", "--reward", "own:partial"]
+    refining = ["refine", "--input", "queries.jsonl", "--output", "runs/refine.jsonl", "--max-steps", "2"]
+    models = ["--task-model", "small", "--feedback-model", "large"]
+    return {
+        "data and check-env": [["check-env", "own:Store", *OWN]],
+        "tools": [["check-env", "own:till"], ["check-env", "own:over_mcp"]],
+        "flaky server": [["check-env", "own:clerk", *OWN]],
+        "model": [["model.py"]],
+        "TRL script with LoRA": [["moved.py"]],
+        "YAML": [["train", "prompt-r1", "--config", "mine.yaml"]],
+        "own script": [["script.py", "reward=partial", "folder=runs/own"]],
+        "E-SPL": [[*evolving, *own, "--output-dir", "runs/evolve", "--initial-prompt", "Name a shelf."]],
+        "ProRefine": [[*refining, *models, "--task-base-url", flaky, "--feedback-base-url", flaky]],
+        "evaluate and report": [
+            ["evaluate", "--run", "model", *OWN, "--environment", "own:Store", "--task-rows", "4"],
+            ["report", "runs/own", "--no-pictures"],
+        ],
+    }
+
+
+def mistakes(flaky: str, refusing: str, closed: str) -> dict[str, Mistake]:
+    """Those that users make, by name.
+
+    Args:
+        flaky (`str`): The address of the server of [`parts`].
+        refusing (`str`): The address of a server that refuses the key.
+        closed (`str`): An address without a server.
+    """
+    asked = ["ask", "model", "which shelf ?", "--environment-model", "m"]
+    train = ["train", "prompt-r1", "--config"]
+    yaml = FILES["mine.yaml"]
+    models = ["--policy-model", "small", "--reference-model", "large"]
+    return {
+        "misspelt option": Mistake(["evolve", "--polcy-model", "m"], "--polcy-model.*--policy-model"),
+        "misspelt key": Mistake(
+            [*train, "bad.yaml"], "learning_rat'.*learning_rate", files={"bad.yaml": yaml + "learning_rat: 1e-3\n"}
+        ),
+        "wrong type of a value": Mistake(
+            [*train, "bad.yaml"], "max_steps", files={"bad.yaml": yaml.replace("max_steps: 2", "max_steps: many")}
+        ),
+        "no YAML": Mistake([*train, "bad.yaml"], "is no YAML", files={"bad.yaml": "a: [1\n"}),
+        "missing file": Mistake(["check-env", "own:Store", "--dataset", "nowhere.csv"], "nowhere.csv"),
+        "missing column": Mistake(
+            ["check-env", "own:Store", "--dataset", "mine.csv", "--columns", "question=reqest"], "reqest.*request"
+        ),
+        "misspelt part": Mistake(["check-env", "own:Stor"], "did you mean Store"),
+        "environment that raises": Mistake(["check-env", "own:broken"], "KeyError: 'shelf'"),
+        "environment of a wrong type": Mistake(["check-env", "own:wrong"], "must return an Observation.* int"),
+        "class for an object": Mistake(["script.py", "environment=Store"], "class Store: pass an object", "model"),
+        "template without question": Mistake(["script.py", "template=hello"], r"no \{question\}", "model"),
+        "missing model folder": Mistake(["script.py", "model=runs/nowhere"], "runs/nowhere does not exist"),
+        "batch that does not divide": Mistake(["script.py", "batch=6"], "divi", "model"),
+        "reward without a return": Mistake(["script.py", "reward=nothing"], "nothing.*None", "model"),
+        "reward of a wrong length": Mistake(["script.py", "reward=short"], r"short.*\b1\b", "model"),
+        "reward of a missing column": Mistake(["script.py", "reward=unknown_column"], "gold", "model"),
+        "wrong address": Mistake([*asked, "--environment-base-url", closed], "connect", "model"),
+        "wrong key": Mistake([*asked, "--environment-base-url", refusing], "key", "model"),
+        "no key": Mistake(
+            ["evolve", *OWN, *models, "--problems-per-step", "4", "--output-dir", "runs/keyless"], "OPENAI_API_KEY"
+        ),
+        "trained without answers": Mistake(["script.py", "rename=gold"], "answers", "model"),
+        "the same folder again": Mistake(["script.py", "reward=partial", "folder=runs/own"], "resume", "own script"),
+        "nothing to learn": Mistake(
+            ["evolve", *OWN, "--policy-model=calm", "--reference-model=large", f"--policy-base-url={flaky}",
+             f"--reference-base-url={flaky}", "--problems-per-step=4", "--steps=1", "--output-dir=runs/nothing"],
+            "nothing was learned.*--grammar free",
+        ),
+    }  # fmt: skip
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+def flaky(body: Any, number: int) -> Answer | str:
+    """Every model of the hour, with a 429, a 500, a cut connection and a slow reply among each eight."""
+    trouble = {
+        1: Answer("slow down", status=429, headers={"retry-after": "0"}),
+        3: Answer("try later", status=500),
+        5: Answer(drop="before"),
+    }
+    return trouble[number % 8] if number % 8 in trouble else reply_of(body, number)
+
+
+def reply_of(body: Any, number: int) -> str:
+    """The replies of a small model that names shelves now and then, of one that reflects, and of a clerk."""
+    first, last = body["messages"][0]["content"], body["messages"][-1]["content"]
+    if body["model"] in ("clerk", "calm"):
+        return "the shelf is s1"
+    if body["model"] == "large":
+        if "IMPROVED_PROMPT" in first:
+            return "<IMPROVED_PROMPT>Name the shelf.</IMPROVED_PROMPT>"
+        if first.startswith("Task: retell"):
+            return "1. It named no shelf."
+        if "Prediction:" in last:
+            return "<ACCURACY>0</ACCURACY>"
+        return '[{"op": "add", "text": "Name one shelf."}]' if first.startswith(("Task: draw", "Task: let")) else "[]"
+    return f"shelf s{number % 4}" if "one shelf" in first or number % 3 == 0 else "a part"
+
+
+def refusing(body: Any, number: int) -> Answer | str:
+    """A server that knows no key."""
+    return Answer("Incorrect API key provided", status=401)
+
+
+# --- playing ---------------------------------------------------------------------------------------------------------
+
+
+def typed(words: Sequence[str], folder: Path) -> tuple[int, str, float]:
+    """The exit status, what standard error said, and the seconds of a line."""
+    command = ["-c", "from agentic_prompting.cli import main; main()"] if not words[0].endswith(".py") else []
+    hidden = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "500"}
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *command, *words], cwd=folder, env=env, text=True, timeout=600,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return done.returncode, done.stderr, time.perf_counter() - started
+
+
+def counted(said: str) -> list[str]:
+    """The lines that a reader has to read: without noise, and of a traceback without its header and frames."""
+    lines, within = [], False
+    for line in said.splitlines():
+        line = line.split("\r")[-1]
+        if line.startswith("Traceback (most recent call last)"):
+            within = True
+        elif within and line.startswith(" "):
+            continue
+        elif line.strip() and not NOISE.search(line):
+            lines.append(line)
+            within = False
+    return lines
+
+
+@contextmanager
+def workplace() -> Iterator[tuple[Path, str, str]]:
+    """A folder with the user's files, the flaky server's address, and that of the one that refuses the key."""
+    with tempfile.TemporaryDirectory() as name, LoopbackServer(flaky) as one, LoopbackServer(refusing) as other:
+        folder = Path(name)
+        for file, text in FILES.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        (folder / "flaky.url").write_text(one.base_url, encoding="utf-8")
+        yield folder, one.base_url, other.base_url
+
+
+def play(only: Sequence[str] = (), log: Callable[[str], None] = log) -> dict[str, Any]:
+    """Play the hour, or what is named, with what that needs.
+
+    Args:
+        only (`Sequence[str]`, *optional*): Names of parts and mistakes, or beginnings of them.
+        log (`Callable`, *optional*): Gets a line for each.
+    """
+    with workplace() as (folder, flaky_url, refusing_url):
+        todo = parts(flaky_url), mistakes(flaky_url, refusing_url, unused_url())
+        wanted = [name for names in todo for name in names if not only or name.startswith(tuple(only))]
+        wanted += [todo[1][name].needs for name in wanted if name in todo[1]]
+        wanted += ["model"] if {"TRL script with LoRA", "YAML", "own script", "evaluate and report"} & {*wanted} else []
+        played: dict[str, dict[str, Any]] = {}
+        for name, lines in todo[0].items():
+            if name not in wanted:
+                continue
+            results = [typed(words, folder) for words in lines]
+            failed = next((said for status, said, _ in results if status), "")
+            played[name] = {"ok": not failed, "seconds": round(sum(one[2] for one in results), 1)}
+            played[name] |= {"said": counted(failed)[-5:]} if failed else {}
+            log(f"{name}: {'ok' if not failed else 'FAILED'}, {played[name]['seconds']} s")
+        made: dict[str, dict[str, Any]] = {}
+        for name, mistake in todo[1].items():
+            if name not in wanted:
+                continue
+            for file, text in dict(mistake.files).items():
+                (folder / file).write_text(text, encoding="utf-8")
+            status, said, seconds = typed(mistake.words, folder)
+            lines = counted(said)
+            told = status != 0 and re.search(mistake.says, "\n".join(lines)) is not None
+            made[name] = {"status": status, "lines": len(lines), "told": told, "seconds": round(seconds, 1)}
+            made[name] |= {} if told and len(lines) <= MOST_LINES else {"said": [line[:300] for line in lines[-8:]]}
+            log(f"{name}: status {status}, {len(lines)} lines{'' if told else ', SILENT'}, {seconds:.1f} s")
+    return {
+        "long_errors": sum(one["lines"] > MOST_LINES for one in made.values()),
+        "silent": sum(not one["told"] for one in made.values()),
+        "failed_parts": sum(not one["ok"] for one in played.values()),
+        "parts": played,
+        "mistakes": made,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Play a new user's first hour.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    parser.add_argument("--list", action="store_true", help="print the names of parts and mistakes")
+    parser.add_argument("--only", nargs="*", default=[], help="names, or beginnings of them")
+    given = parser.parse_args(arguments)
+    if given.list:
+        print("\n".join([*parts(""), *mistakes("", "", "")]))
+        return 0
+    found = play(given.only)
+    if given.json:
+        print(json.dumps(found, ensure_ascii=False))
+    else:
+        print(markdown(["part", "ok", "seconds"], [[name, *one.values()][:3] for name, one in found["parts"].items()]))
+        rows = [[name, *list(one.values())[:4]] for name, one in found["mistakes"].items()]
+        print(markdown(["mistake", "status", "lines", "told", "seconds"], rows))
+        print(f"long_errors {found['long_errors']}, silent {found['silent']}, failed parts {found['failed_parts']}")
+    return int(bool(found["long_errors"] or found["silent"] or found["failed_parts"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""The parts of `gpu_day.py`. Each measures in this process and prints its figures as a line of JSON, again when it
+knows more, so that one that is killed leaves what it had found."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+GIB = 2**30
+QWEN3 = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
+SHAPES = {  # of Qwen3's config.json files; and one that fits anywhere
+    "0.6B": {**QWEN3, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+             "num_attention_heads": 16},
+    "4B": {**QWEN3, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+           "num_attention_heads": 32},
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 1_024},
+}  # fmt: skip
+
+
+def saved_model(folder: Path, shape: str) -> Path:
+    """A model of random weights with the sandbox's tokenizer, whose tokens are the first of the vocabulary."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from agentic_prompting.sandbox.policy import world_tokenizer
+
+    tokenizer = world_tokenizer()
+    config = Qwen3Config(
+        **SHAPES[shape], max_position_embeddings=40_960, tie_word_embeddings=True, bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id, dtype="bfloat16",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def engine(folder: Path, shape: str, tokens: int = 80) -> None:
+    """The policy's engine against whole batches, bf16, and what keys and values kept between turns save."""
+    import random
+    from types import SimpleNamespace
+
+    import torch
+
+    from agentic_prompting.local import Sampling
+    from agentic_prompting.rollout import AgentSpec
+    from benchmarks.speed.engine import Bench, compare, prefix
+
+    bench = Bench(SimpleNamespace(model=saved_model(folder, shape), train=[], spec=AgentSpec()))
+    bench.model.to("cuda" if torch.cuda.is_available() else "cpu", torch.bfloat16)
+    rng, found = random.Random(0), {}
+    mixed = [[min(4 * tokens, max(4, int(tokens * rng.lognormvariate(0, 0.8)))) for _ in range(2)] for _ in range(64)]
+    options = {"sampling": Sampling(), "end_of_turn_ids": [10**9]}
+    for name, lengths in (("uniform", [[tokens]] * 64), ("mixed", mixed)):
+        run = bench.turns(lengths)
+        found[name] = compare(run, lambda: bench.engine(**options), lambda: bench.batches(**options), 1)
+        print(json.dumps(found), flush=True)
+    found["kept_wall_ratio"], found["kept_read_ratio"] = prefix(bench, 1)
+    print(json.dumps(found), flush=True)
+
+
+def beside_trl(folder: Path, flags: tuple[str, ...] = ()) -> None:
+    """The loss and the whole step beside TRL's."""
+    command = [sys.executable, "-m", "benchmarks.speed.training_step", "--json", *flags]
+    subprocess.run(command, check=True)
+
+
+def step(
+    folder: Path, shape: str, context: int = 8192, turns: int = 5, sampled: float = 0.25, lora: bool = True,
+    backend: str = "", vllm: str = "", predict: bool = False,
+) -> None:  # fmt: skip
+    """Seconds and memory of a training step of two rollouts, beside what `plan` predicts.
+
+    Args:
+        folder (`Path`): For the model and the run.
+        shape (`str`), context (`int`), turns (`int`): The policy, and what each episode fills.
+        sampled (`float`): The share of the context that the policy writes; the rest is observed.
+        lora (`bool`): Whether adapters learn, or all weights.
+        backend (`str`): `zero3` or `fsdp2`, of one process.
+        vllm (`str`): `colocate`, or how the weights reach a server: `adapter` or `nccl`.
+        predict (`bool`): Whether to ask `plan` first.
+    """
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+
+    on_gpu, model, found = torch.cuda.is_available(), saved_model(folder, shape), {}
+    with ExitStack() as stack:
+        if backend:
+            stack.enter_context(sharded(backend, folder))
+        from agentic_prompting import MultiTurnGRPOConfig, MultiTurnGRPOTrainer
+        from agentic_prompting.planning import plan
+
+        options: dict[str, Any] = {}
+        if vllm:
+            options = {"use_vllm": True, "vllm_max_model_length": context, "vllm_gpu_memory_utilization": 0.4}
+            options |= {"vllm_mode": "colocate" if vllm == "colocate" else "server"}
+        if vllm in ("adapter", "nccl"):
+            server = stack.enter_context(served(model, folder, context, vllm))
+            options |= {"vllm_sync": vllm, "vllm_server_base_url": server.url}
+        own, peft = int(context * sampled / turns), LoraConfig(r=32, target_modules="all-linear") if lora else None
+        args = MultiTurnGRPOConfig(
+            str(folder / "out"), max_turns=turns, max_turn_tokens=own, max_completion_length=context - 64,
+            max_context=context, num_generations=2, per_device_train_batch_size=1, gradient_accumulation_steps=2,
+            max_steps=2, bf16=True, gradient_checkpointing=True, use_cpu=not on_gpu, report_to=[], save_strategy="no",
+            logging_steps=1, learning_rate=1e-5, rollouts_max_mb=0, disable_tqdm=True,
+            model_init_kwargs={"dtype": "bfloat16" if lora else "float32"}, **options,
+        )  # fmt: skip
+        if predict:
+            memory = torch.cuda.get_device_properties(0).total_memory / GIB if on_gpu else 80.0
+            predicted = plan(vars(args), str(model), gpus=1, gpu_memory=memory, peft_config=peft, seconds=1)
+            found["predicted_gib"] = {name: round(sum(of.values()), 3) for name, of in predicted.moments.items()}
+            print(json.dumps(found), flush=True)
+        trainer = MultiTurnGRPOTrainer(
+            model=str(model), environment=fixed_replies(int((context - 64) / turns) - own - 24), args=args,
+            reward_funcs=lambda rollout, **columns: [float(sum(one.ids) % 7) for one in rollout], peft_config=peft,
+            train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "Kenya"}]}] * 64),
+        )  # fmt: skip
+        watch = Watch(trainer)
+        trainer.train()
+    log = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    differences = {name.rpartition("/")[2]: value for name, value in log.items() if "logp_difference/" in name}
+    found |= {
+        "type": trainer.accelerator.distributed_type.name, "turns": log["rollout/turns"],
+        "tokens": log["rollout/agent_tokens"] + log["rollout/observation_tokens"],
+        **watch.figures(log["rollout/agent_tokens"] * 2), "sampler_and_trainer_differ_by": differences,
+    }  # fmt: skip
+    if predict and on_gpu:
+        most = max(size for name, size in found["predicted_gib"].items() if name != "sampling")
+        found["error_of_training_peak"] = round(most / found["peak_gib"]["training"] - 1, 4)
+    print(json.dumps(found), flush=True)
+
+
+def fixed_replies(words: int) -> Any:
+    """An environment that answers every turn with so many words at once, until the last turn."""
+    from agentic_prompting.rollout import Observation, TagGrammar
+    from agentic_prompting.rollout.grammar import Turn
+
+    class EverythingAsks(TagGrammar):
+        stops = ()
+
+        def parse(self, text: str) -> Turn:
+            return Turn(text, "act", True, request=text)
+
+    class FixedReplies:
+        grammar = EverythingAsks()
+
+        async def step(self, rollout: Any) -> Any:
+            return Observation(text="Nairobi " * words)
+
+    return FixedReplies()
+
+
+class Watch:
+    """Seconds and peaks of sampling, weight sync and the rest of a trainer's last step."""
+
+    def __init__(self, trainer: Any):
+        import torch
+
+        self.cuda = torch.cuda if torch.cuda.is_available() else None
+        self.seconds: dict[str, float] = {}
+        self.peaks: dict[str, float] = {}
+        self.last, made = self._now(), trainer.source.next
+
+        def sampled(*args: Any, **kwargs: Any) -> Any:
+            self.mark("training")  # of the step before
+            batch = made(*args, **kwargs)
+            self.mark("sampling")
+            return batch
+
+        trainer.source.next = sampled
+        pushed = getattr(getattr(trainer, "vllm_generation", None), "sync_weights", None)
+        if pushed is not None:
+
+            def push(*args: Any, **kwargs: Any) -> Any:
+                started = self._now()
+                try:
+                    return pushed(*args, **kwargs)
+                finally:
+                    self.seconds["weight_sync"] = self._now() - started
+
+            trainer.vllm_generation.sync_weights = push
+
+    def _now(self) -> float:
+        if self.cuda:
+            self.cuda.synchronize()
+        return time.perf_counter()
+
+    def mark(self, what: str) -> None:
+        """Book the time and memory since the last mark under this name."""
+        now = self._now()
+        self.seconds[what], self.last = now - self.last, now
+        if self.cuda:
+            self.peaks[what] = self.cuda.max_memory_allocated() / GIB
+            self.cuda.reset_peak_memory_stats()
+
+    def figures(self, tokens: float) -> dict[str, Any]:
+        """The figures of the step that has just ended, in which the policy wrote so many tokens."""
+        self.mark("training")
+        seconds = {f"{what}_s": round(value, 3) for what, value in self.seconds.items()}
+        peaks = {name: round(value, 3) for name, value in self.peaks.items()}
+        speed = {"sampled_tokens_per_s": round(tokens / self.seconds["sampling"])}
+        return {**seconds, **speed, **({"peak_gib": peaks} if peaks else {})}
+
+
+def sharded(backend: str, folder: Path) -> Any:
+    """The environment that `accelerate launch` sets for one process of a back end; a context manager."""
+    import torch
+
+    from agentic_prompting.trainers.fake_gpu import fsdp2, fsdp_on_a_cpu
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    on_gpu = torch.cuda.is_available()
+    names = fsdp2(1) | {"MASTER_PORT": str(port)}
+    if on_gpu:
+        names.pop("ACCELERATE_TORCH_DEVICE")
+    if backend == "fsdp2":
+        os.environ |= names
+        return nullcontext() if on_gpu else fsdp_on_a_cpu()
+    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    config = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, **dict.fromkeys(batch, "auto")}
+    (folder / "zero3.json").write_text(json.dumps(config))
+    os.environ |= {name: value for name, value in names.items() if "FSDP" not in name} | {
+        "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": str(folder / "zero3.json"),
+    }  # fmt: skip
+    if not on_gpu:
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # otherwise compiled first, which takes a minute
+    return nullcontext()
+
+
+def served(model: Path, folder: Path, context: int, sync: str) -> Any:
+    """A vLLM server of the policy, on the second GPU where NCCL pushes the weights: it refuses one GPU for both."""
+    from support.vllm_server import VLLMServer
+
+    flags = ["--max-model-len", str(context), "--gpu-memory-utilization", "0.4"]
+    if sync == "adapter":
+        flags += ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "32"]
+    else:
+        flags += ["--weight-transfer-config", '{"backend": "nccl"}', "--max-logprobs", "-1"]
+    return VLLMServer(model, folder, *flags, **({"gpu": "1"} if sync == "nccl" else {}))

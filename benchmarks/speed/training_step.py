@@ -1,0 +1,327 @@
+"""The training step: the gain of leaving observations out of the head, and our trainer's cost beside plain GRPO.
+
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --json  # about 3 minutes on a CPU
+    OMP_NUM_THREADS=1 python -m benchmarks.speed.training_step --json --quick  # under 50 s
+
+The model has random weights and Qwen3-0.6B's ratio of head to body; the conversations are 70 % observation.
+
+- *head*: the loss and its gradients with observation tokens labelled as TRL labels them, and as we do, on the same
+  batch in turns. TRL's head skips unlabelled positions only where Triton is installed, on a GPU. On a CPU that branch
+  is forced here (its kernels fall back to torch), and the CPU's own branch is measured as well. Memory is the largest
+  growth of a fresh process, on a GPU the peak that torch counts.
+- *overhead*: medians of whole training steps of `MultiTurnGRPOTrainer`, whose sampler and environment answer at once,
+  and of `trl.GRPOTrainer` with the same tokens from a `rollout_func`, in turns. The head's gain is left out.
+
+The last line of `--json` holds `head_ratio, head_ratio_cpu, memory_ratio, loss_difference, gradient_difference,
+overhead, observed`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import random
+import resource
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl.trainer.utils as trl_utils
+from datasets import Dataset
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from agentic_prompting import LLMEnvironment, MultiTurnGRPOConfig, MultiTurnGRPOTrainer, ScriptedChat
+from agentic_prompting.rollout import BatchEngine, Sample, SampleRequest
+from agentic_prompting.sandbox.policy import keep_freed_memory, world_tokenizer
+from agentic_prompting.trainers.loss import scored_only
+
+WORDS = ["country", "city", "capital", "airport", "currency", "language", "continent"]
+REPLY = " ".join(["country"] * 92)
+GROUP = 4
+
+
+def build_model(tokenizer: Any, layers: int) -> Qwen3ForCausalLM:
+    """Head to body as in Qwen3-0.6B, 156 M parameters to 440 M, the head tied; on a GPU its width, too."""
+    width = 4 if torch.cuda.is_available() else 1
+    config = Qwen3Config(
+        vocab_size=1500 * width * layers, hidden_size=256 * width, intermediate_size=768 * width,
+        num_hidden_layers=layers, num_attention_heads=8, num_key_value_heads=4, head_dim=32 * width,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(config)
+
+
+def settings(folder: Path, steps: int) -> dict[str, Any]:
+    """The settings of both trainers."""
+    on_cpu = not torch.cuda.is_available()
+    return {
+        "output_dir": str(folder), "num_generations": GROUP, "per_device_train_batch_size": 2 * GROUP,
+        "max_steps": steps, "max_completion_length": 1024, "learning_rate": 1e-6, "use_cpu": on_cpu, "bf16": not on_cpu,
+        "gradient_checkpointing": False, "logging_strategy": "no", "save_strategy": "no", "report_to": [],
+        "disable_tqdm": True, "beta": 0.0,
+    }  # fmt: skip
+
+
+def rows() -> Dataset:
+    return Dataset.from_list([{"question": f"which country {i} ?", "answers": ["Kenya"]} for i in range(8)])
+
+
+def reward(completions: Any, **columns: Any) -> list[float]:
+    return [float(i % 2) for i in range(len(completions))]
+
+
+class Script:
+    """A sampler that asks three times and then answers, without delay.
+
+    Each conversation has words of its own, because equal ones would cancel each other's gradients.
+    """
+
+    def __init__(self, trainer: MultiTurnGRPOTrainer):
+        self.chat_format = trainer.chat_format
+        self.opening = trainer.chat_format.tokenizer.convert_tokens_to_ids("<interaction_response>")
+
+    def __call__(self, requests: list[SampleRequest]) -> list[Sample]:
+        return [Sample(self.chat_format.turn_ids(self.turn(request))) for request in requests]
+
+    def turn(self, request: SampleRequest) -> str:
+        thought = " ".join(random.Random(request.seed).choices(WORDS, k=24))
+        if request.context.count(self.opening) == 3:
+            return f"<think> {thought} </think> <answer> Kenya </answer>"
+        return f"<think> {thought} </think> <interaction_prompt> which country ? </interaction_prompt>"
+
+
+class StepTimes(TrainerCallback):
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.seconds.append(time.perf_counter() - self._began)
+
+
+def our_trainer(folder: Path, layers: int, steps: int = 2) -> MultiTurnGRPOTrainer:
+    tokenizer = world_tokenizer()
+    trainer = MultiTurnGRPOTrainer(
+        model=build_model(tokenizer, layers),
+        environment=LLMEnvironment(ScriptedChat(lambda *_: REPLY)),
+        reward_funcs=reward,
+        args=MultiTurnGRPOConfig(**settings(folder, steps), max_turns=4, max_turn_tokens=64),
+        train_dataset=rows(),
+        processing_class=tokenizer,
+    )
+    trainer.policy = BatchEngine(Script(trainer), on_callers_thread=True)
+    return trainer
+
+
+def make_batch(trainer: MultiTurnGRPOTrainer) -> dict[str, Any]:
+    """The inputs of one training step."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    dataset = rows()
+    return trainer._generate_and_score_completions([dict(dataset[i // GROUP]) for i in range(2 * GROUP)])
+
+
+# --- the head ---------------------------------------------------------------------------------------------------
+
+
+def loss_as_trl_does(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
+    """The loss with every token of the conversation labelled."""
+    compute, trainer_kind = GRPOTrainer._compute_loss, type(trainer)
+    ours = trainer_kind._get_per_token_logps_and_entropies
+    trainer_kind._get_per_token_logps_and_entropies = GRPOTrainer._get_per_token_logps_and_entropies
+    try:
+        return compute(trainer, trainer.model, batch)
+    finally:
+        trainer_kind._get_per_token_logps_and_entropies = ours
+
+
+def loss_as_we_do(trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]) -> torch.Tensor:
+    return trainer._compute_loss(trainer.model, scored_only(batch))
+
+
+def timed(
+    loss_of: Callable[..., torch.Tensor], trainer: MultiTurnGRPOTrainer, batch: dict[str, Any]
+) -> tuple[float, float, list[torch.Tensor]]:
+    """Seconds of loss and gradients, the loss, the gradients."""
+    trainer.model.zero_grad(set_to_none=True)
+    _wait()
+    started = time.perf_counter()
+    loss = loss_of(trainer, batch)
+    loss.backward()
+    _wait()
+    seconds = time.perf_counter() - started
+    return seconds, loss.item(), [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def skip_unlabelled(skip: bool) -> None:
+    """Choose whether TRL's head takes the branch for GPUs."""
+    trl_utils._use_triton = lambda device: skip
+
+
+class ResidentPeak:
+    """The largest size of this process in bytes while the context lasts, sampled every millisecond."""
+
+    def __enter__(self) -> ResidentPeak:
+        self.before = self.largest = self._now()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    @staticmethod
+    def _now() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.001):
+            self.largest = max(self.largest, self._now())
+
+
+def peak_mb(name: str, layers: int, queue: Any) -> None:
+    """The peak memory of one batch's loss and gradients, in addition to the memory used before."""
+    torch.set_num_threads(1)
+    skip_unlabelled(True)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = our_trainer(Path(folder), layers)
+        batch = make_batch(trainer)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            timed(globals()[name], trainer, batch)
+            queue.put((torch.cuda.max_memory_allocated() - before) / 1e6)
+        else:
+            with ResidentPeak() as peak:
+                timed(globals()[name], trainer, batch)
+            queue.put((peak.largest - peak.before) / 1e6)
+
+
+def measure_memory(layers: int) -> dict[str, float]:
+    context = multiprocessing.get_context("spawn")
+    peaks = {}
+    for name in ("loss_as_trl_does", "loss_as_we_do"):
+        queue = context.Queue()
+        process = context.Process(target=peak_mb, args=(name, layers, queue))
+        process.start()
+        peaks[name] = queue.get(timeout=300)
+        process.join()
+    return peaks
+
+
+def measure_head(folder: Path, layers: int, repeats: int) -> dict[str, Any]:
+    trainer = our_trainer(folder, layers)
+    batch = make_batch(trainer)
+    observed = 1 - (batch["completion_mask"] * batch["tool_mask"]).sum() / batch["completion_mask"].sum()
+    result: dict[str, Any] = {"observed": round(float(observed), 3), "tokens": int(batch["completion_mask"].sum())}
+    forced = [True] if torch.cuda.is_available() else [True, False]
+    for skip in forced:
+        if not torch.cuda.is_available():
+            skip_unlabelled(skip)
+        timed(loss_as_trl_does, trainer, batch)  # warms up
+        runs = [(timed(loss_as_trl_does, trainer, batch), timed(loss_as_we_do, trainer, batch)) for _ in range(repeats)]
+        plain_s, ours_s = (statistics.median(run[side][0] for run in runs) for side in (0, 1))
+        suffix = "" if skip else "_cpu"
+        result |= {f"trl_s{suffix}": round(plain_s, 3), f"ours_s{suffix}": round(ours_s, 3)}
+        result[f"head_ratio{suffix}"] = round(plain_s / ours_s, 2)
+        if skip:
+            (_, plain_loss, plain), (_, our_loss, ours) = runs[0]
+            result["loss_difference"] = abs(plain_loss - our_loss)
+            largest = max(float(gradient.abs().max()) for gradient in plain)
+            differs = max(float((a - b).abs().max()) for a, b in zip(plain, ours, strict=True))
+            result["gradient_difference"] = differs / largest
+    return result
+
+
+# --- the trainer around it ----------------------------------------------------------------------------------------
+
+
+def plain_trainer(folder: Path, layers: int, steps: int, handed_over: dict[str, Any]) -> GRPOTrainer:
+    """TRL's own trainer with the tokens of our rollouts."""
+    tokenizer = world_tokenizer()
+    prompts = [{"prompt": [{"role": "user", "content": row["question"]}]} for row in rows()]
+    return GRPOTrainer(
+        model=build_model(tokenizer, layers),
+        reward_funcs=reward,
+        args=GRPOConfig(**settings(folder, steps)),
+        train_dataset=Dataset.from_list(prompts),
+        processing_class=tokenizer,
+        rollout_func=lambda prompts, trainer: dict(handed_over),
+    )
+
+
+def measure_overhead(folder: Path, layers: int, rounds: int, steps: int) -> dict[str, Any]:
+    from agentic_prompting.trainers.batch import Batch
+
+    captured: dict[str, Any] = {}
+    hand_over = Batch.for_trl
+
+    def capturing(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        captured.update(hand_over(*args, **kwargs))
+        return dict(captured)
+
+    Batch.for_trl = capturing  # type: ignore[method-assign]
+    make_batch(our_trainer(folder / "first", layers))
+    Batch.for_trl = hand_over  # type: ignore[method-assign]
+    captured.pop("rollout")
+    if not torch.cuda.is_available():
+        skip_unlabelled(False)
+    ours, plain = StepTimes(), StepTimes()
+    for number in range(rounds):
+        for times in (ours, plain) if number % 2 else (plain, ours):
+            where = folder / f"{number}"
+            trainer: Any = (
+                our_trainer(where, layers, steps) if times is ours else plain_trainer(where, layers, steps, captured)
+            )
+            trainer.add_callback(times)
+            trainer.train()
+            del times.seconds[-steps]  # the first step of a run allocates
+    ours_s, plain_s = statistics.median(ours.seconds), statistics.median(plain.seconds)
+    return {"step_s": round(ours_s, 3), "plain_step_s": round(plain_s, 3), "overhead": round(ours_s / plain_s, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the layers, fewer repeats")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    keep_freed_memory()
+    layers = 2 if arguments.quick else 8
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure_head(Path(folder), layers, repeats=3 if arguments.quick else 9)
+        peaks = measure_memory(layers)
+        result |= {"trl_mb": round(peaks["loss_as_trl_does"]), "ours_mb": round(peaks["loss_as_we_do"])}
+        result["memory_ratio"] = round(peaks["loss_as_trl_does"] / peaks["loss_as_we_do"], 2)
+        rounds, steps = (2, 4) if arguments.quick else (6, 6)
+        result |= measure_overhead(Path(folder), layers, rounds, steps)
+    result["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    print("| " + " | ".join(result) + " |")
+    print("|" + "---|" * len(result))
+    print("| " + " | ".join(map(str, result.values())) + " |")
+    if arguments.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
